@@ -1,0 +1,33 @@
+# make walk    install into .venv, then walk through one capsule convolution on a real digit
+# make test    install into .venv, then run the simulator and ptx tiers (and gpu, where there is one)
+# make gpu     run the gpu tier and record it under experiments/results/
+#
+# CUDA=cu12 takes the CUDA 12 libraries. PY=python3 INSTALLED= uses an environment of your own.
+
+PYTHON ?= python3
+CUDA ?= cu13
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+
+.PHONY: walk test gpu clean
+
+walk: $(INSTALLED)
+	$(PY) -m experiments.walk
+
+test: $(INSTALLED)
+	$(PY) -m pytest --tier simulator
+	$(PY) -m pytest --tier ptx
+	$(PY) -m pytest --tier gpu --gpu-optional
+
+gpu: $(INSTALLED)
+	$(PY) -m tests.record_gpu
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet --editable '.[test,$(CUDA)]'
+	touch $@

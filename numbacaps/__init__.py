@@ -1,0 +1,25 @@
+"""numbacaps: capsule convolutions on CUDA GPUs, written in Numba.
+
+The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
+:func:`capsule_votes`; the algorithms they can run are in :data:`ALGORITHMS`; the steps of the
+paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
+"""
+
+from numbacaps.target import SIMULATED  # first: it chooses the target before numba is imported
+from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps.geometry import Geometry
+from numbacaps.pipelines.registry import ALGORITHMS
+from numbacaps.product import parse_product
+from numbacaps.version import VERSION
+
+__version__ = VERSION
+
+__all__ = [
+    "ALGORITHMS",
+    "SIMULATED",
+    "Geometry",
+    "capsule_conv2d",
+    "capsule_conv2d_backward",
+    "capsule_votes",
+    "parse_product",
+]

@@ -1,0 +1,414 @@
+"""The public functions: check everything, then run one algorithm of the registry.
+
+Nothing is allocated or launched before all arguments have been accepted.
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.arrays import (
+    check_out,
+    check_together,
+    describe,
+    permuted,
+    resolve_stream,
+    to_canonical,
+)
+from numbacaps.geometry import Geometry
+from numbacaps.pipelines.registry import find_algorithm
+from numbacaps.product import Product, inverse, parse_product
+from numbacaps.target import SIMULATED, cuda
+
+
+def capsule_conv2d(
+    x,
+    w,
+    *,
+    stride=1,
+    padding=0,
+    dilation=1,
+    product="ab,bc->ac",
+    algorithm="auto",
+    workspace_limit=None,
+    out=None,
+    stream=None,
+):
+    """Capsule convolution (the paper's Algorithm 2; run as Algorithm 3 or 5).
+
+    .. code-block:: text
+
+        O[n,p,oh,ow] = sum over c,kh,kw of
+            I[n, c, oh*stride+kh*dilation-padding, ow*stride+kw*dilation-padding] @ K[p,c,kh,kw]
+
+    where ``@`` is ``product``. Padding is made of zeros that multiply like any other value, so
+    NaN and infinity in ``w`` reach the border as IEEE 754 says.
+
+    Parameters
+    ----------
+    x : array (N, C, H, W, *T1), float32 or float64
+        Input: a NumPy array, a Numba device array or an array with ``__cuda_array_interface__``.
+        Arrays that are not C-contiguous are copied.
+    w : array (P, C, KH, KW, *T2), dtype of x
+        Kernel, in the same place as ``x``.
+    stride, dilation : int >= 1 or pair of them (vertical, horizontal)
+    padding : int >= 0 or pair of them (vertical, horizontal)
+    product : str
+        What two capsules make, in the manner of ``np.einsum``: ``"ab,bc->ac"`` for matrix capsules,
+        ``"gab,gbc->gac"`` for rank-3 capsules, ``"abk,kcd->abcd"`` for tensors. An axis of both
+        inputs that the output lacks is summed over.
+    algorithm : str
+        ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
+    workspace_limit : int, optional
+        Most bytes that ``"staged"`` may allocate for its intermediates; half of the free device
+        memory by default. The result does not depend on it. The other algorithms allocate none.
+    out : array (N, P, OH, OW, *T3), optional
+        Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
+        apart from the inputs in memory.
+    stream : optional
+        Numba stream, cuda.core, CuPy or PyTorch stream, or a stream's address. By default the
+        stream that ``x`` names in its interface, else the default stream. With device arrays the
+        call returns once the work is queued there.
+
+    Returns
+    -------
+    array (N, P, OH, OW, *T3)
+        ``out`` if given; else a NumPy array for NumPy inputs, a Numba device array for device ones.
+        OH = (H + 2*padding - dilation*(KH-1) - 1) // stride + 1, OW likewise. Empty for N = 0.
+
+    Raises
+    ------
+    TypeError
+        An argument is of the wrong type, the dtype is not float32 or float64 or not the same, or
+        some arrays are on the host and some on the device.
+    ValueError
+        Shapes do not go together, the window is larger than the padded input, an axis other than N
+        is empty, a number is out of range, ``product`` or ``algorithm`` is unknown, ``out`` does
+        not fit or overlaps an input, or an array lies on another GPU.
+    MemoryError
+        ``workspace_limit`` is too small for one output row of one image.
+    """
+    task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
+    algorithm = find_algorithm(algorithm)
+    out = task.check_out(out, task.output_shape)
+    stream = resolve_stream(stream, task.operands)
+    if task.geometry.N == 0:
+        return task.empty(task.output_shape, out)
+    result = task.run(algorithm.forward, task.geometry.output_shape, stream, out)
+    return task.deliver(result, task.output_shape, inverse(task.product.y_order), out, stream)
+
+
+def capsule_votes(
+    x,
+    w,
+    *,
+    stride=1,
+    padding=0,
+    dilation=1,
+    product="ab,bc->ac",
+    algorithm="auto",
+    workspace_limit=None,
+    out=None,
+    stream=None,
+):
+    """The products of a capsule convolution before their sum: O' of Algorithm 3, step 4.
+
+    .. code-block:: text
+
+        V[n,p,oh,ow,c,kh,kw] =
+            I[n, c, oh*stride+kh*dilation-padding, ow*stride+kw*dilation-padding] @ K[p,c,kh,kw]
+
+    Routing weighs these votes before it adds them; their plain sum over (c, kh, kw) is
+    :func:`capsule_conv2d`.
+
+    Parameters
+    ----------
+    x, w, stride, padding, dilation, product, workspace_limit, stream
+        As :func:`capsule_conv2d`.
+    algorithm : str
+        ``"auto"``, ``"indexed"`` or ``"staged"``.
+    out : array (N, P, OH, OW, C, KH, KW, *T3), optional
+        As :func:`capsule_conv2d`.
+
+    Returns
+    -------
+    array (N, P, OH, OW, C, KH, KW, *T3)
+        Where and how as :func:`capsule_conv2d`.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As :func:`capsule_conv2d`; ValueError also for an algorithm that has no votes.
+    """
+    task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
+    algorithm = find_algorithm(algorithm, votes=True)
+    out = task.check_out(out, task.votes_shape)
+    stream = resolve_stream(stream, task.operands)
+    if task.geometry.N == 0:
+        return task.empty(task.votes_shape, out)
+    result = task.run(algorithm.votes, task.geometry.votes_shape, stream, out)
+    return task.deliver(result, task.votes_shape, inverse(task.product.y_order), out, stream)
+
+
+def capsule_conv2d_backward(
+    x,
+    w,
+    dy,
+    *,
+    stride=1,
+    padding=0,
+    dilation=1,
+    product="ab,bc->ac",
+    algorithm="auto",
+    workspace_limit=None,
+    needs=("input", "kernel"),
+    stream=None,
+):
+    """Both gradients of a capsule convolution (the paper's Algorithm 4).
+
+    .. code-block:: text
+
+        dI[n,c,h,w]   = sum over p and the (oh,ow,kh,kw) that read (h,w) of dO[n,p,oh,ow] @ K^T
+        dK[p,c,kh,kw] = sum over n,oh,ow of I^T @ dO[n,p,oh,ow]
+
+    Parameters
+    ----------
+    x, w, stride, padding, dilation, product, algorithm, workspace_limit, stream
+        As :func:`capsule_conv2d`.
+    dy : array (N, P, OH, OW, *T3), dtype of x
+        Gradient of the output, in the same place as ``x``.
+    needs : collection of "input" and "kernel"
+        The gradients wanted; the other one is not computed.
+
+    Returns
+    -------
+    dx : array (N, C, H, W, *T1) or None
+    dw : array (P, C, KH, KW, *T2) or None
+        Where and how as :func:`capsule_conv2d`. For N = 0 ``dx`` is empty and ``dw`` zero.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As :func:`capsule_conv2d`; ValueError also for a ``dy`` of another shape than the output's,
+        or ``needs`` that name nothing or something else.
+    """
+    task = _Task.check((x, w, dy), stride, padding, dilation, product, workspace_limit)
+    algorithm = find_algorithm(algorithm)
+    needs = _check_needs(needs)
+    stream = resolve_stream(stream, task.operands)
+    x, w, dy = task.operands
+    g = task.geometry
+    if g.N == 0:
+        dx = task.empty(x.shape) if "input" in needs else None
+        dw = task.zeros(w.shape, stream) if "kernel" in needs else None
+        return dx, dw
+    dx = cuda.device_array(g.input_shape, task.dtype, stream=stream) if "input" in needs else None
+    dw = cuda.device_array(g.kernel_shape, task.dtype, stream=stream) if "kernel" in needs else None
+    algorithm.backward(
+        g, *task.canonical(stream), dx, dw, stream=stream, workspace_limit=task.workspace_limit()
+    )
+    if dx is not None:
+        dx = task.deliver(dx, x.shape, inverse(task.product.x_order), None, stream)
+    if dw is not None:
+        dw = task.deliver(dw, w.shape, inverse(task.product.w_order), None, stream)
+    return dx, dw
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A call whose arguments have been accepted."""
+
+    operands: tuple
+    geometry: Geometry
+    product: Product
+    limit: int | None
+
+    @classmethod
+    def check(cls, arrays, stride, padding, dilation, product, workspace_limit):
+        """Accept or refuse ``(x, w)`` or ``(x, w, dy)`` and the options."""
+        operands = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
+        x, w = operands[:2]
+        product = parse_product(product)
+        for operand, axes, layout in ((x, product.x, "(N, C, H, W"), (w, product.w, "(P, C, KH, KW")):
+            if operand.rank != 4 + len(axes):
+                raise ValueError(
+                    f"{operand.name} has shape {operand.shape}; product={product.spec!r} takes "
+                    f"{4 + len(axes)} axes, {', '.join((layout, *axes))})"
+                )
+        for operand, axes in ((x, x.shape[1:]), (w, w.shape)):
+            if 0 in axes:
+                raise ValueError(
+                    f"{operand.name} has shape {operand.shape}; every axis takes 1 or more"
+                    + (" (N may be 0)" if operand is x else "")
+                )
+        if x.shape[1] != w.shape[1]:
+            raise ValueError(f"w has {w.shape[1]} input channels (C); x has {x.shape[1]}")
+        G, D1, D2, D3 = product.dimensions(x.shape[4:], w.shape[4:])
+        (N, C, H, W), (P, _, KH, KW) = x.shape[:4], w.shape[:4]
+        geometry = Geometry(
+            N,
+            C,
+            P,
+            H,
+            W,
+            KH,
+            KW,
+            G,
+            D1,
+            D2,
+            D3,
+            _pair("stride", stride, 1),
+            _pair("padding", padding, 0),
+            _pair("dilation", dilation, 1),
+        )
+        task = cls(tuple(operands), geometry, product, _check_limit(workspace_limit))
+        if len(operands) == 3 and operands[2].shape != task.output_shape:
+            raise ValueError(f"dy has shape {operands[2].shape}; it takes {task.output_shape}")
+        _check_target()
+        check_together(operands)
+        return task
+
+    @property
+    def dtype(self):
+        return self.operands[0].dtype
+
+    @property
+    def on_device(self):
+        return self.operands[0].on_device
+
+    @property
+    def output_shape(self):
+        """(N, P, OH, OW, *T3)"""
+        x, w = self.operands[:2]
+        return self.geometry.output_shape[:4] + self.product.y_capsule(x.shape[4:], w.shape[4:])
+
+    @property
+    def votes_shape(self):
+        """(N, P, OH, OW, C, KH, KW, *T3)"""
+        return self.geometry.votes_shape[:7] + self.output_shape[4:]
+
+    def check_out(self, out, shape):
+        """``out`` as an operand, or None."""
+        if out is None:
+            return None
+        out = describe("out", out)
+        check_together([self.operands[0], out])
+        check_out(out, shape, self.operands)
+        return out
+
+    def canonical(self, stream):
+        """The operands on the device in the kernels' layout."""
+        g, product = self.geometry, self.product
+        layouts = (
+            (product.x_order, g.input_shape[4:]),
+            (product.w_order, g.kernel_shape[4:]),
+            (product.y_order, g.output_shape[4:]),
+        )
+        return [
+            to_canonical(operand, order, capsule, stream)
+            for operand, (order, capsule) in zip(self.operands, layouts)
+        ]
+
+    def run(self, function, shape, stream, out):
+        """Run a forward or votes function into a new array, or straight into ``out`` if it can."""
+        in_place = out is not None and out.on_device and self._keeps_order
+        if in_place:
+            result = to_canonical(out, tuple(range(out.rank - 4)), shape[4:], stream)
+        else:
+            result = cuda.device_array(shape, self.dtype, stream=stream)
+        x, w = self.canonical(stream)
+        limit = self.workspace_limit()
+        function(self.geometry, x, w, result, stream=stream, workspace_limit=limit)
+        return result
+
+    @property
+    def _keeps_order(self):
+        return self.product.y_order == tuple(range(len(self.product.y)))
+
+    def deliver(self, result, shape, order, out, stream):
+        """The result in the caller's shape, order of capsule axes and place."""
+        lead = len(shape) - len(order)
+        axes = tuple(range(lead)) + tuple(lead + axis for axis in order)
+        in_order = [0] * len(shape)
+        for mine, theirs in enumerate(axes):
+            in_order[theirs] = shape[mine]
+        if self.on_device:
+            if out is not None and self._keeps_order:
+                return out.array
+            result = permuted(result, tuple(in_order), axes, stream)
+            if out is None:
+                return result
+            out.view(out.shape, out.strides).copy_to_device(result, stream=stream)
+            return out.array
+        host = result.copy_to_host(stream=stream)
+        if stream:
+            stream.synchronize()
+        host = host.reshape(in_order).transpose(axes)
+        if out is None:
+            return np.ascontiguousarray(host)
+        out.array[...] = host
+        return out.array
+
+    def empty(self, shape, out=None):
+        """A result with no elements."""
+        if out is not None:
+            return out.array
+        if self.on_device:
+            return cuda.device_array(shape, self.dtype)
+        return np.empty(shape, self.dtype)
+
+    def zeros(self, shape, stream):
+        """A result of zeros: the kernel's gradient of an empty batch."""
+        zeros = np.zeros(shape, self.dtype)
+        return cuda.to_device(zeros, stream=stream) if self.on_device else zeros
+
+    def workspace_limit(self):
+        """Bytes that an algorithm may allocate for its intermediates."""
+        if self.limit is not None:
+            return self.limit
+        if SIMULATED:  # the simulator reports infinite memory
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return cuda.current_context().get_memory_info().free // 2
+
+
+def _check_target():
+    """Refuse to go on where the chosen target has no GPU."""
+    if not SIMULATED and not cuda.is_available():
+        raise RuntimeError(
+            "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
+            "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
+        )
+
+
+def _pair(name, value, least):
+    """``value`` as a pair (vertical, horizontal) of ints."""
+    pair = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value, value)
+    if len(pair) != 2 or not all(
+        isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in pair
+    ):
+        raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
+    if min(pair) < least:
+        raise ValueError(f"{name} is {value!r}; it takes {least} or more")
+    return int(pair[0]), int(pair[1])
+
+
+def _check_limit(limit):
+    """``workspace_limit`` as an int, or None."""
+    if limit is None:
+        return None
+    if not isinstance(limit, (int, np.integer)) or isinstance(limit, bool):
+        raise TypeError(f"workspace_limit is {limit!r}; it takes a number of bytes or None")
+    if limit < 0:
+        raise ValueError(f"workspace_limit is {limit}; it takes 0 or more bytes")
+    return int(limit)
+
+
+def _check_needs(needs):
+    """``needs`` as a set."""
+    if isinstance(needs, str) or not hasattr(needs, "__iter__"):
+        raise TypeError(f"needs is {needs!r}; it takes a collection of 'input' and 'kernel'")
+    needs = set(needs)
+    if not needs or not needs <= {"input", "kernel"}:
+        raise ValueError(f"needs is {needs!r}; it takes 'input', 'kernel' or both")
+    return needs

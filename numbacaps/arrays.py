@@ -1,0 +1,280 @@
+"""The arrays that callers hand over: what they are, where they live, and on which stream.
+
+NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_array_interface__``
+(CuPy arrays, PyTorch tensors) live on the device and are used in place.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.layout import gather
+from numbacaps.target import SIMULATED, cuda
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__"
+
+
+class _Interface:
+    """A bare holder of a ``__cuda_array_interface__``; it keeps the memory's owner alive."""
+
+    def __init__(self, interface, owner):
+        self.__cuda_array_interface__ = interface
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A caller's array: its name in errors, the array, and what is known of it without touching it.
+
+    Attributes
+    ----------
+    on_device : bool
+    shape : tuple of int
+    strides : tuple of int
+        In bytes, always given.
+    dtype : numpy.dtype
+    """
+
+    name: str
+    array: object
+    on_device: bool
+    shape: tuple
+    strides: tuple
+    dtype: np.dtype
+
+    @property
+    def rank(self):
+        return len(self.shape)
+
+    @property
+    def is_contiguous(self):
+        """C-contiguous, axes of size 1 apart."""
+        expected = self.dtype.itemsize
+        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def view(self, shape, strides):
+        """The same memory under another shape and byte strides, as a device array."""
+        if SIMULATED:
+            strided = np.lib.stride_tricks.as_strided(_simulated(self.array), shape, strides)
+            return type(self.array)(strided)
+        interface = dict(self.array.__cuda_array_interface__)
+        interface.update(shape=shape, strides=strides)
+        return cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
+
+    def byte_bounds(self):
+        """Addresses (first, past the last) of the memory the array spans."""
+        if not self.on_device:
+            return np.lib.array_utils.byte_bounds(self.array)
+        if SIMULATED:
+            return np.lib.array_utils.byte_bounds(_simulated(self.array))
+        start = self.array.__cuda_array_interface__["data"][0]
+        steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
+        low = start + sum(step for step in steps if step < 0)
+        return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
+
+    def device_ordinal(self):
+        """Number of the GPU that holds the array."""
+        from cuda.bindings import driver
+
+        error, ordinal = driver.cuPointerGetAttribute(
+            driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            self.array.__cuda_array_interface__["data"][0],
+        )
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise ValueError(f"{self.name} does not point to CUDA memory ({error.name})")
+        return ordinal
+
+
+def _simulated(array):
+    """The NumPy array behind one of the simulator's."""
+    return getattr(array, "_ary", array)
+
+
+def describe(name, array):
+    """What ``array`` is.
+
+    Raises
+    ------
+    TypeError
+        It is no array, or its dtype is not float32 or float64.
+    """
+    if isinstance(array, np.ndarray):
+        operand = Operand(name, array, False, array.shape, array.strides, array.dtype)
+    elif SIMULATED and getattr(array, "__cuda_ndarray__", False):
+        shape, strides = tuple(array.shape), tuple(array.strides)
+        operand = Operand(name, array, True, shape, strides, array.dtype)
+    elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
+        dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+        operand = Operand(name, array, True, shape, tuple(strides), dtype)
+    else:
+        raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
+    if operand.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {operand.dtype}; it takes float32 or float64")
+    return operand
+
+
+def contiguous_strides(shape, itemsize):
+    """Byte strides of a C-contiguous array."""
+    strides = []
+    for size in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= size
+    return tuple(reversed(strides))
+
+
+def check_together(operands):
+    """Refuse operands that differ in dtype or place.
+
+    Raises
+    ------
+    TypeError
+        The dtypes differ, or some arrays are on the host and some on the device.
+    ValueError
+        An array lies on another GPU than the current one.
+    """
+    first = operands[0]
+    for other in operands[1:]:
+        if other.dtype != first.dtype:
+            raise TypeError(
+                f"{other.name} has dtype {other.dtype}; it takes {first.dtype}, as {first.name} has"
+            )
+        if other.on_device != first.on_device:
+            places = ["on the host", "on the device"]
+            raise TypeError(
+                f"{other.name} is {places[other.on_device]}; it takes an array "
+                f"{places[first.on_device]}, as {first.name} is"
+            )
+    if first.on_device and not SIMULATED:
+        current = cuda.get_current_device().id
+        for operand in operands:
+            if 0 not in operand.shape and (ordinal := operand.device_ordinal()) != current:
+                raise ValueError(
+                    f"{operand.name} is on device {ordinal}; it takes an array on the current "
+                    f"device, {current}"
+                )
+
+
+def check_out(out, shape, inputs):
+    """Refuse an ``out`` that does not fit, is not contiguous, or overlaps an input.
+
+    Raises
+    ------
+    ValueError
+    """
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}; it takes {shape}")
+    if not out.is_contiguous:
+        raise ValueError("out is not C-contiguous; it takes a C-contiguous array")
+    read_only = not out.array.flags.writeable if not out.on_device else _is_read_only(out.array)
+    if read_only:
+        raise ValueError("out is read-only; it takes a writeable array")
+    if 0 in shape:
+        return
+    low, high = out.byte_bounds()
+    for operand in inputs:
+        first, last = operand.byte_bounds()
+        if first < high and low < last:
+            raise ValueError(f"out overlaps {operand.name}; it takes memory of its own")
+
+
+def _is_read_only(array):
+    """Whether a device array's interface forbids writing."""
+    return not SIMULATED and array.__cuda_array_interface__["data"][1]
+
+
+def to_canonical(operand, order, capsule, stream):
+    """The operand on the device, C-contiguous, its capsule axes in the product's order.
+
+    Parameters
+    ----------
+    operand : Operand
+    order : tuple of int
+        Permutation of the capsule axes (those behind the first four).
+    capsule : tuple of int
+        Their shape in the kernels' layout: (G, D1, D2) for an input.
+    stream : Numba stream
+    """
+    axes = (0, 1, 2, 3, *(4 + axis for axis in order))
+    shape = operand.shape[:4] + capsule
+    if not operand.on_device:
+        host = np.ascontiguousarray(operand.array.transpose(axes)).reshape(shape)
+        return cuda.to_device(host, stream=stream)
+    if operand.is_contiguous and axes == tuple(range(operand.rank)):
+        return operand.view(shape, contiguous_strides(shape, operand.dtype.itemsize))
+    in_order = [tuple(values[axis] for axis in axes) for values in (operand.shape, operand.strides)]
+    return gather(operand.name, operand, *in_order, stream).reshape(*shape)
+
+
+def permuted(array, shape, order, stream):
+    """A canonical device result, seen as ``shape`` and copied with its last axes in ``order``.
+
+    Parameters
+    ----------
+    array : device array
+    shape : tuple of int
+        The result's axes in the kernels' order.
+    order : tuple of int
+        For each axis of the caller's order, where it is in ``shape``.
+    stream : Numba stream
+    """
+    array = array.reshape(*shape)
+    if order == tuple(range(len(shape))):
+        return array
+    source = describe("result", array)
+    in_order = [tuple(values[axis] for axis in order) for values in (source.shape, source.strides)]
+    return gather("result", source, *in_order, stream)
+
+
+def resolve_stream(stream, operands):
+    """The Numba stream to work on, ordered behind the streams that the operands were made on.
+
+    ``stream`` may be a Numba stream, an object with ``__cuda_stream__`` (cuda.core), ``cuda_stream``
+    (PyTorch) or ``ptr`` (CuPy), or a stream's address. None is the stream that ``operands[0]``
+    names in its ``__cuda_array_interface__``, else the default stream.
+
+    Raises
+    ------
+    TypeError
+        ``stream`` is something else.
+    """
+    if SIMULATED:
+        return 0 if stream is None else stream
+    made_on = [
+        operand.array.__cuda_array_interface__.get("stream") for operand in operands if operand.on_device
+    ]
+    if stream is None:
+        stream = made_on[0] if made_on and made_on[0] else 0
+    stream = _numba_stream(stream)
+    for other in {address for address in made_on if address} - {_address(stream)}:
+        event = cuda.event(timing=False)
+        event.record(cuda.external_stream(other))
+        event.wait(stream)
+    return stream
+
+
+def _address(stream):
+    """A Numba stream's CUDA address; 0 for the default stream."""
+    return int(stream) if stream else 0
+
+
+def _numba_stream(stream):
+    """Any library's stream as Numba's."""
+    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0:
+        return cuda.external_stream(int(stream)) if stream else 0
+    if hasattr(stream, "auto_synchronize"):  # Numba's own
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return _numba_stream(int(stream.__cuda_stream__()[1]))
+    for attribute in ("cuda_stream", "ptr"):
+        if isinstance(getattr(stream, attribute, None), int):
+            return _numba_stream(getattr(stream, attribute))
+    raise TypeError(
+        f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
+        "cuda_stream or ptr, or a stream's address"
+    )

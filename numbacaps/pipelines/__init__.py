@@ -1,0 +1,1 @@
+"""Whole convolutions, one file an algorithm; :mod:`numbacaps.pipelines.registry` lists them."""

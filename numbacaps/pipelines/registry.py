@@ -1,0 +1,79 @@
+"""The one list of algorithms. The API, the tests, the experiments and the plots all read it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numbacaps.pipelines import indexed, naive, staged
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to compute a capsule convolution.
+
+    The functions take a :class:`numbacaps.geometry.Geometry`, C-contiguous device arrays in its
+    layout, and the keywords ``stream`` and ``workspace_limit`` (bytes).
+
+    Attributes
+    ----------
+    summary : str
+        One line on what it does.
+    forward : callable
+        ``forward(geometry, x, w, out, *, stream, workspace_limit)``
+    backward : callable
+        ``backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit)``; ``dx`` or ``dw`` is
+        None where that gradient is not wanted.
+    votes : callable or None
+        ``votes(geometry, x, w, out, *, stream, workspace_limit)``; None where it has no votes.
+    deterministic : bool
+        The same input gives the same bits.
+    """
+
+    summary: str
+    forward: Callable
+    backward: Callable
+    votes: Callable | None
+    deterministic: bool
+
+
+ALGORITHMS = {
+    "naive": Algorithm(
+        'the "GPU" row of Table 1: a thread for each (n, p, oh, ow, c), atomic adds',
+        naive.forward,
+        naive.backward,
+        None,
+        deterministic=False,
+    ),
+    "staged": Algorithm(
+        "Algorithms 3 and 4: lay everything out, multiply in one strided batch, reduce",
+        staged.forward,
+        staged.backward,
+        staged.votes,
+        deterministic=True,
+    ),
+    "indexed": Algorithm(
+        "Algorithm 5: index functions and small products, nothing laid out",
+        indexed.forward,
+        indexed.backward,
+        indexed.votes,
+        deterministic=True,
+    ),
+}
+
+AUTO = "indexed"  # what algorithm="auto" runs
+
+
+def find_algorithm(name, votes=False):
+    """The algorithm of that name; ``votes`` asks for one that has votes.
+
+    Raises
+    ------
+    ValueError
+        ``algorithm`` is unknown, or has no votes.
+    """
+    names = [key for key, found in ALGORITHMS.items() if found.votes or not votes]
+    if name == "auto":
+        name = AUTO
+    if name not in names:
+        what = " for votes" if votes else ""
+        raise ValueError(f"algorithm is {name!r}; it takes one of {['auto', *names]}{what}")
+    return ALGORITHMS[name]

@@ -1,0 +1,102 @@
+"""The last stage of Algorithm 4: put the columns' gradient back; overlapping windows add up.
+
+    dI[n, c, h, w] = sum over the (l, q) whose window covers (h, w) of dI_flat[n, l, q]
+
+Gathered, not scattered: the thread that owns an input element looks up the windows covering it, so
+there are no atomics. The sum runs by rising oh, then ow; slabs of rows follow each other in that
+order, so the bits of the result do not depend on how the work was cut.
+
+Thread mapping: one thread an input element, consecutive threads on consecutive elements of dI; a
+warp reads runs of E1 consecutive elements. Each thread walks the images.
+"""
+
+from functools import lru_cache
+
+from numbacaps.launch import THREADS, flat, launch
+from numbacaps.target import cuda
+
+
+@lru_cache(maxsize=None)
+def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtype):
+    """Kernel for one geometry; ``dtype`` is a NumPy dtype, pairs are (vertical, horizontal)."""
+    SH, SW = stride
+    PH, PW = padding
+    DH, DW = dilation
+    ROW = C * KH * KW * E1
+    IMAGE = C * H * W * E1
+    ZERO = dtype.type(0)
+
+    @cuda.jit
+    def capsule_col2im_kernel(
+        columns,  # in   (images, rows * OW, Q, E1)
+        dx,  # out  (N, C, H, W, E1); in as well when first_row > 0
+        first_image,
+        images,
+        first_row,
+        rows,
+    ):
+        i = cuda.grid(1)  # (c, h, w, e)
+        if i >= IMAGE:
+            return
+        e = i % E1
+        w = i // E1 % W
+        h = i // (E1 * W) % H
+        c = i // (E1 * W * H)
+        n = cuda.blockIdx.y
+        while n < images:
+            target = (first_image + n) * IMAGE + i
+            total = ZERO  # an image's first slab starts the sum, so nothing has to be cleared
+            if first_row > 0:
+                total = dx[target]
+            for kh_left in range(KH):
+                kh = KH - 1 - kh_left  # falling kh is rising oh
+                top = h + PH - kh * DH
+                oh = top // SH
+                if top % SH != 0 or oh < first_row or oh >= first_row + rows:
+                    continue
+                for kw_left in range(KW):
+                    kw = KW - 1 - kw_left
+                    left = w + PW - kw * DW
+                    ow = left // SW
+                    if left % SW != 0 or ow < 0 or ow >= OW:
+                        continue
+                    q = (c * KH + kh) * KW + kw
+                    l = (n * rows + oh - first_row) * OW + ow
+                    total += columns[l * ROW + q * E1 + e]
+            dx[target] = total
+            n += cuda.gridDim.y
+
+    return capsule_col2im_kernel
+
+
+def capsule_col2im(slab, columns, dx, stream=0, threads=THREADS):
+    """Add the slab's columns into the input's gradient.
+
+    Parameters
+    ----------
+    slab : numbacaps.geometry.Slab
+    columns : device array (n, l, Q, G, D1, D2)
+    dx : device array (N, C, H, W, G, D1, D2)
+        The slab's images are written; a slab that begins below the first row adds to them.
+    stream : Numba stream
+    threads : int
+        Most threads of a block.
+
+    Raises
+    ------
+    ValueError
+        An array is of the wrong size.
+    """
+    g = slab.geometry
+    kernel = make_capsule_col2im(
+        g.C, g.H, g.W, g.OW, g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, dx.dtype
+    )
+    arguments = (
+        flat("columns", columns, slab.columns_shape),
+        flat("dx", dx, g.input_shape),
+        slab.first_image,
+        slab.images,
+        slab.first_row,
+        slab.rows,
+    )
+    launch(kernel, g.C * g.H * g.W * g.E1, slab.images, arguments, stream, threads)

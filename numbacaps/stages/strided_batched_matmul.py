@@ -1,0 +1,398 @@
+"""Stage 4 of Algorithm 3 (Figure 6), and both multiplications of Algorithm 4.
+
+    C[image, channel, z] = A[image, channel, z] @ B[image, channel, z],   (M x K) @ (K x N)
+
+The small matrices of one (image, channel) lie one behind the other (z); images and channels have
+strides of their own, so an operand that has no such axis is read again with stride 0. Either operand
+may be read transposed: its matrices are then stored (K x M) or (N x K).
+
+A tile of A and one of B are staged in shared memory, then every thread multiplies TM x TN elements
+in registers. Capsules are small, so a block takes BB matrices at once and a tile mostly holds a
+whole one:
+
+    As (BB, BM, BK)  @  Bs (BB, BK, BN)  ->  BB x (BM x BN), held by BB x BM/TM x BN/TN threads
+
+Thread mapping: tiles are loaded along the operand's unit stride, so consecutive threads read
+consecutive addresses (over the matrices of a block too, where a tile is a whole matrix). A thread's
+elements lie BM/TM and BN/TN apart, so consecutive threads also write consecutive addresses. Rows of
+As and the matrices of both tiles are padded to an odd length against bank conflicts.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, flat, launch_tiles
+from numbacaps.target import SIMULATED, cuda
+
+_THREADS = 64 if SIMULATED else 256
+_SHARED_BYTES = 24 * 1024  # two blocks of it stay below every device's default limit of 48 KB
+
+
+@dataclass(frozen=True)
+class Tile:
+    """BB matrices a block; BM x BN of each output matrix, BK of the sum a step; TM x TN a thread."""
+
+    BB: int
+    BM: int
+    BN: int
+    BK: int
+    TM: int
+    TN: int
+
+    def __post_init__(self):
+        if self.BM % self.TM or self.BN % self.TN:
+            raise ValueError(f"tile is {self}; it takes TM dividing BM and TN dividing BN")
+
+    @property
+    def threads(self):
+        """Threads of a block."""
+        return self.BB * (self.BM // self.TM) * (self.BN // self.TN)
+
+    @property
+    def a_row(self):
+        """Length of a row of As in shared memory: BK made odd."""
+        return self.BK | 1
+
+    @property
+    def a_pitch(self):
+        """Distance of two matrices in As, made odd."""
+        return self.BM * self.a_row | 1
+
+    @property
+    def b_pitch(self):
+        """Distance of two matrices in Bs, made odd."""
+        return self.BK * self.BN | 1
+
+    @property
+    def shared_elements(self):
+        """Elements of As and Bs together."""
+        return self.BB * (self.a_pitch + self.b_pitch)
+
+
+def choose_tile(M, N, K, itemsize):
+    """The tile for matrices of one size.
+
+    ==========  ====================================================================
+    BM, BN, BK  the whole matrix up to 32, else 32; K then goes in steps of 16
+    TM, TN      4, 2 or 1: the largest that divides BM (BN) and leaves 4 threads on it
+    BB          as many matrices as fit the block's threads and its shared memory
+    ==========  ====================================================================
+    """
+    BM, BN = min(M, 32), min(N, 32)
+    BK = K if K <= 32 else 16
+    if SIMULATED:  # its threads are dear, so one takes a whole tile
+        TM, TN = BM, BN
+    else:
+        TM, TN = (
+            next(t for t in (4, 2, 1) if size % t == 0 and (size >= 4 * t or t == 1))
+            for size in (BM, BN)
+        )
+    one = Tile(1, BM, BN, BK, TM, TN)
+    fit = min(_THREADS // one.threads, _SHARED_BYTES // (one.shared_elements * itemsize))
+    return Tile(max(1, fit), BM, BN, BK, TM, TN)
+
+
+@lru_cache(maxsize=None)
+def make_strided_batched_matmul(M, N, K, a_strides, b_strides, tile, dtype):
+    """Kernel for (M x K) @ (K x N).
+
+    Parameters
+    ----------
+    M, N, K : int
+    a_strides : (int, int)
+        Index strides of a matrix of A along m and k: (K, 1), or (1, M) to read it transposed.
+    b_strides : (int, int)
+        Index strides of a matrix of B along k and n: (N, 1), or (1, K) to read it transposed.
+    tile : Tile
+    dtype : numpy.dtype
+    """
+    BB, BM, BN, BK, TM, TN = tile.BB, tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
+    A_M, A_K = a_strides
+    B_K, B_N = b_strides
+    A_K_INNER, B_N_INNER = A_K == 1, B_N == 1
+    A_ROW, A_PITCH, B_PITCH = tile.a_row, tile.a_pitch, tile.b_pitch
+    A_SIZE, B_SIZE = BB * A_PITCH, BB * B_PITCH
+    THREADS = tile.threads
+    A_TILE, B_TILE = BB * BM * BK, BB * BK * BN
+    A_LOADS, B_LOADS = ceil_div(A_TILE, THREADS), ceil_div(B_TILE, THREADS)
+    ROWS, COLUMNS = BM // TM, BN // TN  # threads along m and n
+    M_TILES, N_TILES, K_STEPS = ceil_div(M, BM), ceil_div(N, BN), ceil_div(K, BK)
+    ACCUMULATORS = TM * TN
+    ZERO = dtype.type(0)
+
+    @cuda.jit
+    def strided_batched_matmul_kernel(
+        a,  # in   (images, channels, products, M, K)
+        b,  # in   (images, channels, products, K, N)
+        c,  # out  (images, channels, products, M, N)
+        images,
+        channels,
+        products,
+        c_first,  # where C begins
+        a_image,  # elements from one image to the next, and so on
+        a_channel,
+        b_image,
+        b_channel,
+        c_image,
+        c_channel,
+    ):
+        a_tile = cuda.shared.array(A_SIZE, dtype)
+        b_tile = cuda.shared.array(B_SIZE, dtype)
+        total = cuda.local.array(ACCUMULATORS, dtype)
+
+        t = cuda.threadIdx.x
+        column = t % COLUMNS
+        row = t // COLUMNS % ROWS
+        bb = t // (COLUMNS * ROWS)
+        n0 = cuda.blockIdx.x % N_TILES * BN
+        m0 = cuda.blockIdx.x // N_TILES % M_TILES * BM
+        z0 = cuda.blockIdx.x // (N_TILES * M_TILES) * BB
+
+        outer = cuda.blockIdx.y  # (image, channel)
+        while outer < images * channels:
+            image = outer // channels
+            channel = outer % channels
+            a0 = image * a_image + channel * a_channel
+            b0 = image * b_image + channel * b_channel
+            c0 = c_first + image * c_image + channel * c_channel
+            for i in range(ACCUMULATORS):
+                total[i] = ZERO
+
+            for step in range(K_STEPS):
+                k0 = step * BK
+                for load in range(A_LOADS):
+                    i = t + load * THREADS
+                    if i < A_TILE:
+                        z = i // (BM * BK)
+                        if A_K_INNER:
+                            k = i % BK
+                            m = i // BK % BM
+                        else:
+                            m = i % BM
+                            k = i // BM % BK
+                        value = ZERO
+                        if z0 + z < products and m0 + m < M and k0 + k < K:
+                            value = a[a0 + (z0 + z) * (M * K) + (m0 + m) * A_M + (k0 + k) * A_K]
+                        a_tile[z * A_PITCH + m * A_ROW + k] = value
+                for load in range(B_LOADS):
+                    i = t + load * THREADS
+                    if i < B_TILE:
+                        z = i // (BK * BN)
+                        if B_N_INNER:
+                            n = i % BN
+                            k = i // BN % BK
+                        else:
+                            k = i % BK
+                            n = i // BK % BN
+                        value = ZERO
+                        if z0 + z < products and k0 + k < K and n0 + n < N:
+                            value = b[b0 + (z0 + z) * (K * N) + (k0 + k) * B_K + (n0 + n) * B_N]
+                        b_tile[z * B_PITCH + k * BN + n] = value
+                cuda.syncthreads()  # the tiles are complete before anyone multiplies
+                for k in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            total[i * TN + j] += (
+                                a_tile[bb * A_PITCH + (row + i * ROWS) * A_ROW + k]
+                                * b_tile[bb * B_PITCH + k * BN + column + j * COLUMNS]
+                            )
+                cuda.syncthreads()  # everyone is done before the tiles are written again
+
+            for i in range(TM):
+                for j in range(TN):
+                    m = m0 + row + i * ROWS
+                    n = n0 + column + j * COLUMNS
+                    if z0 + bb < products and m < M and n < N:
+                        c[c0 + (z0 + bb) * (M * N) + m * N + n] = total[i * TN + j]
+            outer += cuda.gridDim.y
+
+    return strided_batched_matmul_kernel
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How the matrices of the three operands lie.
+
+    ``images`` x ``channels`` x ``products`` matrices; ``a``, ``b`` and ``c`` are each operand's
+    elements from one image to the next and from one channel to the next. C begins at ``c_first``.
+    """
+
+    images: int
+    channels: int
+    products: int
+    a: tuple
+    b: tuple
+    c: tuple
+    c_first: int = 0
+
+
+def strided_batched_matmul(
+    a,
+    b,
+    c,
+    size,
+    batch,
+    transpose_a=False,
+    transpose_b=False,
+    tile=None,
+    stream=0,
+):
+    """Multiply a strided batch of small matrices.
+
+    Parameters
+    ----------
+    a, b : flat device arrays
+    c : flat device array, written
+    size : (int, int, int)
+        M, N, K.
+    batch : Batch
+    transpose_a, transpose_b : bool
+        Read each matrix of A (of B) transposed: it is stored (K x M), (N x K).
+    tile : Tile, optional
+        Default :func:`choose_tile`.
+    stream : Numba stream
+
+    Raises
+    ------
+    ValueError
+        An operand is shorter than the batch says.
+    """
+    M, N, K = size
+    for name, array, matrix, (image, channel), first in (
+        ("a", a, M * K, batch.a, 0),
+        ("b", b, K * N, batch.b, 0),
+        ("c", c, M * N, batch.c, batch.c_first),
+    ):
+        last = first + (batch.images - 1) * image + (batch.channels - 1) * channel
+        if array.size < last + batch.products * matrix:
+            raise ValueError(
+                f"{name} has {array.size} elements; it takes {last + batch.products * matrix}"
+            )
+    tile = tile or choose_tile(M, N, K, c.dtype.itemsize)
+    kernel = make_strided_batched_matmul(
+        M,
+        N,
+        K,
+        (1, M) if transpose_a else (K, 1),
+        (1, K) if transpose_b else (N, 1),
+        tile,
+        c.dtype,
+    )
+    x = ceil_div(batch.products, tile.BB) * ceil_div(M, tile.BM) * ceil_div(N, tile.BN)
+    y = min(batch.images * batch.channels, MAX_GRID_Y, ceil_div(BLOCKS, x))
+    sizes = (batch.images, batch.channels, batch.products, batch.c_first)
+    arguments = (a, b, c, *sizes, *batch.a, *batch.b, *batch.c)
+    launch_tiles(kernel, (x, y), tile.threads, arguments, stream)
+
+
+def _per_product(slab, *sizes):
+    """(products of a channel, then its elements for each matrix size)."""
+    count = slab.positions * slab.geometry.Q * slab.geometry.G
+    return count, *(count * size for size in sizes)
+
+
+def multiply(slab, extended_input, extended_kernel, products, tile=None, stream=0):
+    """Stage 4, forward: O' = I' @ K'.
+
+    Parameters
+    ----------
+    slab : numbacaps.geometry.Slab
+    extended_input : device array (n, P, l, Q, G, D1, D2)
+    extended_kernel : device array (P, l, Q, G, D2, D3)
+    products : device array, written
+        The slab's (n, P, l, Q, G, D1, D3); or all of (N, P, L, Q, G, D1, D3), the votes, of which
+        the slab's part is written.
+    tile, stream
+        As :func:`strided_batched_matmul`.
+
+    Raises
+    ------
+    ValueError
+        An array is of the wrong size.
+    """
+    g = slab.geometry
+    count, a, b, c = _per_product(slab, g.D1 * g.D2, g.D2 * g.D3, g.D1 * g.D3)
+    c_channel, c_first = c, 0
+    if products.size != slab.images * g.P * c:
+        flat("products", products, g.votes_shape)
+        c_channel = g.L * g.Q * g.E3
+        c_first = slab.first_image * g.P * c_channel + slab.first_position * g.Q * g.E3
+    strided_batched_matmul(
+        flat("extended_input", extended_input, slab.extended_input_shape),
+        flat("extended_kernel", extended_kernel, slab.extended_kernel_shape),
+        products.reshape(products.size),
+        (g.D1, g.D3, g.D2),
+        Batch(
+            slab.images,
+            g.P,
+            count,
+            a=(g.P * a, a),
+            b=(0, b),
+            c=(g.P * c_channel, c_channel),
+            c_first=c_first,
+        ),
+        tile=tile,
+        stream=stream,
+    )
+
+
+def multiply_for_kernel_gradient(slab, extended_input, extended_dy, products, tile=None, stream=0):
+    """Algorithm 4: dK' = I'^T @ dO'.
+
+    Parameters
+    ----------
+    slab : numbacaps.geometry.Slab
+    extended_input : device array (n, P, l, Q, G, D1, D2)
+    extended_dy : device array (n, P, l, Q, G, D1, D3)
+    products : device array (n, P, l, Q, G, D2, D3), written
+    tile, stream
+        As :func:`strided_batched_matmul`.
+
+    Raises
+    ------
+    ValueError
+        An array is of the wrong size.
+    """
+    g = slab.geometry
+    count, a, b, c = _per_product(slab, g.D1 * g.D2, g.D1 * g.D3, g.D2 * g.D3)
+    strided_batched_matmul(
+        flat("extended_input", extended_input, slab.extended_input_shape),
+        flat("extended_dy", extended_dy, slab.products_shape),
+        flat("products", products, slab.kernel_products_shape),
+        (g.D2, g.D3, g.D1),
+        Batch(slab.images, g.P, count, a=(g.P * a, a), b=(g.P * b, b), c=(g.P * c, c)),
+        transpose_a=True,
+        tile=tile,
+        stream=stream,
+    )
+
+
+def multiply_for_input_gradient(slab, extended_dy, extended_kernel, products, tile=None, stream=0):
+    """Algorithm 4: dI' = dO' @ K'^T.
+
+    Parameters
+    ----------
+    slab : numbacaps.geometry.Slab
+    extended_dy : device array (n, P, l, Q, G, D1, D3)
+    extended_kernel : device array (P, l, Q, G, D2, D3)
+    products : device array (n, P, l, Q, G, D1, D2), written
+    tile, stream
+        As :func:`strided_batched_matmul`.
+
+    Raises
+    ------
+    ValueError
+        An array is of the wrong size.
+    """
+    g = slab.geometry
+    count, a, b, c = _per_product(slab, g.D1 * g.D3, g.D2 * g.D3, g.D1 * g.D2)
+    strided_batched_matmul(
+        flat("extended_dy", extended_dy, slab.products_shape),
+        flat("extended_kernel", extended_kernel, slab.extended_kernel_shape),
+        flat("products", products, slab.extended_input_shape),
+        (g.D1, g.D2, g.D3),
+        Batch(slab.images, g.P, count, a=(g.P * a, a), b=(0, b), c=(g.P * c, c)),
+        transpose_b=True,
+        tile=tile,
+        stream=stream,
+    )
