@@ -1,0 +1,65 @@
+"""What a recorded result was measured on: GPU, driver, versions, and the source it is a result of."""
+
+import hashlib
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
+_PACKAGES = ("numba", "numba-cuda", "cuda-core", "numpy", "scipy", "cupy-cuda13x", "torch")
+
+
+def source_sha256():
+    """sha256 over ``numbacaps/**/*.py`` in path order: path, NUL, bytes, NUL for each file."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "numbacaps").rglob("*.py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def gpu_name():
+    """Name of the current GPU, fit for a folder's name."""
+    from numbacaps.target import cuda
+
+    name = cuda.get_current_device().name
+    name = name.decode() if isinstance(name, bytes) else name
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
+
+
+def driver():
+    """Version of the NVIDIA driver, and the CUDA version it offers."""
+    from cuda.bindings import driver as cuda_driver
+
+    _, number = cuda_driver.cuDriverGetVersion()
+    cuda_version = f"CUDA {number // 1000}.{number % 1000 // 10}"
+    try:
+        module = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return cuda_version
+    return re.search(r"\d+\.\d+(\.\d+)?", module).group() + ", " + cuda_version
+
+
+def versions():
+    """Versions of Python and of the packages that matter, by name; absent ones are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_text(path, text):
+    """Write a file whole or not at all: to a temporary name beside it, then renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""Geometries to test at, and random operands for them.
+
+The simulator gets small ones: a CUDA thread there is a Python thread. The GPU gets the same kinds at
+sizes that fill it.
+"""
+
+import numpy as np
+
+from numbacaps.geometry import Geometry
+from numbacaps.target import SIMULATED, cuda
+
+#                     N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
+_SMALL = {
+    "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "matrix": Geometry(2, 2, 2, 4, 4, 3, 3, 1, 2, 2, 2),
+    "primes": Geometry(1, 3, 2, 3, 5, 2, 3, 1, 3, 2, 5, (1, 2)),
+    "strides": Geometry(2, 1, 2, 7, 6, 2, 3, 1, 2, 3, 1, (3, 2), (1, 1)),
+    "dilated": Geometry(1, 2, 1, 6, 5, 2, 2, 2, 1, 2, 3, (2, 1), (0, 1), (3, 2)),
+    "padded": Geometry(2, 1, 3, 2, 3, 3, 2, 1, 2, 1, 2, (1, 1), (2, 1)),
+    "rank3": Geometry(1, 1, 2, 3, 3, 2, 2, 3, 2, 3, 2, (1, 1), (1, 0)),
+    "scalar": Geometry(2, 3, 2, 5, 4, 3, 2, 1, 1, 1, 1, (2, 2), (1, 1)),
+    "whole": Geometry(2, 2, 3, 3, 2, 3, 2, 1, 1, 4, 2),  # the window is the image
+    "gaps": Geometry(1, 1, 1, 7, 7, 1, 2, 1, 2, 2, 1, (3, 3)),  # pixels no window covers
+}
+_LARGE = {
+    "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "matrix": Geometry(16, 16, 16, 14, 14, 3, 3, 1, 4, 4, 4),
+    "primes": Geometry(7, 5, 3, 13, 17, 3, 5, 1, 3, 7, 5, (1, 2)),
+    "strides": Geometry(8, 3, 11, 29, 23, 2, 3, 1, 2, 3, 1, (3, 2), (1, 1)),
+    "dilated": Geometry(5, 4, 7, 19, 16, 3, 2, 2, 1, 6, 3, (2, 1), (0, 1), (3, 2)),
+    "padded": Geometry(9, 6, 5, 11, 8, 5, 3, 1, 8, 2, 8, (1, 1), (4, 2)),
+    "rank3": Geometry(3, 4, 6, 12, 9, 3, 3, 3, 4, 5, 2, (1, 1), (1, 0)),
+    "scalar": Geometry(16, 32, 24, 15, 20, 3, 3, 1, 1, 1, 1, (2, 2), (1, 1)),
+    "whole": Geometry(64, 8, 10, 5, 4, 5, 4, 1, 4, 16, 8),
+    "gaps": Geometry(6, 2, 3, 31, 37, 2, 1, 1, 2, 2, 1, (3, 3)),
+    "paper-layer-1": Geometry(128, 1, 1, 28, 28, 3, 3, 1, 1, 1, 32, (2, 2)),
+    "paper-layer-2": Geometry(32, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16),
+    "paper-layer-3": Geometry(32, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)),
+    "big-capsules": Geometry(2, 2, 3, 6, 5, 2, 2, 1, 33, 40, 65),
+}
+GEOMETRIES = _SMALL if SIMULATED else _LARGE
+DTYPES = ("float32", "float64")
+
+
+def operands(geometry, dtype, rng):
+    """Random x, w and dy of a geometry, as NumPy arrays."""
+    shapes = (geometry.input_shape, geometry.kernel_shape, geometry.output_shape)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def sums(geometry):
+    """Longest sum behind an element of the output, of dx and of dw."""
+    g = geometry
+    return g.Q * g.D2, g.P * g.KH * g.KW * g.D3, g.N * g.L * g.D1
+
+
+def nan(shape, dtype):
+    """A device array of NaN: an element that a kernel does not write shows."""
+    return cuda.to_device(np.full(shape, np.nan, dtype))

@@ -1,0 +1,58 @@
+"""The three tiers of proof. ``pytest --tier simulator|ptx|gpu`` runs one of them.
+
+A tier is chosen before numbacaps is imported, because the target is. Tests name their tiers with
+``pytest.mark.tiers``; a test that names none needs no kernel and belongs to the simulator's.
+"""
+
+import os
+
+import pytest
+
+_TIERS = {
+    "simulator": (
+        "indexing and arithmetic of every kernel against reference/, on Numba's simulator",
+        "races, missing barriers, typing (float64 creeping in), anything with warps, speed",
+    ),
+    "ptx": (
+        "every kernel compiled for cc 7.5, 8.0, 9.0 and 10.0: types, registers, instructions",
+        "results: nothing was run",
+    ),
+    "gpu": (
+        "every kernel and public path on a real GPU against a float64 oracle",
+        "races (compute-sanitizer: python -m tests.record_gpu), speed, other GPUs than this one",
+    ),
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=list(_TIERS), default="simulator", help="tier to run")
+
+
+def pytest_configure(config):
+    os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
+
+
+def pytest_collection_modifyitems(config, items):
+    tier = config.option.tier
+    kept, left = [], []
+    for item in items:
+        marker = item.get_closest_marker("tiers")
+        tiers = marker.args if marker else ("simulator",)
+        (kept if tier in tiers else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    checked, unchecked = _TIERS[config.option.tier]
+    terminalreporter.write_sep("-", f"tier {config.option.tier}")
+    terminalreporter.write_line(f"checked:     {checked}")
+    terminalreporter.write_line(f"not checked: {unchecked}")
+
+
+@pytest.fixture
+def rng():
+    """A generator that every test starts alike."""
+    import numpy as np
+
+    return np.random.default_rng(20210)

@@ -1,0 +1,86 @@
+"""Every kernel of the toolkit, built for a geometry: what the ptx tier compiles."""
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+
+import numpy as np
+
+import numbacaps
+from numbacaps.pipelines import indexed, naive
+from numbacaps.stages.capsule_col2im import make_capsule_col2im
+from numbacaps.stages.capsule_im2col import make_capsule_im2col
+from numbacaps.stages.input_extend import make_input_extend
+from numbacaps.stages.input_reduce import make_input_reduce
+from numbacaps.stages.kernel_extend import make_kernel_extend
+from numbacaps.stages.kernel_reduce import make_kernel_reduce
+from numbacaps.stages.output_extend import make_output_extend
+from numbacaps.stages.output_reduce import make_output_reduce
+from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_batched_matmul
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and the arguments it takes: flat arrays, then 64-bit integers."""
+
+    kernel: object
+    arrays: int
+    integers: int
+    factory: object
+
+
+def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False):
+    """The tiled kernel for (M x K) @ (K x N)."""
+    a_strides = (1, M) if transpose_a else (K, 1)
+    b_strides = (1, K) if transpose_b else (N, 1)
+    tile = choose_tile(M, N, K, dtype.itemsize)
+    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, tile, dtype)
+    return Kernel(kernel, 3, 10, make_strided_batched_matmul)
+
+
+def kernels(g, dtype):
+    """Kernels by name for a geometry and a dtype (the gather apart: it takes a strided array)."""
+    dtype = np.dtype(dtype)
+    window = (g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, dtype)
+    add_slab, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, g.lanes, dtype)
+    found = {
+        "capsule_im2col": Kernel(
+            make_capsule_im2col(g.C, g.H, g.W, g.OH, g.OW, *window), 2, 4, make_capsule_im2col
+        ),
+        "input_extend": Kernel(make_input_extend(g.P), 2, 2, make_input_extend),
+        "kernel_extend": Kernel(make_kernel_extend(g.Q * g.E2), 2, 2, make_kernel_extend),
+        "matmul": matmul(dtype, g.D1, g.D3, g.D2),
+        "output_reduce": Kernel(
+            make_output_reduce(g.P, g.L, g.Q, g.E3, dtype), 2, 4, make_output_reduce
+        ),
+        "output_extend": Kernel(
+            make_output_extend(g.P, g.L, g.Q, g.E3), 2, 4, make_output_extend
+        ),
+        "matmul for dK": matmul(dtype, g.D2, g.D3, g.D1, transpose_a=True),
+        "kernel_reduce slab": Kernel(add_slab, 2, 4, make_kernel_reduce),
+        "kernel_reduce lanes": Kernel(add_lanes, 2, 0, make_kernel_reduce),
+        "matmul for dI": matmul(dtype, g.D1, g.D2, g.D3, transpose_b=True),
+        "input_reduce": Kernel(make_input_reduce(g.P, dtype), 2, 2, make_input_reduce),
+        "capsule_col2im": Kernel(
+            make_capsule_col2im(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_col2im
+        ),
+        "naive fill": Kernel(naive.make_fill(dtype), 1, 0, naive.make_fill),
+        "indexed votes": Kernel(indexed.make_votes(g, dtype), 3, 1, indexed.make_votes),
+    }
+    for module in (indexed, naive):
+        for name in ("forward", "backward_input", "backward_kernel"):
+            factory = getattr(module, f"make_{name}")
+            kernel = Kernel(factory(g, dtype), 3, 1, factory)
+            found[f"{module.__name__.split('.')[-1]} {name}"] = kernel
+    return found
+
+
+def factories():
+    """Every kernel factory that the package holds, by qualified name."""
+    found = {}
+    for module in pkgutil.walk_packages(numbacaps.__path__, "numbacaps."):
+        module = importlib.import_module(module.name)
+        for name, value in vars(module).items():
+            if name.startswith("make_") and value.__module__ == module.__name__:
+                found[f"{module.__name__}.{name}"] = value
+    return found

@@ -1,0 +1,185 @@
+"""The public functions: every product, every kind of array, streams and ``out``."""
+
+import numpy as np
+import pytest
+
+import numbacaps
+import reference
+from numbacaps import ALGORITHMS, capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps.target import SIMULATED, cuda
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+
+_PRODUCTS = {
+    "ab,bc->ac": ((2, 3), (3, 2)),
+    "gab,gbc->gac": ((2, 2, 3), (2, 3, 2)),
+    "abk,kcd->abcd": ((2, 1, 3), (3, 2, 2)),
+    "ba,cb->ca": ((3, 2), (4, 3)),  # both operands and the result transposed
+    "abg,gbc->cga": ((2, 3, 2), (2, 3, 2)),
+    "ab,ab->ab": ((2, 3), (2, 3)),  # element by element: all G
+    ",->": ((), ()),  # plain numbers: an ordinary convolution
+}
+# Algorithms share the way in and out, so one of them shows it for every product.
+_QUICK = "indexed"
+
+
+def _einsum(x, w, product, stride=1):
+    """(convolution, votes) by np.einsum over sliding windows."""
+    left, right = product.split("->")
+    a, b = left.split(",")
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:4], axis=(2, 3))
+    windows = windows[:, :, ::stride, ::stride]  # (N, C, OH, OW, *T1, KH, KW)
+    spec = f"NCHW{a}IJ,PCIJ{b}->NPHW"
+    return np.einsum(spec + right, windows, w), np.einsum(spec + "CIJ" + right, windows, w)
+
+
+def _random(product, rng, dtype="float64"):
+    """x, w and dy for a product, at stride 2."""
+    t1, t2 = _PRODUCTS[product]
+    x = rng.standard_normal((2, 2, 5, 4, *t1)).astype(dtype)
+    w = rng.standard_normal((3, 2, 2, 2, *t2)).astype(dtype)
+    dy = rng.standard_normal(_einsum(x, w, product, 2)[0].shape).astype(dtype)
+    return x, w, dy
+
+
+def _gradients(x, w, dy, product):
+    """(dx, dw) by central differences; the convolution is bilinear, so they are exact."""
+
+    def directions(array, value):
+        gradient = np.empty_like(array)
+        for index in np.ndindex(array.shape):
+            step = np.zeros_like(array)
+            step[index] = 1.0
+            gradient[index] = (value(step) * dy).sum()
+        return gradient
+
+    return (
+        directions(x, lambda step: _einsum(step, w, product, 2)[0]),
+        directions(w, lambda step: _einsum(x, step, product, 2)[0]),
+    )
+
+
+@pytest.mark.parametrize("product", _PRODUCTS)
+def test_products(product, rng):
+    x, w, dy = _random(product, rng)
+    y, votes = _einsum(x, w, product, 2)
+    how = {"stride": 2, "product": product, "algorithm": _QUICK}
+    dx, dw = capsule_conv2d_backward(x, w, dy, **how)
+    want_dx, want_dw = _gradients(x, w, dy, product)
+    for actual, want in (
+        (capsule_conv2d(x, w, **how), y),
+        (capsule_votes(x, w, **how), votes),
+        (dx, want_dx),
+        (dw, want_dw),
+    ):
+        assert isinstance(actual, np.ndarray) and actual.flags.c_contiguous
+        reference.assert_close(actual, want, 64)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_algorithms(algorithm, dtype, rng):
+    x, w, dy = _random("ab,bc->ac", rng, dtype)
+    actual = capsule_conv2d(x, w, stride=2, algorithm=algorithm)
+    assert actual.dtype == dtype
+    reference.assert_close(actual, _einsum(x, w, "ab,bc->ac", 2)[0], 64)
+    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, algorithm=algorithm)
+    assert dx.dtype == dw.dtype == dtype
+    reference.assert_close(dx, _gradients(x, w, dy, "ab,bc->ac")[0], 64)
+
+
+@pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])
+def test_device_arrays_stay_on_the_device(product, rng, monkeypatch):
+    arrays = _random(product, rng)
+    on_device = [cuda.to_device(array) for array in arrays]
+    kind = type(on_device[0])
+    how = {"stride": 2, "product": product, "algorithm": _QUICK}
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "copy_to_host", None)
+        y = capsule_conv2d(*on_device[:2], **how)
+        votes = capsule_votes(*on_device[:2], **how)
+        dx, dw = capsule_conv2d_backward(*on_device, **how)
+    for actual, want in zip((y, votes), _einsum(*arrays[:2], product, 2)):
+        assert isinstance(actual, kind)
+        reference.assert_close(actual.copy_to_host(), want, 64)
+    for actual, want in zip((dx, dw), _gradients(*arrays, product)):
+        assert isinstance(actual, kind)
+        reference.assert_close(actual.copy_to_host(), want, 64)
+
+
+def test_needs(rng):
+    x, w, dy = _random("ab,bc->ac", rng)
+    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, needs=["input"])
+    assert dx.shape == x.shape and dw is None
+    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, needs={"kernel"})
+    assert dx is None and dw.shape == w.shape
+
+
+@pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_out(product, where, rng):
+    x, w, _ = _random(product, rng)
+    y, votes = _einsum(x, w, product, 2)
+    place = (lambda array: array.copy()) if where == "host" else cuda.to_device
+    for function, want in ((capsule_conv2d, y), (capsule_votes, votes)):
+        out = place(np.full(want.shape, np.nan))
+        how = {"stride": 2, "product": product, "algorithm": _QUICK, "out": out}
+        assert function(place(x), place(w), **how) is out
+        reference.assert_close(out if where == "host" else out.copy_to_host(), want, 64)
+
+
+def test_out_from_staged(rng):
+    x, w, _ = _random("ab,bc->ac", rng)
+    y, votes = _einsum(x, w, "ab,bc->ac", 2)
+    for function, want in ((capsule_conv2d, y), (capsule_votes, votes)):
+        actual = function(x, w, stride=2, algorithm="staged", workspace_limit=1 << 20)
+        reference.assert_close(actual, want, 64)
+
+
+def test_pairs(rng):
+    x, w = rng.standard_normal((1, 1, 6, 7, 2, 2)), rng.standard_normal((2, 1, 2, 3, 2, 2))
+    how = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+    want = reference.capsule_convolution_einsum(x[:, :, :, :, None], w[:, :, :, :, None], **how)
+    reference.assert_close(capsule_conv2d(x, w, **how), want[:, :, :, :, 0], 64)
+
+
+def test_strided_arrays_are_copied(rng):
+    x, w, _ = _random("ab,bc->ac", rng)
+    y = _einsum(x, w, "ab,bc->ac", 2)[0]
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]))
+    wide[..., ::2] = x
+    reversed_w = np.ascontiguousarray(w[:, :, ::-1])[:, :, ::-1]
+    actual = capsule_conv2d(wide[..., ::2], reversed_w, stride=2, algorithm=_QUICK)
+    reference.assert_close(actual, y, 64)
+    actual = capsule_conv2d(
+        cuda.to_device(wide)[..., ::2], cuda.to_device(w), stride=2, algorithm=_QUICK
+    )
+    reference.assert_close(actual.copy_to_host(), y, 64)
+
+
+def test_empty_batch(rng):
+    x, w, dy = _random("ab,bc->ac", rng)
+    x, dy = x[:0], dy[:0]
+    assert capsule_conv2d(x, w, stride=2).shape == dy.shape
+    assert capsule_votes(x, w, stride=2).shape == (*dy.shape[:4], 2, 2, 2, *dy.shape[4:])
+    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2)
+    assert dx.shape == x.shape
+    np.testing.assert_array_equal(dw, np.zeros_like(w))
+
+
+def test_a_stream(rng):
+    x, w, dy = _random("ab,bc->ac", rng)
+    stream = cuda.stream()
+    reference.assert_close(
+        capsule_conv2d(x, w, stride=2, stream=stream), _einsum(x, w, "ab,bc->ac", 2)[0], 64
+    )
+    arrays = [cuda.to_device(array, stream=stream) for array in (x, w, dy)]
+    dx, dw = capsule_conv2d_backward(*arrays, stride=2, stream=stream)
+    stream.synchronize()
+    for actual, want in zip((dx, dw), _gradients(x, w, dy, "ab,bc->ac")):
+        reference.assert_close(actual.copy_to_host(), want, 64)
+
+
+def test_registry_names():
+    assert set(ALGORITHMS) >= {"naive", "staged", "indexed"}
+    assert numbacaps.SIMULATED == SIMULATED

@@ -1,0 +1,169 @@
+"""On a real GPU: other libraries' arrays and streams, huge arrays, arrays on another device."""
+
+import numpy as np
+import pytest
+
+import reference
+from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps.arrays import Operand, resolve_stream
+from numbacaps.target import cuda
+
+pytestmark = pytest.mark.tiers("gpu")
+
+
+def _problem(rng, batch=16):
+    """x, w, dy and the float64 results, for matrix capsules at stride 2."""
+    x = rng.standard_normal((batch, 8, 15, 13, 4, 6)).astype(np.float32)
+    w = rng.standard_normal((5, 8, 3, 3, 6, 3)).astype(np.float32)
+    y = reference.capsule_convolution_einsum(x[:, :, :, :, None], w[:, :, :, :, None], 2)
+    dy = rng.standard_normal(y[:, :, :, :, 0].shape).astype(np.float32)
+    dx, dw = reference.capsule_convolution_backward_einsum(
+        *(array[:, :, :, :, None] for array in (x, w, dy)), 2
+    )
+    return (x, w, dy), [array[:, :, :, :, 0] for array in (y, dx, dw)]
+
+
+def _close(actual, wanted):
+    for array, want in zip(actual, wanted):
+        reference.assert_close(array.copy_to_host(), want, 4096)
+
+
+def test_cupy_arrays_on_a_cupy_stream(rng):
+    cupy = pytest.importorskip("cupy")
+    arrays, wanted = _problem(rng)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        # The arrays are made late on this stream: work elsewhere would find NaN.
+        late = [cupy.full(array.shape, cupy.nan, array.dtype) for array in arrays]
+        busy = cupy.ones((4096, 4096), cupy.float32)
+        for _ in range(20):
+            busy = busy @ busy * np.float32(1e-4)
+        for target, array in zip(late, arrays):
+            target[...] = cupy.asarray(array)
+        y = capsule_conv2d(*late[:2], stride=2, stream=stream)
+        dx, dw = capsule_conv2d_backward(*late, stride=2, stream=stream)
+    stream.synchronize()
+    _close((y, dx, dw), wanted)
+    np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(y)), y.copy_to_host())
+
+
+def test_the_stream_that_an_array_names(rng):
+    """Without ``stream=`` the work follows the producer's stream, as CuPy's interface names it."""
+    cupy = pytest.importorskip("cupy")
+    arrays, wanted = _problem(rng)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        on_device = [cupy.asarray(array) for array in arrays]
+        y = capsule_conv2d(*on_device[:2], stride=2)
+        assert int(y.stream) == stream.ptr
+    stream.synchronize()
+    _close((y,), wanted[:1])
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "staged", "indexed"])
+def test_torch_tensors(algorithm, rng):
+    torch = pytest.importorskip("torch")
+    arrays, wanted = _problem(rng)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensors = [torch.from_numpy(array).cuda() for array in arrays]
+        out = torch.full(wanted[0].shape, torch.nan, device="cuda")
+        how = {"stride": 2, "algorithm": algorithm, "stream": stream}
+        assert capsule_conv2d(*tensors[:2], out=out, **how) is out
+        dx, dw = capsule_conv2d_backward(*tensors, **how)
+    stream.synchronize()
+    reference.assert_close(out.cpu().numpy(), wanted[0], 4096)
+    _close((dx, dw), wanted[1:])
+
+
+def test_strided_torch_tensors(rng):
+    torch = pytest.importorskip("torch")
+    (x, w, _), (want, *_) = _problem(rng)
+    channels_last = torch.from_numpy(x).cuda().movedim(1, 3).contiguous().movedim(3, 1)
+    reversed_w = torch.from_numpy(w).cuda().transpose(4, 5).contiguous()
+    y = capsule_conv2d(channels_last, reversed_w, stride=2, product="ab,cb->ac")
+    reference.assert_close(y.copy_to_host(), want, 4096)
+
+
+def test_every_kind_of_stream():
+    numba_stream = cuda.stream()
+    address = int(numba_stream)
+    assert resolve_stream(None, []) == 0
+    assert resolve_stream(0, []) == 0
+    assert int(resolve_stream(numba_stream, [])) == address
+    assert int(resolve_stream(address, [])) == address
+    torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
+    for stream in (torch.cuda.Stream(), cupy.cuda.Stream()):
+        pointer = getattr(stream, "cuda_stream", None) or stream.ptr
+        assert int(resolve_stream(stream, [])) == pointer
+    core = pytest.importorskip("cuda.core")
+    device = core.Device()
+    device.set_current()
+    stream = device.create_stream()
+    assert int(resolve_stream(stream, [])) == int(stream.handle)
+    for wrong in ("fast", 1.5, True, -1, object()):
+        with pytest.raises(TypeError, match="stream is .*; it takes a Numba stream"):
+            resolve_stream(wrong, [])
+
+
+def test_arrays_on_another_device(rng, monkeypatch):
+    """The ordinal is the driver's; a second GPU is played by changing what it says."""
+    (x, w, _), _ = _problem(rng)
+    x, w = cuda.to_device(x), cuda.to_device(w)
+    there = Operand.device_ordinal
+    monkeypatch.setattr(
+        Operand, "device_ordinal", lambda self: there(self) + (1 if self.name == "w" else 0)
+    )
+    with pytest.raises(ValueError, match="w is on device 1; it takes an array on the current device, 0"):
+        capsule_conv2d(x, w, stride=2)
+
+
+def test_offsets_beyond_2_to_the_31(rng):
+    """Votes and extended arrays of more than 2**31 elements: the last image comes out right."""
+    N, C, P, H = 330, 8, 32, 16
+    x = rng.standard_normal((N, C, H, H, 4, 4)).astype(np.float32)
+    w = rng.standard_normal((P, C, 3, 3, 4, 4)).astype(np.float32)
+    device_x, device_w = cuda.to_device(x), cuda.to_device(w)
+    last = (x[-1:, :, :, :, None], w[:, :, :, :, None])
+    want = reference.capsule_votes_einsum(*last)
+    votes = capsule_votes(device_x, device_w)
+    assert votes.size > 2**31
+    reference.assert_close(votes[N - 1].copy_to_host(), want[0, ..., 0, :, :], 4)
+    del votes
+    y = capsule_conv2d(device_x, device_w, algorithm="staged", workspace_limit=60 << 30)
+    want = reference.capsule_convolution_einsum(*last)
+    reference.assert_close(y[N - 1].copy_to_host(), want[0, ..., 0, :, :], 288)
+
+
+def test_an_input_beyond_2_to_the_31(rng):
+    N = 2**31 // (64 * 32 * 32 * 16) + 2
+    one = rng.standard_normal((1, 64, 32, 32, 4, 4)).astype(np.float32)
+    w = rng.standard_normal((2, 64, 1, 1, 4, 4)).astype(np.float32)
+    dy = rng.standard_normal((1, 2, 16, 16, 4, 4)).astype(np.float32)
+    x = cuda.device_array((N, *one.shape[1:]), np.float32)
+    assert x.size > 2**31
+    last = x[N - 1 : N]
+    last.copy_to_device(one)
+    wanted = [
+        reference.capsule_convolution_einsum(one[:, :, :, :, None], w[:, :, :, :, None], 2)
+    ]
+    y = capsule_conv2d(x, cuda.to_device(w), stride=2, algorithm="indexed")
+    reference.assert_close(y[N - 1 : N].copy_to_host(), wanted[0][:, :, :, :, 0], 256)
+    whole_dy = cuda.device_array((N, *dy.shape[1:]), np.float32)
+    whole_dy[N - 1 : N].copy_to_device(dy)
+    dx, _ = capsule_conv2d_backward(x, cuda.to_device(w), whole_dy, stride=2, needs=["input"])
+    want, _ = reference.capsule_convolution_backward_einsum(
+        *(array[:, :, :, :, None] for array in (one, w, dy)), 2
+    )
+    reference.assert_close(dx[N - 1 : N].copy_to_host(), want[:, :, :, :, 0], 64)
+
+
+def test_default_workspace_is_half_of_the_free_memory(rng, monkeypatch):
+    """A convolution whose intermediates exceed the GPU's memory runs all the same."""
+    x = rng.standard_normal((64, 16, 32, 32, 4, 4)).astype(np.float32)
+    w = rng.standard_normal((32, 16, 3, 3, 4, 4)).astype(np.float32)
+    device_x, device_w = cuda.to_device(x), cuda.to_device(w)
+    y = capsule_conv2d(device_x, device_w, algorithm="staged")
+    assert 64 * 32 * 900 * 144 * 2 * 16 * 4 > cuda.current_context().get_memory_info().total
+    want = reference.capsule_convolution_einsum(x[-1:, :, :, :, None], w[:, :, :, :, None])
+    reference.assert_close(y[63].copy_to_host(), want[0, :, :, :, 0], 576)

@@ -1,0 +1,103 @@
+"""Every kernel through the real compiler, with no GPU: types, registers, instructions."""
+
+import re
+
+import numpy as np
+import pytest
+from kernels import factories, kernels, matmul
+from numba import float32, float64, int64, types
+
+from numbacaps import Geometry
+from numbacaps.layout import make_gather
+from numbacaps.pipelines.indices import make_index_functions
+from numbacaps.stages.strided_batched_matmul import choose_tile
+from numbacaps.target import cuda
+
+pytestmark = pytest.mark.tiers("ptx")
+
+_TYPES = {"float32": float32, "float64": float64}
+_CCS = [(7, 5), (8, 0), (9, 0), (10, 0)]
+_GEOMETRIES = {
+    "paper-layer-3": Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)),
+    "primes": Geometry(1, 3, 2, 13, 7, 2, 3, 2, 3, 5, 7, (1, 2), (1, 1), (2, 1)),
+    "scalar": Geometry(2, 1, 1, 9, 9, 3, 3, 1, 1, 1, 1),
+}
+_NAMES = list(kernels(_GEOMETRIES["scalar"], "float32"))
+_SHARED_LIMIT = 48 * 1024  # what a block gets without asking the driver for more
+
+
+def _ptx(kernel, dtype, cc):
+    """PTX of a kernel's body: declarations and instructions."""
+    array = types.Array(_TYPES[dtype], 1, "C")
+    signature = (array,) * kernel.arrays + (int64,) * kernel.integers
+    text, _ = cuda.compile_ptx(kernel.kernel, signature, cc=cc)
+    return text
+
+
+def _check(text, name, dtype):
+    """What holds for every kernel."""
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+    if dtype == "float32":
+        assert not re.search(r"\.f64\b", text), "float64 crept in"
+    atomics = bool(re.search(r"\b(atom|red)\.", text))
+    assert atomics == (name.startswith("naive") and "fill" not in name), "only naive adds atomically"
+    shared = sum(int(size) for size in re.findall(r"\.shared .*\[(\d+)\]", text))
+    assert shared <= _SHARED_LIMIT
+
+
+@pytest.mark.parametrize("cc", _CCS)
+@pytest.mark.parametrize("dtype", _TYPES)
+@pytest.mark.parametrize("name", _NAMES)
+def test_kernel(name, dtype, cc):
+    _check(_ptx(kernels(_GEOMETRIES["paper-layer-3"], dtype)[name], dtype, cc), name, dtype)
+
+
+@pytest.mark.parametrize("case", ["primes", "scalar"])
+@pytest.mark.parametrize("name", _NAMES)
+def test_kernel_at_odd_sizes(name, case):
+    _check(_ptx(kernels(_GEOMETRIES[case], "float32")[name], "float32", (9, 0)), name, "float32")
+
+
+@pytest.mark.parametrize("dtype", _TYPES)
+def test_gather(dtype):
+    strided = types.Array(_TYPES[dtype], 8, "A")
+    text, _ = cuda.compile_ptx(
+        make_gather(), (strided, types.Array(_TYPES[dtype], 1, "C")), cc=(9, 0)
+    )
+    _check(text, "gather", dtype)
+
+
+@pytest.mark.parametrize("size", [(4, 4, 4), (16, 8, 4), (16, 16, 16), (33, 65, 40), (64, 64, 64)])
+@pytest.mark.parametrize("dtype", _TYPES)
+def test_matmul_is_tiled_in_shared_memory_and_registers(dtype, size):
+    text = _ptx(matmul(np.dtype(dtype), *size), dtype, (9, 0))
+    _check(text, "matmul", dtype)
+    kind = {"float32": "f32", "float64": "f64"}[dtype]
+    assert f"ld.shared.{kind}" in text and f"st.shared.{kind}" in text and "bar.sync" in text
+    assert f"fma.rn.{kind}" in text
+
+
+def test_copies_divide_in_32_bits():
+    """The constant bounds in the copying kernels are there for this; 64-bit division costs them."""
+    for name in ("input_extend", "input_reduce", "kernel_reduce lanes"):
+        text = _ptx(kernels(_GEOMETRIES["paper-layer-3"], "float32")[name], "float32", (9, 0))
+        assert not re.search(r"div\.[su]64|rem\.[su]64|mul\.hi\.[su]64", text), name
+    text = _ptx(kernels(_GEOMETRIES["paper-layer-3"], "float32")["capsule_im2col"], "float32", (9, 0))
+    assert len(re.findall(r"mul\.hi\.[su]64", text)) <= 4  # the run-time first position's
+
+
+def test_every_factory_is_compiled_here():
+    covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
+    covered |= {make_gather, make_index_functions}
+    missing = [name for name, factory in factories().items() if factory not in covered]
+    assert not missing
+
+
+def test_tiles_fit():
+    """Every tile that the table gives is within a block's threads and shared memory."""
+    for M in (1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 100):
+        for K in (1, 3, 8, 16, 33, 64):
+            for itemsize in (4, 8):
+                tile = choose_tile(M, M + 1, K, itemsize)
+                assert 1 <= tile.threads <= 1024
+                assert tile.shared_elements * itemsize <= _SHARED_LIMIT
