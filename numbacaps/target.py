@@ -51,6 +51,8 @@ def _import_cuda(simulate):
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     else:
         os.environ.pop("NUMBA_ENABLE_CUDASIM", None)
+    # A small layer has a small grid, and whoever runs it can do nothing about the warning.
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
     from numba import cuda
 
     if ("simulator" in cuda.jit.__module__) != simulate:

@@ -182,7 +182,7 @@ def _geometries(draw):
 
 
 @settings(
-    max_examples=12 if SIMULATED else 60,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,
