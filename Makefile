@@ -1,5 +1,5 @@
 # make walk    install into .venv, then walk through one capsule convolution on a real digit
-# make test    install into .venv, then run the simulator and ptx tiers (and gpu, where there is one)
+# make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
 # make gpu     run the gpu tier and record it under experiments/results/
 #
 # CUDA=cu12 takes the CUDA 12 libraries. PY=python3 INSTALLED= uses an environment of your own.
@@ -16,9 +16,8 @@ walk: $(INSTALLED)
 	$(PY) -m experiments.walk
 
 test: $(INSTALLED)
-	$(PY) -m pytest --tier simulator
-	$(PY) -m pytest --tier ptx
-	$(PY) -m pytest --tier gpu --gpu-optional
+	$(PY) -m pytest -n 2 --tier ptx
+	$(PY) -m pytest -n 2 --tier simulator
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

@@ -338,7 +338,7 @@ class _Task:
                 return out.array
             result = permuted(result, tuple(in_order), axes, stream)
             if out is None:
-                return result
+                return result.bind(stream)  # whoever takes it next is ordered behind this stream
             out.view(out.shape, out.strides).copy_to_device(result, stream=stream)
             return out.array
         host = result.copy_to_host(stream=stream)

@@ -13,7 +13,9 @@ import sys
 
 from experiments import provenance
 
+# Compiling takes most of the time, so processes share it (pytest-benchmark, if installed, minds).
 _PYTEST = [sys.executable, "-m", "pytest", "--tier", "gpu", "-p", "no:cacheprovider"]
+_SIDE_BY_SIDE = ["-p", "no:benchmark", "-n", "6", "--dist", "loadgroup"]
 _SANITIZED = ["-m", "sanitize", "-k", "primes", "-q"]
 _TOOLS = ("memcheck", "racecheck")
 
@@ -54,7 +56,7 @@ def _sanitize(tool):
 
 
 def main():
-    status, output = _run([*_PYTEST, "tests"])
+    status, output = _run([*_PYTEST, *_SIDE_BY_SIDE, "tests"])
     record = {
         "gpu": provenance.gpu_name(),
         "driver": provenance.driver(),

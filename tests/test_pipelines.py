@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import DTYPES, GEOMETRIES, nan, operands, sums
+from cases import CASES, GEOMETRIES, nan, operands, sums
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,16 +47,7 @@ def _compare(geometry, actual, wanted):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    # The simulator runs the same Python for both dtypes.
-    [
-        (case, dtype)
-        for case in GEOMETRIES
-        for dtype in DTYPES
-        if not SIMULATED or dtype == "float32" or case == "matrix"
-    ],
-)
+@pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_algorithm(case, dtype, algorithm, rng):
     geometry = GEOMETRIES[case]
     arrays = operands(geometry, dtype, rng)
@@ -95,7 +86,7 @@ def _row_bytes(geometry, shapes_of, itemsize):
     return itemsize * staged.elements(shapes_of(slab))
 
 
-@pytest.mark.parametrize("case", ["strides", "padded"] if SIMULATED else GEOMETRIES)
+@pytest.mark.parametrize("case", ["strides", "padded"])
 def test_slabs_do_not_change_a_bit(case, rng):
     geometry = GEOMETRIES[case]
     arrays = operands(geometry, "float32", rng)
