@@ -24,8 +24,8 @@ from math import prod
 
 # Threads that share the sum of one kernel-gradient element: enough to fill a large GPU when the
 # kernel is small. It depends on nothing but the geometry, so the order of the sum is fixed.
-_GRADIENT_THREADS = 1 << 17
-_MAX_LANES = 64
+_GRADIENT_THREADS = 1 << 18
+_MAX_LANES = 128
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """How a launcher lays its threads out, and the check that every launcher makes of its arrays.
 
-The elementwise kernels share one shape of launch: ``x`` runs over the elements of one repeat,
-consecutive threads on consecutive elements, and ``y`` over the repeats (images, mostly). A thread
-works out its element's coordinates once and then walks the repeats, so the divisions are paid once.
+The elementwise kernels share one shape of launch: ``x`` runs over the elements of a row, consecutive
+threads on consecutive elements, ``z`` walks the rows (output positions) and ``y`` the repeats of
+them (images, channels). A thread works out what its element is once and then walks, so divisions are
+paid once; rows shorter than a block share one.
 """
 
-import sys
+from contextlib import nullcontext
 from math import prod
 
+from numbacaps.simulator import short_turns
 from numbacaps.target import SIMULATED
 
 # The simulator starts a Python thread for every CUDA thread, so there one block walks all repeats.
 THREADS = 32 if SIMULATED else 256
 BLOCKS = 1 if SIMULATED else 8192
 MAX_GRID_Y = 65535
+_MAX_BLOCK_Z = 64
 
 
 def ceil_div(a, b):
@@ -21,30 +24,23 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
-def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS):
-    """Launch an elementwise kernel over ``count`` elements and ``repeats`` repeats of them.
+def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1):
+    """Launch an elementwise kernel over ``count`` elements of ``rows`` rows, ``repeats`` times.
 
-    ``threads`` is the most a block has; a block smaller than a warp's multiple wastes nothing more.
+    ``threads`` is the most that a block has.
     """
-    threads = min(threads, ceil_div(count, 32) * 32)
-    x = ceil_div(count, threads)
+    across = min(threads, ceil_div(count, 32) * 32)
+    down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
+    x = ceil_div(count, across)
     y = min(repeats, MAX_GRID_Y, ceil_div(BLOCKS, x))
-    kernel[(x, y), threads, stream](*arguments)
+    z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(BLOCKS, x * y))
+    kernel[(x, y, z), (across, 1, down), stream](*arguments)
 
 
 def launch_tiles(kernel, grid, block, arguments, stream=0):
-    """Launch a kernel whose threads meet at barriers.
-
-    The simulator polls its threads at a barrier; at Python's usual 5 ms a turn that is most of its
-    time, so they take shorter turns meanwhile.
-    """
-    interval = sys.getswitchinterval()
-    if SIMULATED:
-        sys.setswitchinterval(interval / 20)
-    try:
+    """Launch a kernel whose threads meet at barriers."""
+    with short_turns() if SIMULATED else nullcontext():
         kernel[grid, block, stream](*arguments)
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def flat(name, array, shape):

@@ -11,6 +11,10 @@ import ctypes
 import os
 import sys
 
+import numpy as np
+
+from numbacaps.simulator import share_arrays_safely
+
 _VARIABLE = "NUMBACAPS_TARGET"
 
 
@@ -62,8 +66,14 @@ def _import_cuda(simulate):
             f"to {other}. Import numbacaps before numba, or set NUMBA_ENABLE_CUDASIM="
             f"{int(simulate)} before Python starts."
         )
+    if simulate:
+        share_arrays_safely()
     return cuda
 
 
 SIMULATED = _wants_simulator()
 cuda = _import_cuda(SIMULATED)
+
+# Kernels index with ``array[at(offset)]``. Numba wraps a negative index round at three instructions
+# an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative.
+at = np.uint64

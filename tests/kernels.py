@@ -34,7 +34,7 @@ def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False):
     a_strides = (1, M) if transpose_a else (K, 1)
     b_strides = (1, K) if transpose_b else (N, 1)
     tile = choose_tile(M, N, K, dtype.itemsize)
-    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, tile, dtype)
+    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, False, tile, dtype)
     return Kernel(kernel, 3, 10, make_strided_batched_matmul)
 
 
@@ -45,7 +45,7 @@ def kernels(g, dtype):
     add_slab, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, g.lanes, dtype)
     found = {
         "capsule_im2col": Kernel(
-            make_capsule_im2col(g.C, g.H, g.W, g.OH, g.OW, *window), 2, 4, make_capsule_im2col
+            make_capsule_im2col(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_im2col
         ),
         "input_extend": Kernel(make_input_extend(g.P), 2, 2, make_input_extend),
         "kernel_extend": Kernel(make_kernel_extend(g.Q * g.E2), 2, 2, make_kernel_extend),
@@ -54,7 +54,7 @@ def kernels(g, dtype):
             make_output_reduce(g.P, g.L, g.Q, g.E3, dtype), 2, 4, make_output_reduce
         ),
         "output_extend": Kernel(
-            make_output_extend(g.P, g.L, g.Q, g.E3), 2, 4, make_output_extend
+            make_output_extend(g.P, g.L, g.Q, g.E3, 8), 2, 4, make_output_extend
         ),
         "matmul for dK": matmul(dtype, g.D2, g.D3, g.D1, transpose_a=True),
         "kernel_reduce slab": Kernel(add_slab, 2, 4, make_kernel_reduce),

@@ -86,11 +86,11 @@ def test_stage_refuses_wrong_sizes(stage, rng):
 
 
 _TILES = {
-    "whole": Tile(2, 4, 6, 8, 2, 3),
-    "steps of K": Tile(3, 4, 6, 3, 1, 1),
-    "tiles of M and N": Tile(1, 2, 4, 8, 1, 2),
-    "odd": Tile(2, 3, 5, 2, 3, 1),
-    "larger than the matrix": Tile(1, 8, 8, 16, 4, 4),
+    "whole": Tile(2, 4, 6, 8, 1, 2, 3),
+    "steps of K": Tile(6, 4, 6, 3, 2, 2, 3),
+    "tiles of M and N": Tile(2, 2, 4, 8, 1, 1, 2),
+    "odd": Tile(6, 3, 5, 2, 3, 3, 1),
+    "larger than the matrix": Tile(1, 8, 8, 16, 1, 4, 4),
 }
 
 
@@ -126,8 +126,8 @@ def test_matmul_tiles(tile, transpose_a, transpose_b, rng):
 
 
 def test_tile_refuses_threads_that_do_not_divide():
-    with pytest.raises(ValueError, match="TM dividing BM"):
-        Tile(1, 3, 4, 2, 2, 2)
+    with pytest.raises(ValueError, match="TB, TM, TN that divide"):
+        Tile(1, 3, 4, 2, 1, 2, 2)
 
 
 @pytest.mark.parametrize("case", ["matrix", "strides", "dilated", "rank3"])

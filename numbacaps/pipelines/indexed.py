@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from numbacaps.launch import BLOCKS, ceil_div, flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.target import SIMULATED, at, cuda
 
 _LANES = 4 if SIMULATED else 16
 _ELEMENTS = 16
@@ -62,10 +62,10 @@ def make_forward(geometry, dtype):
                         for d2 in range(D2):
                             value = ZERO  # padding is zeros that multiply like any other value
                             if i_idx >= 0:
-                                value = x[i_idx + (g * D1 + d1) * D2 + d2]
-                            total += value * w[idx + (g * D2 + d2) * D3 + d3]
+                                value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                            total += value * w[at(idx + (g * D2 + d2) * D3 + d3)]
             o_idx = calculate_output_index(n, p, oh, ow)
-            out[o_idx + (g * D1 + d1) * D3 + d3] = total
+            out[at(o_idx + (g * D1 + d1) * D3 + d3)] = total
             n += cuda.gridDim.y
 
     return indexed_forward_kernel
@@ -109,9 +109,9 @@ def make_votes(geometry, dtype):
             for d2 in range(D2):
                 value = ZERO
                 if i_idx >= 0:
-                    value = x[i_idx + (g * D1 + d1) * D2 + d2]
-                total += value * w[idx + (g * D2 + d2) * D3 + d3]
-            out[n * IMAGE + i] = total
+                    value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                total += value * w[at(idx + (g * D2 + d2) * D3 + d3)]
+            out[at(n * IMAGE + i)] = total
             n += cuda.gridDim.y
 
     return indexed_votes_kernel
@@ -164,10 +164,10 @@ def make_backward_input(geometry, dtype):
                         o_idx = calculate_output_index(n, p, oh, ow)
                         for d3 in range(D3):
                             total += (
-                                dy[o_idx + (g * D1 + d1) * D3 + d3]
-                                * w[idx + (g * D2 + d2) * D3 + d3]
+                                dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
+                                * w[at(idx + (g * D2 + d2) * D3 + d3)]
                             )
-            dx[n * IMAGE + i] = total
+            dx[at(n * IMAGE + i)] = total
             n += cuda.gridDim.y
 
     return indexed_backward_input_kernel
@@ -218,15 +218,15 @@ def make_backward_kernel(geometry, dtype):
                     for d1 in range(D1):
                         value = ZERO
                         if i_idx >= 0:
-                            value = x[i_idx + (g * D1 + d1) * D2 + d2]
-                        total += value * dy[o_idx + (g * D1 + d1) * D3 + d3]
+                            value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                        total += value * dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
                     nl += LANES
-            partial[lane * ELEMENTS + element] = total
+            partial[at(lane * ELEMENTS + element)] = total
             cuda.syncthreads()  # every lane's sum is there before lane 0 adds them up
             if lane == 0 and i < SIZE:
                 for other in range(1, LANES):
-                    total += partial[other * ELEMENTS + element]
-                dw[i] = total
+                    total += partial[at(other * ELEMENTS + element)]
+                dw[at(i)] = total
             cuda.syncthreads()  # the sums are read before they are written again
             first += cuda.gridDim.x * ELEMENTS
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from numbacaps.launch import flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -26,7 +26,7 @@ def make_fill(dtype):
     ):
         i = cuda.grid(1)
         if i < out.size:
-            out[i] = ZERO
+            out[at(i)] = ZERO
 
     return fill_kernel
 
@@ -68,8 +68,8 @@ def make_forward(geometry, dtype):
                         for d2 in range(D2):
                             value = ZERO  # padding is zeros that multiply like any other value
                             if i_idx >= 0:
-                                value = x[i_idx + gd1 * D2 + d2]
-                            total += value * w[idx + (gd1 // D1 * D2 + d2) * D3 + d3]
+                                value = x[at(i_idx + gd1 * D2 + d2)]
+                            total += value * w[at(idx + (gd1 // D1 * D2 + d2) * D3 + d3)]
                         cuda.atomic.add(out, o_idx + gd1 * D3 + d3, total)
 
     return naive_forward_kernel
@@ -112,8 +112,8 @@ def make_backward_input(geometry, dtype):
                             total = ZERO
                             for d3 in range(D3):
                                 total += (
-                                    dy[o_idx + gd1 * D3 + d3]
-                                    * w[idx + (gd1 // D1 * D2 + d2) * D3 + d3]
+                                    dy[at(o_idx + gd1 * D3 + d3)]
+                                    * w[at(idx + (gd1 // D1 * D2 + d2) * D3 + d3)]
                                 )
                             cuda.atomic.add(dx, i_idx + gd1 * D2 + d2, total)
 
@@ -158,8 +158,8 @@ def make_backward_kernel(geometry, dtype):
                             gd1 = gd2 // D2 * D1 + d1
                             value = ZERO
                             if i_idx >= 0:
-                                value = x[i_idx + gd1 * D2 + gd2 % D2]
-                            total += value * dy[o_idx + gd1 * D3 + d3]
+                                value = x[at(i_idx + gd1 * D2 + gd2 % D2)]
+                            total += value * dy[at(o_idx + gd1 * D3 + d3)]
                         cuda.atomic.add(dw, idx + gd2 * D3 + d3, total)
 
     return naive_backward_kernel_kernel

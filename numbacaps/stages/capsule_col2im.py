@@ -13,7 +13,7 @@ warp reads runs of E1 consecutive elements. Each thread walks the images.
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -24,6 +24,8 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     DH, DW = dilation
     ROW = C * KH * KW * E1
     IMAGE = C * H * W * E1
+    OH_SPAN = DH * (KH - 1) // SH + 1  # most output rows (columns) whose window covers one element
+    OW_SPAN = DW * (KW - 1) // SW + 1
     ZERO = dtype.type(0)
 
     @cuda.jit
@@ -39,31 +41,33 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
         if i >= IMAGE:
             return
         e = i % E1
-        w = i // E1 % W
-        h = i // (E1 * W) % H
+        left = i // E1 % W + PW
+        top = i // (E1 * W) % H + PH
         c = i // (E1 * W * H)
         n = cuda.blockIdx.y
         while n < images:
             target = (first_image + n) * IMAGE + i
             total = ZERO  # an image's first slab starts the sum, so nothing has to be cleared
             if first_row > 0:
-                total = dx[target]
-            for kh_left in range(KH):
-                kh = KH - 1 - kh_left  # falling kh is rising oh
-                top = h + PH - kh * DH
-                oh = top // SH
-                if top % SH != 0 or oh < first_row or oh >= first_row + rows:
-                    continue
-                for kw_left in range(KW):
-                    kw = KW - 1 - kw_left
-                    left = w + PW - kw * DW
-                    ow = left // SW
-                    if left % SW != 0 or ow < 0 or ow >= OW:
-                        continue
-                    q = (c * KH + kh) * KW + kw
-                    l = (n * rows + oh - first_row) * OW + ow
-                    total += columns[l * ROW + q * E1 + e]
-            dx[target] = total
+                total = dx[at(target)]
+            for oh_step in range(OH_SPAN):
+                oh = top // SH - OH_SPAN + 1 + oh_step
+                down = top - oh * SH
+                kh = down // DH
+                in_row = kh < KH and down == kh * DH and oh >= first_row and oh < first_row + rows
+                for ow_step in range(OW_SPAN):
+                    ow = left // SW - OW_SPAN + 1 + ow_step
+                    across = left - ow * SW
+                    kw = across // DW
+                    covers = in_row and kw < KW and across == kw * DW and ow >= 0 and ow < OW
+                    source = e
+                    if covers:
+                        l = (n * rows + oh - first_row) * OW + ow
+                        source = l * ROW + ((c * KH + kh) * KW + kw) * E1 + e
+                    value = columns[at(source)]  # read in any case, so that the reads overlap
+                    if covers:
+                        total += value
+            dx[at(target)] = total
             n += cuda.gridDim.y
 
     return capsule_col2im_kernel

@@ -4,55 +4,61 @@
 
 with l = oh*OW + ow and q = (c*KH + kh)*KW + kw; zeros where the window reaches into the padding.
 
-Thread mapping: one thread an element of a column, consecutive threads on consecutive (q, e), which
-are consecutive in I_flat and, within a window's row of capsules, in I. Each thread walks the images.
+Thread mapping: one thread a (q, e) of a column, consecutive threads on consecutive (q, e), which are
+consecutive in I_flat and, within a window's row of capsules, in I. It walks positions and images.
 """
 
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
-def make_capsule_im2col(C, H, W, OH, OW, KH, KW, E1, stride, padding, dilation, dtype):
+def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtype):
     """Kernel for one geometry; ``dtype`` is a NumPy dtype, pairs are (vertical, horizontal)."""
     SH, SW = stride
     PH, PW = padding
     DH, DW = dilation
     ROW = C * KH * KW * E1
-    IMAGE = C * H * W * E1
-    POSITIONS = OH * OW
+    AT_ONCE = min(OW, 4)  # loads of a thread under way before its first store
     ZERO = dtype.type(0)
 
     @cuda.jit
     def capsule_im2col_kernel(
         x,  # in   (N, C, H, W, E1)
-        columns,  # out  (images, positions, Q, E1)
+        columns,  # out  (images, rows * OW, Q, E1)
         first_image,
         images,
-        first_position,
-        positions,
+        first_row,
+        rows,
     ):
-        i = cuda.grid(1)  # (l, q, e) within an image
-        l = first_position + i // ROW
-        # The constant bounds let the compiler divide in 32 bits wherever an image's columns fit.
-        if i >= positions * ROW or i >= POSITIONS * ROW or l < 0 or l >= POSITIONS:
+        loaded = cuda.local.array(AT_ONCE, dtype)
+        i = cuda.grid(1)  # (q, e)
+        if i >= ROW:
             return
         e = i % E1
         kw = i // E1 % KW
         kh = i // (E1 * KW) % KH
-        c = i // (E1 * KW * KH) % C
-        h = l // OW * SH + kh * DH - PH
-        w = l % OW * SW + kw * DW - PW
-        inside = 0 <= h < H and 0 <= w < W
-        source = ((c * H + h) * W + w) * E1 + e
+        c = i // (E1 * KW * KH)
         n = cuda.blockIdx.y
         while n < images:
-            value = ZERO
-            if inside:
-                value = x[(first_image + n) * IMAGE + source]
-            columns[n * positions * ROW + i] = value
+            row = cuda.blockIdx.z * cuda.blockDim.z + cuda.threadIdx.z
+            while row < rows:
+                h = (first_row + row) * SH + kh * DH - PH
+                source = (((first_image + n) * C + c) * H + h) * W * E1 + e
+                target = (n * rows + row) * OW * ROW + i
+                for first in range(0, OW, AT_ONCE):
+                    for j in range(AT_ONCE):
+                        w = (first + j) * SW + kw * DW - PW
+                        value = ZERO
+                        if h >= 0 and h < H and w >= 0 and w < W:
+                            value = x[at(source + w * E1)]
+                        loaded[j] = value
+                    for j in range(AT_ONCE):
+                        if first + j < OW:
+                            columns[at(target + (first + j) * ROW)] = loaded[j]
+                row += cuda.gridDim.z * cuda.blockDim.z
             n += cuda.gridDim.y
 
     return capsule_im2col_kernel
@@ -77,14 +83,14 @@ def capsule_im2col(slab, x, columns, stream=0, threads=THREADS):
     """
     g = slab.geometry
     kernel = make_capsule_im2col(
-        g.C, g.H, g.W, g.OH, g.OW, g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, x.dtype
+        g.C, g.H, g.W, g.OW, g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, x.dtype
     )
     arguments = (
         flat("x", x, g.input_shape),
         flat("columns", columns, slab.columns_shape),
         slab.first_image,
         slab.images,
-        slab.first_position,
-        slab.positions,
+        slab.first_row,
+        slab.rows,
     )
-    launch(kernel, slab.positions * g.Q * g.E1, slab.images, arguments, stream, threads)
+    launch(kernel, g.Q * g.E1, slab.images, arguments, stream, threads, rows=slab.rows)

@@ -9,7 +9,7 @@ Consecutive threads are consecutive on both sides.
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -28,9 +28,9 @@ def make_input_extend(P):
             return
         n = cuda.blockIdx.y
         while n < images:
-            value = columns[n * column + i]
+            value = columns[at(n * column + i)]
             for p in range(P):
-                extended[(n * P + p) * column + i] = value
+                extended[at((n * P + p) * column + i)] = value
             n += cuda.gridDim.y
 
     return input_extend_kernel

@@ -9,7 +9,7 @@ both sides. The sum runs in the order of p.
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -31,8 +31,8 @@ def make_input_reduce(P, dtype):
         while n < images:
             total = ZERO
             for p in range(P):
-                total += extended[(n * P + p) * column + i]
-            columns[n * column + i] = total
+                total += extended[at((n * P + p) * column + i)]
+            columns[at(n * column + i)] = total
             n += cuda.gridDim.y
 
     return input_reduce_kernel

@@ -4,14 +4,14 @@
 
 K' has no batch axis: the images share it.
 
-Thread mapping: one thread an element of a channel's capsules; it walks the (p, l) rows. Consecutive
-threads are consecutive on both sides; the reads repeat and stay in cache.
+Thread mapping: one thread an element of a channel's capsules; it reads the element once and writes
+it at every position. Consecutive threads are consecutive on both sides.
 """
 
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -22,16 +22,20 @@ def make_kernel_extend(ROW):
     def kernel_extend_kernel(
         w,  # in   (P, ROW)
         extended,  # out  (P, positions, ROW)
-        rows,  # P * positions
+        channels,
         positions,
     ):
         i = cuda.grid(1)
         if i >= ROW:
             return
-        row = cuda.blockIdx.y  # (p, l)
-        while row < rows:
-            extended[row * ROW + i] = w[row // positions * ROW + i]
-            row += cuda.gridDim.y
+        p = cuda.blockIdx.y
+        while p < channels:
+            value = w[at(p * ROW + i)]
+            l = cuda.blockIdx.z * cuda.blockDim.z + cuda.threadIdx.z
+            while l < positions:
+                extended[at((p * positions + l) * ROW + i)] = value
+                l += cuda.gridDim.z * cuda.blockDim.z
+            p += cuda.gridDim.y
 
     return kernel_extend_kernel
 
@@ -54,11 +58,12 @@ def kernel_extend(slab, w, extended, stream=0, threads=THREADS):
         An array is of the wrong size.
     """
     g = slab.geometry
-    row, rows = g.Q * g.E2, g.P * slab.positions
+    row = g.Q * g.E2
     arguments = (
         flat("w", w, g.kernel_shape),
         flat("extended", extended, slab.extended_kernel_shape),
-        rows,
+        g.P,
         slab.positions,
     )
-    launch(make_kernel_extend(row), row, rows, arguments, stream, threads)
+    kernel = make_kernel_extend(row)
+    launch(kernel, row, g.P, arguments, stream, threads, rows=slab.positions)

@@ -14,7 +14,7 @@ Consecutive threads are consecutive on both sides.
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -40,13 +40,18 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
             p = sp % P
             total = ZERO  # the first slab starts the sum, so nothing has to be cleared before
             if first_term > 0:
-                total = lanes[sp * ROW + i]
-            for n in range(images):
-                l = (sp // P - (first_image + n) * L - first_position) % LANES
-                while l < positions:
-                    total += products[((n * P + p) * positions + l) * ROW + i]
-                    l += LANES
-            lanes[sp * ROW + i] = total
+                total = lanes[at(sp * ROW + i)]
+            term = (sp // P - first_term) % LANES
+            n = term // L  # a slab of several images holds whole ones, so positions is L then
+            l = term - n * L
+            while n * positions + l < images * positions:
+                total += products[at(((n * P + p) * positions + l) * ROW + i)]
+                n += LANES // L
+                l += LANES % L
+                if l >= L:
+                    l -= L
+                    n += 1
+            lanes[at(sp * ROW + i)] = total
             sp += cuda.gridDim.y
 
     @cuda.jit
@@ -59,8 +64,8 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
             return
         total = ZERO
         for s in range(LANES):
-            total += lanes[s * P * ROW + i]
-        dw[i] = total
+            total += lanes[at(s * P * ROW + i)]
+        dw[at(i)] = total
 
     return add_slab_kernel, add_lanes_kernel
 
@@ -81,9 +86,14 @@ def kernel_reduce(slab, products, lanes, stream=0, threads=THREADS):
     Raises
     ------
     ValueError
-        An array is of the wrong size.
+        An array is of the wrong size, or the slab has parts of several images.
     """
     g = slab.geometry
+    if slab.images > 1 and slab.rows < g.OH:
+        raise ValueError(
+            f"slab has {slab.rows} of {g.OH} rows of {slab.images} images; it takes part of one "
+            "image, or whole ones"
+        )
     row = g.Q * g.E2
     arguments = (
         flat("products", products, slab.kernel_products_shape),

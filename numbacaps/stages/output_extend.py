@@ -2,40 +2,45 @@
 
     dO'[n, p, l, q] = dO[n, p, l]
 
-Thread mapping: one thread a (q, e) of one output capsule's products; it walks the capsules.
-Consecutive threads write consecutive elements and read within one capsule, which stays in cache.
+Thread mapping: a block takes one output capsule after the other. Thread (e, lane) reads element e
+and writes it to every LANES-th product; consecutive threads are consecutive (lane, e), so they write
+consecutive addresses, and an element is read once for Q / LANES writes.
 """
 
 from functools import lru_cache
 
-from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.launch import BLOCKS, MAX_GRID_Y, THREADS, ceil_div, flat
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
-def make_output_extend(P, L, Q, E3):
-    """Kernel for P channels, L positions, Q products of E3 elements."""
-    ROW = Q * E3
+def make_output_extend(P, L, Q, E3, LANES):
+    """Kernel for P channels, L positions, Q products of E3 elements, shared by LANES threads each."""
 
     @cuda.jit
     def output_extend_kernel(
         dy,  # in   (N, P, L, E3)
         extended,  # out  (images, P, positions, Q, E3)
         first_image,
-        capsules,  # images * P * positions
+        channels,  # images * P
         first_position,
         positions,
     ):
-        i = cuda.grid(1)  # (q, e)
-        if i >= ROW:
+        e = cuda.grid(1)
+        if e >= E3:
             return
-        e = i % E3
-        npl = cuda.blockIdx.y
-        while npl < capsules:
-            channel = first_image * P + npl // positions
-            position = first_position + npl % positions
-            extended[npl * ROW + i] = dy[(channel * L + position) * E3 + e]
-            npl += cuda.gridDim.y
+        np = cuda.blockIdx.y
+        while np < channels:
+            l = cuda.blockIdx.z
+            while l < positions:
+                value = dy[at(((first_image * P + np) * L + first_position + l) * E3 + e)]
+                target = (np * positions + l) * Q * E3 + e
+                q = cuda.threadIdx.y
+                while q < Q:
+                    extended[at(target + q * E3)] = value
+                    q += LANES
+                l += cuda.gridDim.z
+            np += cuda.gridDim.y
 
     return output_extend_kernel
 
@@ -58,14 +63,19 @@ def output_extend(slab, dy, extended, stream=0, threads=THREADS):
         An array is of the wrong size.
     """
     g = slab.geometry
-    capsules = slab.images * g.P * slab.positions
+    channels = slab.images * g.P
     arguments = (
         flat("dy", dy, g.output_shape),
         flat("extended", extended, slab.products_shape),
         slab.first_image,
-        capsules,
+        channels,
         slab.first_position,
         slab.positions,
     )
-    kernel = make_output_extend(g.P, g.L, g.Q, g.E3)
-    launch(kernel, g.Q * g.E3, capsules, arguments, stream, threads)
+    across = min(g.E3, threads)
+    lanes = max(1, min(g.Q, threads // across))
+    x = ceil_div(g.E3, across)
+    y = min(channels, MAX_GRID_Y, ceil_div(BLOCKS, x))
+    z = min(slab.positions, MAX_GRID_Y, ceil_div(BLOCKS, x * y))
+    kernel = make_output_extend(g.P, g.L, g.Q, g.E3, lanes)
+    kernel[(x, y, z), (across, lanes), stream](*arguments)

@@ -10,7 +10,7 @@ of q.
 from functools import lru_cache
 
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import cuda
+from numbacaps.target import at, cuda
 
 
 @lru_cache(maxsize=None)
@@ -39,8 +39,8 @@ def make_output_reduce(P, L, Q, E3, dtype):
             source = (n * P * positions + pl) * Q * E3 + e
             total = ZERO
             for q in range(Q):
-                total += products[source + q * E3]
-            out[(first_image + n) * IMAGE + target] = total
+                total += products[at(source + q * E3)]
+            out[at((first_image + n) * IMAGE + target)] = total
             n += cuda.gridDim.y
 
     return output_reduce_kernel

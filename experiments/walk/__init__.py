@@ -1,0 +1,14 @@
+"""A walk through one capsule convolution, forward and backward, over a real digit.
+
+``python -m experiments.walk`` runs every stage of Algorithms 3 and 4 alone, checks it against the
+loop reference, tells what it read, wrote and cost, and draws what it did. No weights are learned:
+a capsule is a patch of the digit's pixels.
+
+==========  ====================================================================
+`image`     the digit becomes capsules
+`trace`     runs and checks the stages and the algorithms; returns plain records
+`report`    the records as text
+`pictures`  the records as pictures
+`refusal`   how an option that cannot be used is refused
+==========  ====================================================================
+"""

@@ -1,0 +1,205 @@
+"""The command line: ``python -m experiments.walk``."""
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from numbacaps import ALGORITHMS, SIMULATED
+from numbacaps.target import cuda
+
+from experiments.walk.image import DIGIT
+from experiments.walk.pictures import draw_all
+from experiments.walk.refusal import Refusal
+from experiments.walk.report import Progress, report, verdict
+from experiments.walk.trace import Options, plan, walk
+
+_MOST = 1_000_000  # for any one size, so that a product of some of them stays a printable number
+_DESCRIPTION = """\
+Walk through one capsule convolution, forward and backward, over a real digit: every stage of the
+paper is run alone, checked against the loop reference, told and drawn.
+"""
+_EPILOG = """\
+examples:
+  python -m experiments.walk --kernel 2 --stride 1 --crop 20,20
+  python -m experiments.walk --product gab,gbc->gac --channels 2,3 --image photo.png --crop 24,24
+
+Without a GPU the kernels run on Numba's simulator; NUMBACAPS_TARGET=sim chooses it anywhere.
+exit status: 0 all passed, 1 something failed, 2 an option cannot be used
+"""
+
+
+def main(argv=None):
+    """Walk, report, draw.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        The command line's arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        0 if everything passed, 1 if not. An option that cannot be used exits with 2.
+    """
+    parser = _make_parser()
+    arguments = vars(parser.parse_args(argv))
+    folder, draws = Path(arguments.pop("out")), arguments.pop("pictures")
+    if not SIMULATED and not cuda.is_available():
+        parser.error("NUMBACAPS_TARGET got 'cuda', but there is no GPU; it takes sim here")
+    try:
+        accepted = plan(Options(**arguments))
+        if draws:
+            _make_folder(folder)
+    except Refusal as refusal:
+        parser.error(str(refusal))
+    progress = Progress()
+    trace = walk(accepted, progress)
+    drawn = draw_all(trace, folder, progress) if draws else []
+    progress.clear()
+    print(report(trace))
+    print()
+    if drawn:
+        print(f"pictures: {len(drawn)} in {folder}, {drawn[0].name} to {drawn[-1].name}")
+    print(verdict(trace))
+    return 1 if trace.failed else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, without the usage that --help gives."""
+
+    def error(self, message):
+        self.exit(2, f"walk: {message}\n")
+
+
+def _make_parser():
+    parser = _Parser(
+        prog="python -m experiments.walk",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--image",
+        metavar="FILE",
+        default=str(DIGIT),
+        help="a .npy file of two axes, or a picture file, which is turned to grey "
+        "(default: an MNIST digit)",
+    )
+    add("--crop", metavar="H,W", type=_size, help="keep the middle of the image (pixels)")
+    add("--kernel", metavar="K", type=_pair(1), default=(3, 3), help="window: 3 (default) or KH,KW")
+    add("--stride", metavar="S", type=_pair(1), default=(2, 2), help="2 (default) or a pair")
+    add("--padding", metavar="N", type=_pair(0), default=(0, 0), help="0 (default) or a pair")
+    add("--dilation", metavar="D", type=_pair(1), default=(1, 1), help="1 (default) or a pair")
+    add(
+        "--channels",
+        metavar="C,P",
+        type=_channels,
+        default=(1, 2),
+        help="input and output channels, or P alone (default 1,2); input channel c is the image "
+        "shifted c pixels to the right",
+    )
+    add(
+        "--product",
+        metavar="SPEC",
+        default="ab,bc->ac",
+        help="capsule product in the manner of einsum (default ab,bc->ac); an input capsule is a "
+        "patch as wide as its last axis and as high as the product of the others",
+    )
+    add(
+        "--sizes",
+        metavar="a=4,b=4",
+        type=_sizes,
+        default={},
+        help="size of the product's axes (default 4; 2 where a capsule has three axes or more)",
+    )
+    add(
+        "--algorithm",
+        dest="algorithms",
+        nargs="+",
+        metavar="NAME",
+        choices=list(ALGORITHMS),
+        default=tuple(ALGORITHMS),
+        help=f"whole convolutions to run beside the stages, of {', '.join(ALGORITHMS)} "
+        "(default: all)",
+    )
+    add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")
+    add("--seed", metavar="N", type=_seed, default=0, help="of kernel and target (default 0)")
+    add("--out", metavar="DIR", default="walk", help="where the pictures go (default walk/)")
+    add("--no-pictures", dest="pictures", action="store_false", help="draw nothing")
+    return parser
+
+
+def _refuse(text, takes):
+    raise argparse.ArgumentTypeError(f"got {text!r}; it takes {takes}")
+
+
+def _integers(text):
+    """The integers of ``1`` or ``1,2``; none if it is anything else."""
+    if re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*", text) is None:
+        return []
+    return [int(number) for number in text.split(",")]
+
+
+def _pair(least):
+    """Parser of a number for both directions, or of two: vertical, horizontal."""
+
+    def parse(text):
+        numbers = _integers(text)
+        if len(numbers) not in (1, 2) or not all(least <= n <= _MOST for n in numbers):
+            _refuse(text, f"an integer from {least} to {_MOST}, or two such as 3,2")
+        return (numbers[0], numbers[-1])
+
+    return parse
+
+
+def _size(text):
+    """Parser of --crop: two numbers."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or not all(1 <= n <= _MOST for n in numbers):
+        _refuse(text, f"two integers from 1 to {_MOST}, such as 20,20")
+    return tuple(numbers)
+
+
+def _channels(text):
+    """Parser of --channels: C,P or P."""
+    numbers = _integers(text)
+    if len(numbers) not in (1, 2) or not all(1 <= n <= _MOST for n in numbers):
+        _refuse(text, f"integers from 1 to {_MOST}: C,P such as 2,3, or P alone")
+    return (1, numbers[0]) if len(numbers) == 1 else tuple(numbers)
+
+
+def _sizes(text):
+    """Parser of --sizes: a=4,b=2."""
+    found = [re.fullmatch(r"([a-zA-Z])=([0-9]{1,9})", part) for part in text.split(",")]
+    if not all(found):
+        _refuse(text, "the size of each axis letter, such as a=4,b=2")
+    sizes = {match[1]: int(match[2]) for match in found}
+    if len(sizes) != len(found) or not all(1 <= size <= _MOST for size in sizes.values()):
+        _refuse(text, f"each axis letter once, with a size from 1 to {_MOST}")
+    return sizes
+
+
+def _seed(text):
+    """Parser of --seed."""
+    numbers = _integers(text)
+    if len(numbers) != 1 or numbers[0] < 0:
+        _refuse(text, "an integer from 0 to 999999999")
+    return numbers[0]
+
+
+def _make_folder(folder):
+    """Make the folder for the pictures and try to write there, before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refusal("--out", f"{folder} ({error.strerror})", "a folder to write in") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
