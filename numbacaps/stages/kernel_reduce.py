@@ -20,6 +20,7 @@ from numbacaps.target import at, cuda
 @lru_cache(maxsize=None)
 def make_kernel_reduce(P, L, ROW, LANES, dtype):
     """Kernels (add a slab to the lanes, add the lanes up) for ROW = Q * E2 elements a channel."""
+    AT_ONCE = 4  # loads of a thread under way before its first addition
     ZERO = dtype.type(0)
 
     @cuda.jit
@@ -31,6 +32,7 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
         first_position,
         positions,
     ):
+        loaded = cuda.local.array(AT_ONCE, dtype)
         i = cuda.grid(1)
         if i >= ROW:
             return
@@ -41,16 +43,23 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
             total = ZERO  # the first slab starts the sum, so nothing has to be cleared before
             if first_term > 0:
                 total = lanes[at(sp * ROW + i)]
-            term = (sp // P - first_term) % LANES
+            term = (sp // P - first_term) % LANES  # the lane's first term of the slab
+            left = (images * positions - term + LANES - 1) // LANES
             n = term // L  # a slab of several images holds whole ones, so positions is L then
             l = term - n * L
-            while n * positions + l < images * positions:
-                total += products[at(((n * P + p) * positions + l) * ROW + i)]
-                n += LANES // L
-                l += LANES % L
-                if l >= L:
-                    l -= L
-                    n += 1
+            while left > 0:
+                for j in range(AT_ONCE):
+                    if j < left:
+                        loaded[j] = products[at(((n * P + p) * positions + l) * ROW + i)]
+                    n += LANES // L
+                    l += LANES % L
+                    if l >= L:
+                        l -= L
+                        n += 1
+                for j in range(AT_ONCE):
+                    if j < left:
+                        total += loaded[j]
+                left -= AT_ONCE
             lanes[at(sp * ROW + i)] = total
             sp += cuda.gridDim.y
 
