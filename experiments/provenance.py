@@ -16,7 +16,9 @@ def source_sha256():
     """sha256 over ``numbacaps/**/*.py`` in path order: path, NUL, bytes, NUL for each file."""
     digest = hashlib.sha256()
     for path in sorted((ROOT / "numbacaps").rglob("*.py")):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 

@@ -230,7 +230,10 @@ class _Task:
         operands = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
         x, w = operands[:2]
         product = parse_product(product)
-        for operand, axes, layout in ((x, product.x, "(N, C, H, W"), (w, product.w, "(P, C, KH, KW")):
+        for operand, axes, layout in (
+            (x, product.x, "(N, C, H, W"),
+            (w, product.w, "(P, C, KH, KW"),
+        ):
             if operand.rank != 4 + len(axes):
                 raise ValueError(
                     f"{operand.name} has shape {operand.shape}; product={product.spec!r} takes "

@@ -246,7 +246,9 @@ def resolve_stream(stream, operands):
     if SIMULATED:
         return 0 if stream is None else stream
     made_on = [
-        operand.array.__cuda_array_interface__.get("stream") for operand in operands if operand.on_device
+        operand.array.__cuda_array_interface__.get("stream")
+        for operand in operands
+        if operand.on_device
     ]
     if stream is None:
         stream = made_on[0] if made_on and made_on[0] else 0

@@ -59,7 +59,10 @@ class Geometry:
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
             if min(getattr(self, name)) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes {least} or more")
-        for axis, size, window, at in (("height", self.H, self.KH, 0), ("width", self.W, self.KW, 1)):
+        for axis, size, window, at in (
+            ("height", self.H, self.KH, 0),
+            ("width", self.W, self.KW, 1),
+        ):
             span = self.dilation[at] * (window - 1) + 1
             padded = size + 2 * self.padding[at]
             if span > padded:

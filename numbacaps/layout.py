@@ -8,7 +8,7 @@ strided, or whose product names its axes in another order, is brought there by t
 Thread mapping: one thread an element, consecutive threads on consecutive elements of the result.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import launch
 from numbacaps.target import cuda
@@ -16,7 +16,7 @@ from numbacaps.target import cuda
 _RANK = 8  # axes of the strided view; adjoining axes that lie in one run are merged first
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_gather():
     """Kernel that reads a rank-8 strided view in C order."""
 

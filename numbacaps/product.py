@@ -16,7 +16,7 @@ the kernel capsule and the output       D3
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 
 _FORM = re.compile(r"([a-zA-Z]*),([a-zA-Z]*)->([a-zA-Z]*)")
@@ -97,7 +97,7 @@ def inverse(order):
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_product(spec):
     """Parse a spec such as ``"ab,bc->ac"``.
 

@@ -22,9 +22,13 @@ _TOOLS = ("memcheck", "racecheck")
 
 def _counts(output):
     """passed, failed (errors too) and skipped of pytest's closing line."""
-    closing = [line for line in output.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+    closing = [
+        line for line in output.splitlines() if re.search(r"\d+ (passed|failed|error)", line)
+    ]
     counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", closing[-1] if closing else ""):
+    for number, word in re.findall(
+        r"(\d+) (passed|failed|error|skipped)", closing[-1] if closing else ""
+    ):
         counts["failed" if word == "error" else word] += int(number)
     return counts
 
@@ -43,7 +47,9 @@ def _run(command):
 
 def _sanitize(tool):
     """What compute-sanitizer says of one case of every kernel."""
-    found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    found = shutil.which("compute-sanitizer") or shutil.which(
+        "/usr/local/cuda/bin/compute-sanitizer"
+    )
     if found is None:
         return {"failed": "compute-sanitizer was not found"}
     status, output = _run(

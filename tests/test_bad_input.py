@@ -61,7 +61,11 @@ _OPTIONS = {
     "product repeats": ({"product": "aa,ab->b"}, ValueError, "each axis once in 'aa'"),
     "product invents": ({"product": "ab,bc->ad"}, ValueError, "axis 'd' is in neither input"),
     "product drops": ({"product": "ab,bc->a"}, ValueError, "axis 'c' is in one input alone"),
-    "unknown algorithm": ({"algorithm": "best"}, ValueError, "algorithm is 'best'; it takes one of"),
+    "unknown algorithm": (
+        {"algorithm": "best"},
+        ValueError,
+        "algorithm is 'best'; it takes one of",
+    ),
     "limit a float": ({"workspace_limit": 1e6}, TypeError, "workspace_limit is 1000000.0"),
     "limit negative": ({"workspace_limit": -1}, ValueError, "workspace_limit is -1; it takes 0"),
 }

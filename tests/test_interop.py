@@ -115,7 +115,9 @@ def test_arrays_on_another_device(rng, monkeypatch):
     monkeypatch.setattr(
         Operand, "device_ordinal", lambda self: there(self) + (1 if self.name == "w" else 0)
     )
-    with pytest.raises(ValueError, match="w is on device 1; it takes an array on the current device, 0"):
+    with pytest.raises(
+        ValueError, match="w is on device 1; it takes an array on the current device, 0"
+    ):
         capsule_conv2d(x, w, stride=2)
 
 
@@ -147,9 +149,7 @@ def test_an_input_beyond_2_to_the_31(rng):
     assert x.size > 2**31
     last = x[N - 1 : N]
     last.copy_to_device(one)
-    wanted = [
-        reference.capsule_convolution_einsum(one[:, :, :, :, None], w[:, :, :, :, None], 2)
-    ]
+    wanted = [reference.capsule_convolution_einsum(one[:, :, :, :, None], w[:, :, :, :, None], 2)]
     y = capsule_conv2d(x, cuda.to_device(w), stride=2, algorithm="indexed")
     reference.assert_close(y[N - 1 : N].copy_to_host(), wanted[0][:, :, :, :, 0], 256)
     whole_dy = cuda.device_array((N, *dy.shape[1:]), np.float32)

@@ -107,7 +107,9 @@ def test_a_limit_below_one_row_names_the_bytes(rng):
     geometry = GEOMETRIES["matrix"]
     arrays = operands(geometry, "float32", rng)
     need = _row_bytes(geometry, staged.forward_workspace, 4)
-    with pytest.raises(MemoryError, match=f"workspace of {need} bytes .* workspace_limit is {need - 1}"):
+    with pytest.raises(
+        MemoryError, match=f"workspace of {need} bytes .* workspace_limit is {need - 1}"
+    ):
         _run("staged", geometry, *arrays, limit=need - 1)
 
 

@@ -40,7 +40,9 @@ def _check(text, name, dtype):
     if dtype == "float32":
         assert not re.search(r"\.f64\b", text), "float64 crept in"
     atomics = bool(re.search(r"\b(atom|red)\.", text))
-    assert atomics == (name.startswith("naive") and "fill" not in name), "only naive adds atomically"
+    assert atomics == (name.startswith("naive") and "fill" not in name), (
+        "only naive adds atomically"
+    )
     shared = sum(int(size) for size in re.findall(r"\.shared .*\[(\d+)\]", text))
     assert shared <= _SHARED_LIMIT
 
@@ -82,7 +84,9 @@ def test_copies_divide_in_32_bits():
     for name in ("input_extend", "input_reduce", "kernel_reduce lanes"):
         text = _ptx(kernels(_GEOMETRIES["paper-layer-3"], "float32")[name], "float32", (9, 0))
         assert not re.search(r"div\.[su]64|rem\.[su]64|mul\.hi\.[su]64", text), name
-    text = _ptx(kernels(_GEOMETRIES["paper-layer-3"], "float32")["capsule_im2col"], "float32", (9, 0))
+    text = _ptx(
+        kernels(_GEOMETRIES["paper-layer-3"], "float32")["capsule_im2col"], "float32", (9, 0)
+    )
     assert len(re.findall(r"mul\.hi\.[su]64", text)) <= 4  # the run-time first position's
 
 

@@ -11,7 +11,9 @@ from numbacaps.target import _gpu_count
 
 def _python(code, **environment):
     """(exit status, stdout, stderr) of a fresh interpreter."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("NUMBACAPS_TARGET", "NUMBA_ENABLE_CUDASIM")}
+    clean = {
+        k: v for k, v in os.environ.items() if k not in ("NUMBACAPS_TARGET", "NUMBA_ENABLE_CUDASIM")
+    }
     run = subprocess.run(
         [sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True
     )

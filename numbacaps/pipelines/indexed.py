@@ -13,7 +13,7 @@ Thread mapping: consecutive threads own consecutive elements, so they write cons
 and read consecutive elements of one operand and the same one of the other.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import BLOCKS, ceil_div, flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
@@ -23,7 +23,7 @@ _LANES = 4 if SIMULATED else 16
 _ELEMENTS = 16
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_forward(geometry, dtype):
     """Kernel for one geometry (its N apart): the sum of an output element's products."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
@@ -71,7 +71,7 @@ def make_forward(geometry, dtype):
     return indexed_forward_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_votes(geometry, dtype):
     """Kernel for one geometry (its N apart): every product, none summed."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
@@ -117,7 +117,7 @@ def make_votes(geometry, dtype):
     return indexed_votes_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_backward_input(geometry, dtype):
     """Kernel for one geometry (its N apart): the gradient that reaches an input element."""
     C, P, H, W, KH, KW = (getattr(geometry, name) for name in ("C", "P", "H", "W", "KH", "KW"))
@@ -173,7 +173,7 @@ def make_backward_input(geometry, dtype):
     return indexed_backward_input_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_backward_kernel(geometry, dtype):
     """Kernel for one geometry (its N apart): the gradient that reaches a kernel element."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))

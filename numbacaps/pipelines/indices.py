@@ -3,12 +3,12 @@
 ``indexed`` and ``naive`` walk the products in different orders and share these.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.target import cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_index_functions(geometry):
     """Algorithm 5's three index functions, each the offset of a capsule in its array."""
     C, P, H, W, KH, KW = (getattr(geometry, name) for name in ("C", "P", "H", "W", "KH", "KW"))

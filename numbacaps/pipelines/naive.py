@@ -8,14 +8,14 @@ Thread mapping: c runs fastest, then ow, oh, p, n; consecutive threads read far 
 point of the other algorithms.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_fill(dtype):
     """Kernel that clears an array before atomic adds."""
     ZERO = dtype.type(0)
@@ -31,7 +31,7 @@ def make_fill(dtype):
     return fill_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_forward(geometry, dtype):
     """Kernel for one geometry (its N apart)."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
@@ -75,7 +75,7 @@ def make_forward(geometry, dtype):
     return naive_forward_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_backward_input(geometry, dtype):
     """Kernel for one geometry (its N apart)."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
@@ -120,7 +120,7 @@ def make_backward_input(geometry, dtype):
     return naive_backward_input_kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_backward_kernel(geometry, dtype):
     """Kernel for one geometry (its N apart)."""
     C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))

@@ -70,10 +70,13 @@ def _slabs(geometry, shapes_of, dtype, limit):
         name: cuda.device_array(prod(shape), dtype) for name, shape in shapes_of(slabs[0]).items()
     }
     for slab in slabs:
-        yield slab, {
-            name: buffers[name][: prod(shape)].reshape(shape)
-            for name, shape in shapes_of(slab).items()
-        }
+        yield (
+            slab,
+            {
+                name: buffers[name][: prod(shape)].reshape(shape)
+                for name, shape in shapes_of(slab).items()
+            },
+        )
 
 
 def forward(geometry, x, w, out, *, stream, workspace_limit):

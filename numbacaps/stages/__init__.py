@@ -56,9 +56,7 @@ FORWARD = {
 }
 
 BACKWARD = {
-    "output_extend": Stage(
-        "dO' = output_extend(dO)", "Algorithm 4", "dO'[n,p,l,q] = dO[n,p,l]"
-    ),
+    "output_extend": Stage("dO' = output_extend(dO)", "Algorithm 4", "dO'[n,p,l,q] = dO[n,p,l]"),
     "kernel_gradient_matmul": Stage(
         "dK' = strided_batched_matrix_multiply(dO', I')",
         "Algorithm 4",

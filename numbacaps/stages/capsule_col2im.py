@@ -10,13 +10,13 @@ Thread mapping: one thread an input element, consecutive threads on consecutive 
 warp reads runs of E1 consecutive elements. Each thread walks the images.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtype):
     """Kernel for one geometry; ``dtype`` is a NumPy dtype, pairs are (vertical, horizontal)."""
     SH, SW = stride

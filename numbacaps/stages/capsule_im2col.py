@@ -8,13 +8,13 @@ Thread mapping: one thread a (q, e) of a column, consecutive threads on consecut
 consecutive in I_flat and, within a window's row of capsules, in I. It walks positions and images.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtype):
     """Kernel for one geometry; ``dtype`` is a NumPy dtype, pairs are (vertical, horizontal)."""
     SH, SW = stride

@@ -6,13 +6,13 @@ Thread mapping: one thread an element of a column; it reads the element once and
 Consecutive threads are consecutive on both sides.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_input_extend(P):
     """Kernel for P output channels."""
 

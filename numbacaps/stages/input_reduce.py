@@ -6,13 +6,13 @@ Thread mapping: one thread an element of a column, consecutive threads on consec
 both sides. The sum runs in the order of p.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_input_reduce(P, dtype):
     """Kernel for P output channels."""
     ZERO = dtype.type(0)

@@ -8,13 +8,13 @@ Thread mapping: one thread an element of a channel's capsules; it reads the elem
 it at every position. Consecutive threads are consecutive on both sides.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_kernel_extend(ROW):
     """Kernel for ROW = Q * E2 elements an output channel."""
 

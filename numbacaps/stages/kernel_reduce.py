@@ -11,13 +11,13 @@ Thread mapping: one thread an element of a channel's capsules; it walks the (lan
 Consecutive threads are consecutive on both sides.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_kernel_reduce(P, L, ROW, LANES, dtype):
     """Kernels (add a slab to the lanes, add the lanes up) for ROW = Q * E2 elements a channel."""
     AT_ONCE = 4  # loads of a thread under way before its first addition

@@ -7,13 +7,13 @@ and writes it to every LANES-th product; consecutive threads are consecutive (la
 consecutive addresses, and an element is read once for Q / LANES writes.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import BLOCKS, MAX_GRID_Y, THREADS, ceil_div, flat
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_output_extend(P, L, Q, E3, LANES):
     """Kernel for P channels, L positions, Q products of E3 elements, shared by LANES threads each."""
 

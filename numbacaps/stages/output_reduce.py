@@ -7,13 +7,13 @@ it; a capsule's products lie Q apart, so a warp reads runs of E3 elements. The s
 of q.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_output_reduce(P, L, Q, E3, dtype):
     """Kernel for P channels, L positions, Q products of E3 elements."""
     ZERO = dtype.type(0)

@@ -21,7 +21,7 @@ As and the matrices of both tiles are padded against bank conflicts.
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, flat, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
@@ -89,7 +89,7 @@ def _conflicts(addresses):
     return max(Counter(address % 32 for address in set(addresses)).values())
 
 
-@lru_cache(maxsize=None)
+@cache
 def choose_tile(M, N, K, itemsize):
     """The tile for matrices of one size.
 
@@ -125,7 +125,7 @@ def choose_tile(M, N, K, itemsize):
     return Tile(TB * max(1, fit), BM, BN, BK, TB, TM, TN)
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_strided_batched_matmul(M, N, K, a_strides, b_strides, b_shared, tile, dtype):
     """Kernel for (M x K) @ (K x N).
 
