@@ -1,9 +1,9 @@
 """The public functions: check everything, then run one algorithm of the registry.
 
-Nothing is allocated or launched before all arguments have been accepted.
+Nothing is allocated or launched before all arguments have been accepted. Only whether a workspace
+fits is known later, when the operands are on the device; it is known before the first launch.
 """
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,7 +92,7 @@ def capsule_conv2d(
     task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
     algorithm = find_algorithm(algorithm)
     out = task.check_out(out, task.output_shape)
-    stream = resolve_stream(stream, task.operands)
+    stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:
         return task.empty(task.output_shape, out)
     result = task.run(algorithm.forward, task.geometry.output_shape, stream, out)
@@ -144,7 +144,7 @@ def capsule_votes(
     task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
     algorithm = find_algorithm(algorithm, votes=True)
     out = task.check_out(out, task.votes_shape)
-    stream = resolve_stream(stream, task.operands)
+    stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:
         return task.empty(task.votes_shape, out)
     result = task.run(algorithm.votes, task.geometry.votes_shape, stream, out)
@@ -205,9 +205,9 @@ def capsule_conv2d_backward(
         return dx, dw
     dx = cuda.device_array(g.input_shape, task.dtype, stream=stream) if "input" in needs else None
     dw = cuda.device_array(g.kernel_shape, task.dtype, stream=stream) if "kernel" in needs else None
-    algorithm.backward(
-        g, *task.canonical(stream), dx, dw, stream=stream, workspace_limit=task.workspace_limit()
-    )
+    unread = {"w"} if dx is None else {"x"} if dw is None else set()
+    arrays = task.canonical(stream, unread)
+    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace_limit=task.limit)
     if dx is not None:
         dx = task.deliver(dx, x.shape, inverse(task.product.x_order), None, stream)
     if dw is not None:
@@ -300,8 +300,8 @@ class _Task:
         check_out(out, shape, self.operands)
         return out
 
-    def canonical(self, stream):
-        """The operands on the device in the kernels' layout."""
+    def canonical(self, stream, unread=()):
+        """The operands on the device in the kernels' layout; None for those named in ``unread``."""
         g, product = self.geometry, self.product
         layouts = (
             (product.x_order, g.input_shape[4:]),
@@ -309,7 +309,7 @@ class _Task:
             (product.y_order, g.output_shape[4:]),
         )
         return [
-            to_canonical(operand, order, capsule, stream)
+            None if operand.name in unread else to_canonical(operand, order, capsule, stream)
             for operand, (order, capsule) in zip(self.operands, layouts)
         ]
 
@@ -321,8 +321,7 @@ class _Task:
         else:
             result = cuda.device_array(shape, self.dtype, stream=stream)
         x, w = self.canonical(stream)
-        limit = self.workspace_limit()
-        function(self.geometry, x, w, result, stream=stream, workspace_limit=limit)
+        function(self.geometry, x, w, result, stream=stream, workspace_limit=self.limit)
         return result
 
     @property
@@ -342,7 +341,7 @@ class _Task:
             result = permuted(result, tuple(in_order), axes, stream)
             if out is None:
                 return result.bind(stream)  # whoever takes it next is ordered behind this stream
-            out.view(out.shape, out.strides).copy_to_device(result, stream=stream)
+            out.reshaped(out.shape).copy_to_device(result, stream=stream)
             return out.array
         host = result.copy_to_host(stream=stream)
         if stream:
@@ -366,14 +365,6 @@ class _Task:
         zeros = np.zeros(shape, self.dtype)
         return cuda.to_device(zeros, stream=stream) if self.on_device else zeros
 
-    def workspace_limit(self):
-        """Bytes that an algorithm may allocate for its intermediates."""
-        if self.limit is not None:
-            return self.limit
-        if SIMULATED:  # the simulator reports infinite memory
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        return cuda.current_context().get_memory_info().free // 2
-
 
 def _check_target():
     """Refuse to go on where the chosen target has no GPU."""
@@ -386,7 +377,8 @@ def _check_target():
 
 def _pair(name, value, least):
     """``value`` as a pair (vertical, horizontal) of ints."""
-    pair = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value, value)
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
     if len(pair) != 2 or not all(
         isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in pair
     ):
@@ -409,9 +401,12 @@ def _check_limit(limit):
 
 def _check_needs(needs):
     """``needs`` as a set."""
-    if isinstance(needs, str) or not hasattr(needs, "__iter__"):
-        raise TypeError(f"needs is {needs!r}; it takes a collection of 'input' and 'kernel'")
-    needs = set(needs)
-    if not needs or not needs <= {"input", "kernel"}:
-        raise ValueError(f"needs is {needs!r}; it takes 'input', 'kernel' or both")
-    return needs
+    takes = "it takes a collection of 'input' and 'kernel'"
+    if isinstance(needs, (str, bytes)) or not hasattr(needs, "__iter__"):
+        raise TypeError(f"needs is {needs!r}; {takes}")
+    names = np.ravel(needs).tolist() if isinstance(needs, np.ndarray) else list(needs)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"needs is {needs!r}; {takes}")
+    if not names or not set(names) <= {"input", "kernel"}:
+        raise ValueError(f"needs is {needs!r}; {takes}, at least one")
+    return set(names)

@@ -57,22 +57,37 @@ class Operand:
             expected *= size
         return True
 
-    def view(self, shape, strides):
-        """The same memory under another shape and byte strides, as a device array."""
+    def reshaped(self, shape):
+        """A C-contiguous array under another shape, in place, as a device array."""
         if SIMULATED:
-            strided = np.lib.stride_tricks.as_strided(_simulated(self.array), shape, strides)
-            return type(self.array)(strided)
+            return self.array.reshape(*shape)
         interface = dict(self.array.__cuda_array_interface__)
-        interface.update(shape=shape, strides=strides)
+        interface.update(shape=shape, strides=None)
         return cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
+
+    def memory(self):
+        """(all the memory that the array spans as one run of elements, where the array begins)."""
+        low, high = self.byte_bounds()
+        count = (high - low) // self.dtype.itemsize
+        if SIMULATED:
+            forward = tuple(slice(None, None, -1 if step < 0 else 1) for step in self.strides)
+            start = _simulated(self.array)[forward]  # begins at the lowest address
+            run = np.lib.stride_tricks.as_strided(start, (count,), (self.dtype.itemsize,))
+            return type(self.array)(run), (self._address() - low) // self.dtype.itemsize
+        interface = dict(self.array.__cuda_array_interface__)
+        interface.update(shape=(count,), strides=None, data=(low, False))
+        run = cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
+        return run, (self._address() - low) // self.dtype.itemsize
+
+    def _address(self):
+        """Address of the first element."""
+        if self.on_device and not SIMULATED:
+            return self.array.__cuda_array_interface__["data"][0]
+        return _simulated(self.array).__array_interface__["data"][0]
 
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
-        if not self.on_device:
-            return np.lib.array_utils.byte_bounds(self.array)
-        if SIMULATED:
-            return np.lib.array_utils.byte_bounds(_simulated(self.array))
-        start = self.array.__cuda_array_interface__["data"][0]
+        start = self._address()
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
         low = start + sum(step for step in steps if step < 0)
         return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
@@ -101,22 +116,47 @@ def describe(name, array):
     Raises
     ------
     TypeError
-        It is no array, or its dtype is not float32 or float64.
+        It is no array, a masked one, its dtype is not float32 or float64, its interface is broken,
+        or it is another library's device array while kernels run on the simulator.
+    ValueError
+        Its strides are not whole elements.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
     if isinstance(array, np.ndarray):
         operand = Operand(name, array, False, array.shape, array.strides, array.dtype)
     elif SIMULATED and getattr(array, "__cuda_ndarray__", False):
         shape, strides = tuple(array.shape), tuple(array.strides)
         operand = Operand(name, array, True, shape, strides, array.dtype)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
-        dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
-        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-        operand = Operand(name, array, True, shape, tuple(strides), dtype)
+        if SIMULATED:
+            raise TypeError(
+                f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
+                "which takes NumPy arrays and Numba's own"
+            )
+        operand = _describe_interface(name, array, interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name} has dtype {operand.dtype}; it takes float32 or float64")
+    if any(stride % operand.dtype.itemsize for stride in operand.strides):
+        raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
     return operand
+
+
+def _describe_interface(name, array, interface):
+    """An operand from a ``__cuda_array_interface__``; TypeError if it is masked or broken."""
+    try:
+        dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
+        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+        int(interface["data"][0])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TypeError(
+            f"{name} has a __cuda_array_interface__ that cannot be read ({error!r})"
+        ) from None
+    if interface.get("mask") is not None:
+        raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
+    return Operand(name, array, True, shape, tuple(strides), dtype)
 
 
 def contiguous_strides(shape, itemsize):
@@ -206,29 +246,16 @@ def to_canonical(operand, order, capsule, stream):
         host = np.ascontiguousarray(operand.array.transpose(axes)).reshape(shape)
         return cuda.to_device(host, stream=stream)
     if operand.is_contiguous and axes == tuple(range(operand.rank)):
-        return operand.view(shape, contiguous_strides(shape, operand.dtype.itemsize))
-    in_order = [tuple(values[axis] for axis in axes) for values in (operand.shape, operand.strides)]
-    return gather(operand.name, operand, *in_order, stream).reshape(*shape)
+        return operand.reshaped(shape)
+    return gather(operand, axes, stream).reshape(*shape)
 
 
 def permuted(array, shape, order, stream):
-    """A canonical device result, seen as ``shape`` and copied with its last axes in ``order``.
-
-    Parameters
-    ----------
-    array : device array
-    shape : tuple of int
-        The result's axes in the kernels' order.
-    order : tuple of int
-        For each axis of the caller's order, where it is in ``shape``.
-    stream : Numba stream
-    """
+    """A device result seen as ``shape``, with its axes in ``order``; copied if that moves them."""
     array = array.reshape(*shape)
     if order == tuple(range(len(shape))):
         return array
-    source = describe("result", array)
-    in_order = [tuple(values[axis] for axis in order) for values in (source.shape, source.strides)]
-    return gather("result", source, *in_order, stream)
+    return gather(describe("result", array), order, stream)
 
 
 def resolve_stream(stream, operands):
@@ -243,8 +270,9 @@ def resolve_stream(stream, operands):
     TypeError
         ``stream`` is something else.
     """
-    if SIMULATED:
-        return 0 if stream is None else stream
+    if SIMULATED:  # everything is synchronous there
+        _check_stream(stream)
+        return 0
     made_on = [
         operand.array.__cuda_array_interface__.get("stream")
         for operand in operands
@@ -267,16 +295,24 @@ def _address(stream):
 
 def _numba_stream(stream):
     """Any library's stream as Numba's."""
-    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0:
-        return cuda.external_stream(int(stream)) if stream else 0
+    _check_stream(stream)
     if hasattr(stream, "auto_synchronize"):  # Numba's own
         return stream
     if hasattr(stream, "__cuda_stream__"):
-        return _numba_stream(int(stream.__cuda_stream__()[1]))
+        stream = int(stream.__cuda_stream__()[1])
     for attribute in ("cuda_stream", "ptr"):
-        if isinstance(getattr(stream, attribute, None), int):
-            return _numba_stream(getattr(stream, attribute))
-    raise TypeError(
-        f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
-        "cuda_stream or ptr, or a stream's address"
-    )
+        stream = getattr(stream, attribute, stream)
+    return cuda.external_stream(int(stream)) if stream else 0
+
+
+def _check_stream(stream):
+    """TypeError unless ``stream`` is None or something that names a stream."""
+    is_address = isinstance(stream, (int, np.integer)) and not isinstance(stream, bool)
+    names_one = ("auto_synchronize", "__cuda_stream__", "cuda_stream", "ptr")
+    if stream is None or (is_address and stream >= 0):
+        return
+    if is_address or not any(hasattr(stream, attribute) for attribute in names_one):
+        raise TypeError(
+            f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
+            "cuda_stream or ptr, or a stream's address"
+        )

@@ -1,4 +1,4 @@
-"""Every shape, offset, byte and FLOP of a capsule convolution. No other module computes one.
+"""Every shape, byte and FLOP of a capsule convolution. No other module computes one.
 
 Symbols (a loop index is the lower-case letter):
 

@@ -38,7 +38,7 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1)
 
 
 def launch_tiles(kernel, grid, block, arguments, stream=0):
-    """Launch a kernel whose threads meet at barriers."""
+    """Launch a kernel whose threads meet at barriers again and again."""
     with short_turns() if SIMULATED else nullcontext():
         kernel[grid, block, stream](*arguments)
 

@@ -3,7 +3,7 @@
 Kernels take C-contiguous arrays with the capsule axes in the order (G, D1, D2). An array that is
 strided, or whose product names its axes in another order, is brought there by this copy.
 
-    out[i] = source[coordinates of i in C order]
+    out[i] = source[first + sum over axes of coordinate * stride],   i in C order
 
 Thread mapping: one thread an element, consecutive threads on consecutive elements of the result.
 """
@@ -11,33 +11,30 @@ Thread mapping: one thread an element, consecutive threads on consecutive elemen
 from functools import cache
 
 from numbacaps.launch import launch
-from numbacaps.target import cuda
-
-_RANK = 8  # axes of the strided view; adjoining axes that lie in one run are merged first
+from numbacaps.target import at, cuda
 
 
 @cache
 def make_gather():
-    """Kernel that reads a rank-8 strided view in C order."""
+    """Kernel that reads strided memory in C order; compiled anew for each number of axes."""
 
     @cuda.jit
     def gather_kernel(
-        source,  # in   (S0, ..., S7), any strides
+        memory,  # in   all that the source spans
         out,  # out  (size,)
+        first,  # where the source begins in its memory
+        shape,  # of the result
+        strides,  # of the source along the result's axes, in elements
     ):
         i = cuda.grid(1)
         if i >= out.size:
             return
-        s = source.shape
-        i7 = i % s[7]
-        i6 = i // s[7]
-        i5 = i6 // s[6]
-        i4 = i5 // s[5]
-        i3 = i4 // s[4]
-        i2 = i3 // s[3]
-        i1 = i2 // s[2]
-        i0 = i1 // s[1]
-        out[i] = source[i0, i1 % s[1], i2 % s[2], i3 % s[3], i4 % s[4], i5 % s[5], i6 % s[6], i7]
+        offset, rest = first, i
+        for step in range(len(shape)):
+            axis = len(shape) - 1 - step
+            offset += rest % shape[axis] * strides[axis]
+            rest //= shape[axis]
+        out[at(i)] = memory[at(offset)]
 
     return gather_kernel
 
@@ -52,34 +49,24 @@ def merge_axes(shape, strides):
             merged[-1] = (merged[-1][0] * size, stride)
         else:
             merged.append((size, stride))
-    return merged
+    return tuple(zip(*merged)) if merged else ((1,), (1,))
 
 
-def gather(name, source, shape, strides, stream):
-    """A new C-contiguous device array of ``shape`` with the elements that strides lead to.
+def gather(operand, order, stream):
+    """A new C-contiguous device array with the operand's axes in another order.
 
     Parameters
     ----------
-    name : str
-        What an error calls the array.
-    source : StridedSource
-        See :func:`numbacaps.arrays.strided_view`.
-    shape, strides : tuple of int
-        Sizes and byte strides of the axes, in the order of the result.
+    operand : numbacaps.arrays.Operand
+        On the device.
+    order : tuple of int
+        For each axis of the result, which of the operand's it is.
     stream : Numba stream
-
-    Raises
-    ------
-    ValueError
-        More than 8 axes are left once adjoining ones are merged.
     """
-    axes = merge_axes(shape, strides)
-    if len(axes) > _RANK:
-        raise ValueError(
-            f"{name} has {len(axes)} strided axes; a copy takes at most {_RANK}: make it contiguous"
-        )
-    axes = [(1, 0)] * (_RANK - len(axes)) + axes
-    view = source.view(tuple(size for size, _ in axes), tuple(stride for _, stride in axes))
-    out = cuda.device_array(shape, source.dtype, stream=stream)
-    launch(make_gather(), out.size, 1, (view, out.reshape(out.size)), stream)
+    shape = tuple(operand.shape[axis] for axis in order)
+    strides = tuple(operand.strides[axis] // operand.dtype.itemsize for axis in order)
+    memory, first = operand.memory()
+    out = cuda.device_array(shape, operand.dtype, stream=stream)
+    arguments = (memory, out.reshape(out.size), first, *merge_axes(shape, strides))
+    launch(make_gather(), out.size, 1, arguments, stream)
     return out

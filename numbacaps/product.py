@@ -97,7 +97,6 @@ def inverse(order):
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
-@cache
 def parse_product(spec):
     """Parse a spec such as ``"ab,bc->ac"``.
 
@@ -120,6 +119,11 @@ def parse_product(spec):
     """
     if not isinstance(spec, str):
         raise TypeError(f"product is {spec!r}; it takes a string such as 'ab,bc->ac'")
+    return _parse(spec)
+
+
+@cache
+def _parse(spec):
     match = _FORM.fullmatch(spec.replace(" ", ""))
     if match is None:
         raise ValueError(f"product is {spec!r}; it takes a spec such as 'ab,bc->ac'")

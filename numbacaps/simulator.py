@@ -37,7 +37,7 @@ def short_turns():
     """Let Python's threads take shorter turns.
 
     The simulator polls its threads at a barrier; at Python's usual 5 ms a turn that is most of its
-    time. Without barriers short turns only cost.
+    time. A kernel that meets few barriers loses more than it gains.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(interval / 20)

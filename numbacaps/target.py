@@ -4,7 +4,8 @@ Numba reads ``NUMBA_ENABLE_CUDASIM`` once, while it is imported, so the choice i
 anything else of the toolkit touches it. Every other module takes ``cuda`` from this one.
 
 ``NUMBACAPS_TARGET=cuda`` or ``NUMBACAPS_TARGET=sim`` decides; without it a GPU is used where a
-driver and a GPU are found, and the simulator elsewhere.
+driver and a GPU are found, and the simulator elsewhere. Looking for a GPU initialises the driver, so
+a process that forks CUDA workers should set the variable (or start them afresh).
 """
 
 import ctypes
@@ -75,5 +76,5 @@ SIMULATED = _wants_simulator()
 cuda = _import_cuda(SIMULATED)
 
 # Kernels index with ``array[at(offset)]``. Numba wraps a negative index round at three instructions
-# an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative.
+# an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative int.
 at = np.uint64

@@ -14,8 +14,8 @@ _TIERS = {
         "races, missing barriers, typing (float64 creeping in), anything with warps, speed",
     ),
     "ptx": (
-        "every kernel compiled for cc 7.5, 8.0, 9.0 and 10.0: types, registers, instructions",
-        "results: nothing was run",
+        "every kernel compiled for cc 7.5, 8.0, 9.0 and 10.0: types, memory, instructions",
+        "results, registers: nothing was assembled or run",
     ),
     "gpu": (
         "every kernel and public path on a real GPU against a float64 oracle",

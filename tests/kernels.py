@@ -29,12 +29,12 @@ class Kernel:
     factory: object
 
 
-def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False):
+def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False, b_shared=True):
     """The tiled kernel for (M x K) @ (K x N)."""
     a_strides = (1, M) if transpose_a else (K, 1)
     b_strides = (1, K) if transpose_b else (N, 1)
     tile = choose_tile(M, N, K, dtype.itemsize)
-    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, False, tile, dtype)
+    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, b_shared, tile, dtype)
     return Kernel(kernel, 3, 10, make_strided_batched_matmul)
 
 
@@ -56,7 +56,7 @@ def kernels(g, dtype):
         "output_extend": Kernel(
             make_output_extend(g.P, g.L, g.Q, g.E3, 8), 2, 4, make_output_extend
         ),
-        "matmul for dK": matmul(dtype, g.D2, g.D3, g.D1, transpose_a=True),
+        "matmul for dK": matmul(dtype, g.D2, g.D3, g.D1, transpose_a=True, b_shared=False),
         "kernel_reduce slab": Kernel(add_slab, 2, 4, make_kernel_reduce),
         "kernel_reduce lanes": Kernel(add_lanes, 2, 0, make_kernel_reduce),
         "matmul for dI": matmul(dtype, g.D1, g.D2, g.D3, transpose_b=True),

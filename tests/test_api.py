@@ -85,7 +85,8 @@ def test_algorithms(algorithm, dtype, rng):
     reference.assert_close(actual, _einsum(x, w, "ab,bc->ac", 2)[0], 64)
     dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, algorithm=algorithm)
     assert dx.dtype == dw.dtype == dtype
-    reference.assert_close(dx, _gradients(x, w, dy, "ab,bc->ac")[0], 64)
+    for gradient, want in zip((dx, dw), _gradients(x, w, dy, "ab,bc->ac")):
+        reference.assert_close(gradient, want, 64)
 
 
 @pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])
@@ -109,10 +110,13 @@ def test_device_arrays_stay_on_the_device(product, rng, monkeypatch):
 
 def test_needs(rng):
     x, w, dy = _random("ab,bc->ac", rng)
+    want_dx, want_dw = _gradients(x, w, dy, "ab,bc->ac")
     dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, needs=["input"])
-    assert dx.shape == x.shape and dw is None
-    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, needs={"kernel"})
-    assert dx is None and dw.shape == w.shape
+    reference.assert_close(dx, want_dx, 64)
+    assert dw is None
+    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2, needs=iter({"kernel"}))
+    reference.assert_close(dw, want_dw, 64)
+    assert dx is None
 
 
 @pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])
@@ -131,9 +135,12 @@ def test_out(product, where, rng):
 def test_out_from_staged(rng):
     x, w, _ = _random("ab,bc->ac", rng)
     y, votes = _einsum(x, w, "ab,bc->ac", 2)
+    on_device = [cuda.to_device(array) for array in (x, w)]
     for function, want in ((capsule_conv2d, y), (capsule_votes, votes)):
-        actual = function(x, w, stride=2, algorithm="staged", workspace_limit=1 << 20)
-        reference.assert_close(actual, want, 64)
+        out = cuda.to_device(np.full(want.shape, np.nan))
+        how = {"stride": 2, "algorithm": "staged", "workspace_limit": 1 << 20, "out": out}
+        assert function(*on_device, **how) is out
+        reference.assert_close(out.copy_to_host(), want, 64)
 
 
 def test_pairs(rng):
@@ -155,6 +162,35 @@ def test_strided_arrays_are_copied(rng):
         cuda.to_device(wide)[:, :, :, :, :, ::2], cuda.to_device(w), stride=2, algorithm=_QUICK
     )
     reference.assert_close(actual.copy_to_host(), y, 64)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_reversed_and_broadcast_arrays(where, rng):
+    """Negative and zero strides."""
+    x, w, _ = _random("ab,bc->ac", rng)
+    x[1] = x[0]
+    y = _einsum(x, w, "ab,bc->ac", 2)[0]
+    backwards = np.ascontiguousarray(w[:, :, ::-1])
+    if where == "host":
+        actual = capsule_conv2d(
+            np.broadcast_to(x[:1], x.shape), backwards[:, :, ::-1], stride=2, algorithm=_QUICK
+        )
+    else:
+        reversed_w = cuda.to_device(backwards)[:, :, ::-1]
+        actual = capsule_conv2d(cuda.to_device(x), reversed_w, stride=2, algorithm=_QUICK)
+        actual = actual.copy_to_host()
+    reference.assert_close(actual, y, 64)
+
+
+def test_many_capsule_axes(rng):
+    """Capsules of nine axes, all of them moved."""
+    x = rng.standard_normal((2, 1, 2, 2, *(2,) * 9)).astype(np.float32)
+    product = "abcdefghi,->ihgfedcba"
+    actual = capsule_conv2d(
+        cuda.to_device(x), cuda.to_device(np.full((1, 1, 1, 1), 3, np.float32)), product=product
+    )
+    want = 3 * x.transpose(0, 1, 2, 3, *range(12, 3, -1))
+    np.testing.assert_array_equal(actual.copy_to_host(), want)
 
 
 def test_empty_batch(rng):

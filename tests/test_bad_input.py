@@ -58,6 +58,11 @@ _OPTIONS = {
     "padding -1": ({"padding": -1}, ValueError, "padding is -1; it takes 0 or more"),
     "product no spec": ({"product": "matmul"}, ValueError, "product is 'matmul'; it takes a spec"),
     "product no string": ({"product": None}, TypeError, "product is None; it takes a string"),
+    "product a list": ({"product": ["ab"]}, TypeError, r"product is \['ab'\]; it takes a string"),
+    "algorithm no string": ({"algorithm": np.array(["auto"])}, TypeError, "algorithm is array"),
+    "stride a 0-d float": ({"stride": np.array(1.5)}, TypeError, "stride is array"),
+    "stream a string": ({"stream": "fast"}, TypeError, "stream is 'fast'; it takes a Numba"),
+    "stream negative": ({"stream": -1}, TypeError, "stream is -1; it takes a Numba"),
     "product repeats": ({"product": "aa,ab->b"}, ValueError, "each axis once in 'aa'"),
     "product invents": ({"product": "ab,bc->ad"}, ValueError, "axis 'd' is in neither input"),
     "product drops": ({"product": "ab,bc->a"}, ValueError, "axis 'c' is in one input alone"),
@@ -108,6 +113,18 @@ def test_no_array():
         capsule_conv2d(_array(_X), _array(_W), out="y")
 
 
+def test_masked_array():
+    with pytest.raises(TypeError, match="x is a masked array; it takes a NumPy array"):
+        capsule_conv2d(np.ma.masked_equal(_array(_X), 1), _array(_W))
+
+
+def test_strides_that_split_elements():
+    bytes_ = np.zeros(4 * 4 + 3, np.uint8)
+    split = np.ndarray((1, 1, 1, 1, 1, 2), np.float32, bytes_, 1, (4, 4, 4, 4, 4, 6))
+    with pytest.raises(ValueError, match="x has strides .*; it takes whole elements"):
+        capsule_conv2d(split, _array((1, 1, 1, 1, 2, 1)))
+
+
 def test_dy_of_another_shape():
     with pytest.raises(ValueError, match=r"dy has shape \(2, 7, 3, 4, 2, 3\); it takes \(2, 7,"):
         capsule_conv2d_backward(_array(_X), _array(_W), _array((2, 7, 3, 4, 2, 3)))
@@ -115,7 +132,14 @@ def test_dy_of_another_shape():
 
 @pytest.mark.parametrize(
     ("needs", "error"),
-    [("input", TypeError), (None, TypeError), ((), ValueError), (("weights",), ValueError)],
+    [
+        ("input", TypeError),
+        (b"input", TypeError),
+        (None, TypeError),
+        ([["input"]], TypeError),
+        ((), ValueError),
+        (("weights",), ValueError),
+    ],
 )
 def test_needs(needs, error):
     with pytest.raises(error, match="needs is .* 'input'"):
@@ -154,6 +178,13 @@ def test_host_and_device(monkeypatch):
         capsule_conv2d(_array(_X), on_device)
     with pytest.raises(TypeError, match="out is on the host; it takes an array on the device"):
         capsule_conv2d(cuda.to_device(_array(_X)), on_device, out=_array(_Y))
+
+
+@pytest.mark.parametrize("interface", [{}, {"typestr": "zz", "shape": (1,), "data": (0, False)}])
+def test_broken_interface(interface):
+    array = type("Tensor", (), {"__cuda_array_interface__": interface})()
+    with pytest.raises(TypeError, match="x has a __cuda_array_interface__|x is a Tensor on a GPU"):
+        capsule_conv2d(array, _array(_W))
 
 
 def test_device_out_overlaps(monkeypatch):

@@ -102,7 +102,7 @@ def test_every_kind_of_stream():
     device.set_current()
     stream = device.create_stream()
     assert int(resolve_stream(stream, [])) == int(stream.handle)
-    for wrong in ("fast", 1.5, True, -1, object()):
+    for wrong in (1.5, True, object()):
         with pytest.raises(TypeError, match="stream is .*; it takes a Numba stream"):
             resolve_stream(wrong, [])
 

@@ -1,5 +1,7 @@
 """Whole convolutions: every algorithm of the registry, forward and backward, against the oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import CASES, GEOMETRIES, nan, operands, sums
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 from numbacaps import ALGORITHMS, Geometry
+from numbacaps.geometry import Slab
 from numbacaps.pipelines import staged
 from numbacaps.target import SIMULATED, cuda
 
@@ -30,13 +33,13 @@ def _oracle(geometry, x, w, dy):
     )
 
 
-def _run(algorithm, geometry, x, w, dy, limit=_ROOM):
-    """(out, dx, dw) of an algorithm, from NaN."""
+def _run(algorithm, geometry, x, w, dy, limits=(_ROOM, _ROOM)):
+    """(out, dx, dw) of an algorithm, from NaN; ``limits`` of the forward and the backward pass."""
     x, w, dy = map(cuda.to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
-    run = {"stream": 0, "workspace_limit": limit}
-    ALGORITHMS[algorithm].forward(geometry, x, w, out, **run)
-    ALGORITHMS[algorithm].backward(geometry, x, w, dy, dx, dw, **run)
+    forward, backward = ({"stream": 0, "workspace_limit": limit} for limit in limits)
+    ALGORITHMS[algorithm].forward(geometry, x, w, out, **forward)
+    ALGORITHMS[algorithm].backward(geometry, x, w, dy, dx, dw, **backward)
     return [array.copy_to_host() for array in (out, dx, dw)]
 
 
@@ -60,7 +63,7 @@ def test_votes(case, algorithm, rng):
     g = GEOMETRIES[case]
     x, w, _ = operands(g, "float32", rng)
     want = reference.capsule_votes_einsum(x, w, g.stride, g.padding, g.dilation)
-    row = _row_bytes(g, staged.votes_workspace, 4)
+    row = _bytes(g, staged.votes_workspace, 1, 1)
     for limit in (_ROOM, row):
         out = nan(g.votes_shape, "float32")
         ALGORITHMS[algorithm].votes(
@@ -80,37 +83,37 @@ def test_same_input_same_bits(algorithm, rng):
         np.testing.assert_array_equal(one, other, strict=True)
 
 
-def _row_bytes(geometry, shapes_of, itemsize):
-    """Workspace of one output row of one image."""
-    slab = geometry.slabs(lambda slab: slab.images * slab.rows, 1)[0]
-    return itemsize * staged.elements(shapes_of(slab))
+def _backward_workspace(slab):
+    return staged.backward_workspace(slab, ("input", "kernel"))
 
 
+def _bytes(geometry, shapes_of, images, rows, itemsize=4):
+    """Workspace of a slab of so many images and rows."""
+    return itemsize * staged.elements(shapes_of(Slab(geometry, 0, images, 0, rows)))
+
+
+@pytest.mark.parametrize(("images", "rows"), [(1, 1), (1, 2), (1, None), (2, None)])
 @pytest.mark.parametrize("case", ["strides", "padded"])
-def test_slabs_do_not_change_a_bit(case, rng):
-    geometry = GEOMETRIES[case]
+def test_slabs_do_not_change_a_bit(case, images, rows, rng):
+    geometry = replace(GEOMETRIES[case], N=max(3, GEOMETRIES[case].N))
     arrays = operands(geometry, "float32", rng)
-    whole = _run("staged", geometry, *arrays)
-    both = ("input", "kernel")
-    row = max(
-        _row_bytes(geometry, staged.forward_workspace, 4),
-        _row_bytes(geometry, lambda slab: staged.backward_workspace(slab, both), 4),
-    )
-    image = 4 * staged.elements(staged.backward_workspace(geometry.of_one_image.whole, both))
-    limits = (row, 2 * row, image, 3 * image)
-    for limit in limits[1:3] if SIMULATED else limits:
-        for array, want in zip(_run("staged", geometry, *arrays, limit=max(limit, row)), whole):
-            np.testing.assert_array_equal(array, want, strict=True)
+    limits = []
+    for shapes_of in (staged.forward_workspace, _backward_workspace):
+        limits.append(_bytes(geometry, shapes_of, images, rows or geometry.OH))
+        slabs = geometry.slabs(lambda slab: staged.elements(shapes_of(slab)), limits[-1] // 4)
+        assert len(slabs) > 1 and (slabs[0].images, slabs[0].rows) == (images, rows or geometry.OH)
+    cut = _run("staged", geometry, *arrays, limits=limits)
+    for array, want in zip(cut, _run("staged", geometry, *arrays)):
+        np.testing.assert_array_equal(array, want, strict=True)
 
 
 def test_a_limit_below_one_row_names_the_bytes(rng):
     geometry = GEOMETRIES["matrix"]
     arrays = operands(geometry, "float32", rng)
-    need = _row_bytes(geometry, staged.forward_workspace, 4)
-    with pytest.raises(
-        MemoryError, match=f"workspace of {need} bytes .* workspace_limit is {need - 1}"
-    ):
-        _run("staged", geometry, *arrays, limit=need - 1)
+    need = _bytes(geometry, staged.forward_workspace, 1, 1)
+    message = f"workspace of {need} bytes .* workspace_limit is {need - 1}"
+    with pytest.raises(MemoryError, match=message):
+        _run("staged", geometry, *arrays, limits=(need - 1, _ROOM))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -121,8 +124,8 @@ def test_one_gradient_alone(algorithm, rng):
     x, w, dy = map(cuda.to_device, arrays)
     backward, run = ALGORITHMS[algorithm].backward, {"stream": 0, "workspace_limit": _ROOM}
     dx, dw = nan(x.shape, x.dtype), nan(w.shape, w.dtype)
-    backward(g, x, w, dy, dx, None, **run)
-    backward(g, x, w, dy, None, dw, **run)
+    backward(g, None, w, dy, dx, None, **run)
+    backward(g, x, None, dy, None, dw, **run)
     reference.assert_close(dx.copy_to_host(), want_dx, sums(g)[1])
     reference.assert_close(dw.copy_to_host(), want_dw, sums(g)[2])
 

@@ -1,16 +1,22 @@
 """Every stage's kernel alone: fed the exact input of its stage, its output NaN beforehand."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from cases import CASES, GEOMETRIES, nan, operands, sums
 from stage_oracle import expected
 
 import reference
-from numbacaps import stages
+from numbacaps import launch, stages
 from numbacaps.stages.strided_batched_matmul import Batch, Tile, strided_batched_matmul
 from numbacaps.target import SIMULATED, cuda
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
+
+# The functions of these modules have the modules' names, so the modules are asked for by path.
+matmul_module = import_module("numbacaps.stages.strided_batched_matmul")
+output_extend_module = import_module("numbacaps.stages.output_extend")
 
 # stage: (launcher, the operands it reads): "x", "w", "dy" or the stage that makes the operand
 _STAGES = {
@@ -61,6 +67,14 @@ def test_stage(case, dtype, stage, rng):
 @pytest.mark.parametrize("stage", [name for name in _STAGES if "matmul" not in name])
 def test_stage_with_tiny_blocks(stage, threads, rng):
     _check(GEOMETRIES["strides"], stage, "float32", rng, threads=threads)
+
+
+@pytest.mark.parametrize("stage", _STAGES)
+def test_stage_with_few_blocks(stage, rng, monkeypatch):
+    """Seven blocks along all axes of the grid: blocks walk repeats and rows in uneven steps."""
+    for module in (launch, matmul_module, output_extend_module):
+        monkeypatch.setattr(module, "BLOCKS", 7)
+    _check(GEOMETRIES["strides"], stage, "float32", rng)
 
 
 @pytest.mark.sanitize
@@ -123,6 +137,24 @@ def test_matmul_tiles(tile, transpose_a, transpose_b, rng):
         tile=_TILES[tile],
     )
     reference.assert_close(c.copy_to_host(), a @ b, K)
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 3, 2), (6, 1, 1), (1, 1, 32), (7, 7, 33), (29, 31, 9), (9, 33, 5)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_matmul_with_its_own_tile(size, dtype, rng):
+    M, N, K = size
+    products = 3 if SIMULATED else 1001
+    a, b = rng.integers(-4, 5, (products, M, K)), rng.integers(-4, 5, (products, K, N))
+    c = nan((products, M, N), dtype)
+    strided_batched_matmul(
+        *(cuda.to_device(array.astype(dtype)).reshape(array.size) for array in (a, b)),
+        c.reshape(c.size),
+        size,
+        Batch(1, 1, products, (0, 0), (0, 0), (0, 0)),
+    )
+    np.testing.assert_array_equal(c.copy_to_host(), (a @ b).astype(dtype), strict=True)
 
 
 def test_tile_refuses_threads_that_do_not_divide():

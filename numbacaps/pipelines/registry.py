@@ -11,7 +11,7 @@ class Algorithm:
     """One way to compute a capsule convolution.
 
     The functions take a :class:`numbacaps.geometry.Geometry`, C-contiguous device arrays in its
-    layout, and the keywords ``stream`` and ``workspace_limit`` (bytes).
+    layout, and the keywords ``stream`` and ``workspace_limit`` (bytes, or None for the default).
 
     Attributes
     ----------
@@ -21,7 +21,7 @@ class Algorithm:
         ``forward(geometry, x, w, out, *, stream, workspace_limit)``
     backward : callable
         ``backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit)``; ``dx`` or ``dw`` is
-        None where that gradient is not wanted.
+        None where that gradient is not wanted, and ``w`` or ``x``, which it would need, may be.
     votes : callable or None
         ``votes(geometry, x, w, out, *, stream, workspace_limit)``; None where it has no votes.
     deterministic : bool
@@ -67,13 +67,17 @@ def find_algorithm(name, votes=False):
 
     Raises
     ------
+    TypeError
+        ``algorithm`` is no string.
     ValueError
         ``algorithm`` is unknown, or has no votes.
     """
     names = [key for key, found in ALGORITHMS.items() if found.votes or not votes]
+    takes = f"it takes one of {['auto', *names]}" + (" for votes" if votes else "")
+    if not isinstance(name, str):
+        raise TypeError(f"algorithm is {name!r}; {takes}")
     if name == "auto":
         name = AUTO
     if name not in names:
-        what = " for votes" if votes else ""
-        raise ValueError(f"algorithm is {name!r}; it takes one of {['auto', *names]}{what}")
+        raise ValueError(f"algorithm is {name!r}; {takes}")
     return ALGORITHMS[name]

@@ -21,7 +21,7 @@ from numbacaps.stages import (
     output_extend,
     output_reduce,
 )
-from numbacaps.target import cuda
+from numbacaps.target import SIMULATED, cuda
 
 
 def forward_workspace(slab):
@@ -57,8 +57,14 @@ def elements(shapes):
     return sum(map(prod, shapes.values()))
 
 
+def default_workspace_limit():
+    """Half of the free device memory; 1 GiB on the simulator, which reports infinite memory."""
+    return 1 << 30 if SIMULATED else cuda.current_context().get_memory_info().free // 2
+
+
 def _slabs(geometry, shapes_of, dtype, limit):
-    """The slabs that fit ``limit`` bytes, each with its workspace; one allocation serves them all."""
+    """The slabs that fit ``limit`` bytes, each with its workspace; one allocation for them all."""
+    limit = default_workspace_limit() if limit is None else limit
     try:
         slabs = geometry.slabs(lambda slab: elements(shapes_of(slab)), limit // dtype.itemsize)
     except MemoryError as short:

@@ -4,8 +4,8 @@
 
 with l = oh*OW + ow and q = (c*KH + kh)*KW + kw; zeros where the window reaches into the padding.
 
-Thread mapping: one thread a (q, e) of a column, consecutive threads on consecutive (q, e), which are
-consecutive in I_flat and, within a window's row of capsules, in I. It walks positions and images.
+Thread mapping: one thread a (q, e) of some rows of positions, consecutive threads on consecutive
+(q, e), which are consecutive in I_flat and, within a window's row of capsules, in I.
 """
 
 from functools import cache

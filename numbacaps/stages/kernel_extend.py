@@ -4,8 +4,8 @@
 
 K' has no batch axis: the images share it.
 
-Thread mapping: one thread an element of a channel's capsules; it reads the element once and writes
-it at every position. Consecutive threads are consecutive on both sides.
+Thread mapping: one thread an element of a channel's capsules for some of the positions; it reads the
+element once and writes it at each. Consecutive threads are consecutive on both sides.
 """
 
 from functools import cache

@@ -27,7 +27,8 @@ from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, flat, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
 
 _THREADS = 64 if SIMULATED else 256
-_SHARED_BYTES = 24 * 1024  # two blocks of it stay below every device's default limit of 48 KB
+_SHARED_BYTES = 24 * 1024  # of a block: half of what every device gives it without being asked
+_LOADS = 24  # most elements of the tiles that a thread loads before it stores the first
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,24 @@ def _conflicts(addresses):
 def choose_tile(M, N, K, itemsize):
     """The tile for matrices of one size.
 
-    ==========  ================================================================================
-    BM, BN, BK  the whole matrix up to 32, else 32; K then goes in steps of 16
+    ==========  =================================================================================
+    BM, BN      the whole matrix: up to 8 as it is, up to 32 in fours, else 32
+    BK          the whole sum up to 32, else 16; less where few threads would have it all to load
     TM, TN      4, 2 or 1, dividing BM (BN) into 2 parts or more, TM*TN <= 4 (8 from 16 x 16 on): of
                 those that leave a thread at most 24 elements of the tiles to load, the fewest reads
     TB          4, 2 or 1: as many as leave a thread at most 12 elements to load
     BB          as many matrices as fit the block's threads and its shared memory
-    ==========  ================================================================================
+    ==========  =================================================================================
     """
-    BM, BN = min(M, 32), min(N, 32)
-    BK = K if K <= 32 else 16
+    BM, BN = (size if size <= 8 else min(32, 4 * ceil_div(size, 4)) for size in (M, N))
+    BK = next(
+        size
+        for size in (min(K, 32) if K <= 32 else 16, 16, 8, 4, 2, 1)
+        if size <= K and (BM + BN) * size <= _LOADS * BM * BN
+    )
 
     def loads(TM, TN):
-        return (BM * BK + BK * BN) // ((BM // TM) * (BN // TN))
+        return (BM + BN) * BK * TM * TN // (BM * BN)
 
     if SIMULATED:  # its threads are dear, so one takes whole matrices
         TB, TM, TN = 4, BM, BN
@@ -116,13 +122,15 @@ def choose_tile(M, N, K, itemsize):
             for TN in (4, 2, 1)
             if TM * TN <= (8 if BM * BN >= 256 else 4)
             and all(t == 1 or size % t == 0 and size >= 2 * t for size, t in ((BM, TM), (BN, TN)))
+            and loads(TM, TN) <= _LOADS
         ]
-        light = [part for part in parts if loads(*part) <= 24] or [(1, 1)]
-        TM, TN = min(light, key=lambda part: 1 / part[0] + 1 / part[1])
-        TB = next(t for t in (4, 2, 1) if t * loads(TM, TN) <= 12 or t == 1)
-    one = Tile(TB, BM, BN, BK, TB, TM, TN)
-    fit = min(_THREADS // one.threads, _SHARED_BYTES // (one.shared_elements * itemsize))
-    return Tile(TB * max(1, fit), BM, BN, BK, TB, TM, TN)
+        TM, TN = min(parts, key=lambda part: 1 / part[0] + 1 / part[1])
+        TB = next(t for t in (4, 2, 1) if 2 * t * loads(TM, TN) <= _LOADS or t == 1)
+    BB = TB * max(1, _THREADS // ((BM // TM) * (BN // TN)))
+    BB = min(BB, TB * max(1, _SHARED_BYTES // (TB * BK * (BM + BN) * itemsize)))
+    # What padding adds depends on the tile, so the last matrices give way to it.
+    tiles = (Tile(count, BM, BN, BK, TB, TM, TN) for count in range(BB, 0, -TB))
+    return next(tile for tile in tiles if tile.shared_elements * itemsize <= _SHARED_BYTES)
 
 
 @cache
@@ -137,7 +145,7 @@ def make_strided_batched_matmul(M, N, K, a_strides, b_strides, b_shared, tile, d
     b_strides : (int, int)
         Index strides of a matrix of B along k and n: (N, 1), or (1, K) to read it transposed.
     b_shared : bool
-        The images share B; a block then loads its part of B once and walks the images.
+        The images share B; a block whose tile holds all of K then loads B once for its images.
     tile : Tile
     dtype : numpy.dtype
     """
