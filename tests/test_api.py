@@ -150,6 +150,7 @@ def test_pairs(rng):
     reference.assert_close(capsule_conv2d(x, w, **how), want[:, :, :, :, 0], 64)
 
 
+@pytest.mark.sanitize
 def test_strided_arrays_are_copied(rng):
     x, w, _ = _random("ab,bc->ac", rng)
     y = _einsum(x, w, "ab,bc->ac", 2)[0]
