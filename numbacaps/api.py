@@ -249,22 +249,8 @@ class _Task:
             raise ValueError(f"w has {w.shape[1]} input channels (C); x has {x.shape[1]}")
         G, D1, D2, D3 = product.dimensions(x.shape[4:], w.shape[4:])
         (N, C, H, W), (P, _, KH, KW) = x.shape[:4], w.shape[:4]
-        geometry = Geometry(
-            N,
-            C,
-            P,
-            H,
-            W,
-            KH,
-            KW,
-            G,
-            D1,
-            D2,
-            D3,
-            _pair("stride", stride, 1),
-            _pair("padding", padding, 0),
-            _pair("dilation", dilation, 1),
-        )
+        sizes = (N, C, P, H, W, KH, KW, G, D1, D2, D3)
+        geometry = Geometry(*sizes, stride, padding, dilation)
         task = cls(tuple(operands), geometry, product, _check_limit(workspace_limit))
         if len(operands) == 3 and operands[2].shape != task.output_shape:
             raise ValueError(f"dy has shape {operands[2].shape}; it takes {task.output_shape}")
@@ -373,19 +359,6 @@ def _check_target():
             "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
             "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
         )
-
-
-def _pair(name, value, least):
-    """``value`` as a pair (vertical, horizontal) of ints."""
-    given = value.tolist() if isinstance(value, np.ndarray) else value
-    pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
-    if len(pair) != 2 or not all(
-        isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in pair
-    ):
-        raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
-    if min(pair) < least:
-        raise ValueError(f"{name} is {value!r}; it takes {least} or more")
-    return int(pair[0]), int(pair[1])
 
 
 def _check_limit(limit):

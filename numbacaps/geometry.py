@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 # Threads that share the sum of one kernel-gradient element: enough to fill a large GPU when the
 # kernel is small. It depends on nothing but the geometry, so the order of the sum is fixed.
 _GRADIENT_THREADS = 1 << 18
@@ -32,7 +34,15 @@ _MAX_LANES = 128
 class Geometry:
     """The dimensions of one capsule convolution.
 
-    ``stride``, ``padding`` and ``dilation`` are pairs (vertical, horizontal).
+    ``stride``, ``padding`` and ``dilation`` are ints or pairs (vertical, horizontal), and kept as
+    pairs.
+
+    Raises
+    ------
+    TypeError
+        A stride, padding or dilation is neither an int nor a pair of ints.
+    ValueError
+        A number is out of range, or the window is larger than the padded input.
     """
 
     N: int
@@ -46,9 +56,9 @@ class Geometry:
     D1: int
     D2: int
     D3: int
-    stride: tuple = (1, 1)
-    padding: tuple = (0, 0)
-    dilation: tuple = (1, 1)
+    stride: int | tuple = 1
+    padding: int | tuple = 0
+    dilation: int | tuple = 1
 
     def __post_init__(self):
         for name in ("C", "P", "H", "W", "KH", "KW", "G", "D1", "D2", "D3"):
@@ -57,8 +67,7 @@ class Geometry:
         if self.N < 0:
             raise ValueError(f"N is {self.N}; it takes 0 or more")
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            if min(getattr(self, name)) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes {least} or more")
+            object.__setattr__(self, name, _pair(name, getattr(self, name), least))
         for axis, size, window, at in (
             ("height", self.H, self.KH, 0),
             ("width", self.W, self.KW, 1),
@@ -210,6 +219,19 @@ class Geometry:
         return [
             Slab(self, n, min(images, self.N - n), 0, self.OH) for n in range(0, self.N, images)
         ]
+
+
+def _pair(name, value, least):
+    """``value`` as a pair (vertical, horizontal) of ints."""
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+    if len(pair) != 2 or not all(
+        isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in pair
+    ):
+        raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
+    if min(pair) < least:
+        raise ValueError(f"{name} is {value!r}; it takes {least} or more")
+    return int(pair[0]), int(pair[1])
 
 
 def _largest(most, fits):

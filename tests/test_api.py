@@ -194,13 +194,17 @@ def test_many_capsule_axes(rng):
     np.testing.assert_array_equal(actual.copy_to_host(), want)
 
 
-def test_empty_batch(rng):
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_empty_batch(where, rng):
     x, w, dy = _random("ab,bc->ac", rng)
     x, dy = x[:0], dy[:0]
-    assert capsule_conv2d(x, w, stride=2).shape == dy.shape
-    assert capsule_votes(x, w, stride=2).shape == (*dy.shape[:4], 2, 2, 2, *dy.shape[4:])
-    dx, dw = capsule_conv2d_backward(x, w, dy, stride=2)
+    arrays = [x, w, dy] if where == "host" else [cuda.to_device(array) for array in (x, w, dy)]
+    assert capsule_conv2d(*arrays[:2], stride=2).shape == dy.shape
+    votes = capsule_votes(*arrays[:2], stride=2)
+    assert votes.shape == (*dy.shape[:4], 2, 2, 2, *dy.shape[4:])
+    dx, dw = capsule_conv2d_backward(*arrays, stride=2)
     assert dx.shape == x.shape
+    dw = dw if where == "host" else dw.copy_to_host()
     np.testing.assert_array_equal(dw, np.zeros_like(w))
 
 

@@ -46,6 +46,11 @@ def test_output_size_with_everything():
     assert (g.OH, g.OW) == ((10 + 2 - 6 - 1) // 2 + 1, (9 + 4 - 4 - 1) // 3 + 1)
 
 
+def test_ints_are_pairs():
+    sizes = (1, 1, 1, 9, 9, 3, 3, 1, 1, 1, 1)
+    assert Geometry(*sizes, 2, 1, 3) == Geometry(*sizes, (2, 2), (1, 1), (3, 3))
+
+
 def test_traffic_of_every_stage():
     slab = Slab(_LAYER_3, 2, 3, 1, 2)  # 3 images, 2 of 5 rows: 10 positions
     columns, extended = 3 * 10 * 36 * 64, 3 * 8 * 10 * 36 * 64
