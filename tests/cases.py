@@ -10,7 +10,7 @@ from numbacaps.geometry import Geometry
 from numbacaps.target import SIMULATED, cuda
 
 #                     N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
-_SMALL = {
+SMALL = {
     "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
     "matrix": Geometry(2, 2, 2, 4, 4, 3, 3, 1, 2, 2, 2),
     "primes": Geometry(1, 3, 2, 3, 5, 2, 3, 1, 3, 2, 5, (1, 2)),
@@ -22,7 +22,7 @@ _SMALL = {
     "whole": Geometry(2, 2, 3, 3, 2, 3, 2, 1, 1, 4, 2),  # the window is the image
     "gaps": Geometry(1, 1, 1, 7, 7, 1, 2, 1, 2, 2, 1, (3, 3)),  # pixels no window covers
 }
-_LARGE = {
+LARGE = {
     "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
     "matrix": Geometry(16, 16, 16, 14, 14, 3, 3, 1, 4, 4, 4),
     "primes": Geometry(7, 5, 3, 13, 17, 3, 5, 1, 3, 7, 5, (1, 2)),
@@ -38,7 +38,7 @@ _LARGE = {
     "paper-layer-3": Geometry(32, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)),
     "big-capsules": Geometry(2, 2, 3, 6, 5, 2, 2, 1, 33, 40, 65),
 }
-GEOMETRIES = _SMALL if SIMULATED else _LARGE
+GEOMETRIES = SMALL if SIMULATED else LARGE
 
 # (case, dtype): the simulator runs the same Python for both dtypes, so one case shows float64 there.
 _IN_FLOAT64 = ("matrix",) if SIMULATED else ("matrix", "primes", "dilated", "rank3", "big-capsules")

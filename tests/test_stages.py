@@ -4,7 +4,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from cases import CASES, GEOMETRIES, nan, operands, sums
+from cases import CASES, GEOMETRIES, SMALL, nan, operands, sums
 from stage_oracle import expected
 
 import reference
@@ -164,9 +164,7 @@ def test_tile_refuses_threads_that_do_not_divide():
 
 @pytest.mark.parametrize("case", ["matrix", "strides", "dilated", "rank3"])
 def test_stage_oracle_is_the_reference(case, rng):
-    from cases import _SMALL
-
-    g = _SMALL[case]
+    g = SMALL[case]
     x, w, dy = operands(g, "float64", rng)
     have = expected(g, x, w, dy)
     how = (g.stride, g.padding, g.dilation)
