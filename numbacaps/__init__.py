@@ -8,7 +8,7 @@ paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 from numbacaps.target import SIMULATED  # first: it chooses the target before numba is imported
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
-from numbacaps.pipelines.registry import ALGORITHMS
+from numbacaps.pipelines.registry import ALGORITHMS, available_algorithms
 from numbacaps.product import parse_product
 from numbacaps.version import VERSION
 
@@ -18,6 +18,7 @@ __all__ = [
     "ALGORITHMS",
     "SIMULATED",
     "Geometry",
+    "available_algorithms",
     "capsule_conv2d",
     "capsule_conv2d_backward",
     "capsule_votes",

@@ -20,6 +20,7 @@ from numbacaps.geometry import Geometry
 from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
 from numbacaps.target import SIMULATED, cuda
+from numbacaps.workspace import Workspace
 
 
 def capsule_conv2d(
@@ -61,8 +62,9 @@ def capsule_conv2d(
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     workspace_limit : int, optional
-        Most bytes that ``"staged"`` may allocate for its intermediates; half of the free device
-        memory by default. The result does not depend on it. The other algorithms allocate none.
+        Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
+        the free device memory by default. The result does not depend on it. The other algorithms
+        allocate none.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
         apart from the inputs in memory.
@@ -127,7 +129,7 @@ def capsule_votes(
     x, w, stride, padding, dilation, product, workspace_limit, stream
         As :func:`capsule_conv2d`.
     algorithm : str
-        ``"auto"``, ``"indexed"`` or ``"staged"``.
+        ``"auto"``, ``"indexed"``, ``"staged"`` or ``"cublas"``.
     out : array (N, P, OH, OW, C, KH, KW, *T3), optional
         As :func:`capsule_conv2d`.
 
@@ -207,7 +209,7 @@ def capsule_conv2d_backward(
     dw = cuda.device_array(g.kernel_shape, task.dtype, stream=stream) if "kernel" in needs else None
     unread = {"w"} if dx is None else {"x"} if dw is None else set()
     arrays = task.canonical(stream, unread)
-    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace_limit=task.limit)
+    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace=Workspace(task.limit))
     if dx is not None:
         dx = task.deliver(dx, x.shape, inverse(task.product.x_order), None, stream)
     if dw is not None:
@@ -307,7 +309,7 @@ class _Task:
         else:
             result = cuda.device_array(shape, self.dtype, stream=stream)
         x, w = self.canonical(stream)
-        function(self.geometry, x, w, result, stream=stream, workspace_limit=self.limit)
+        function(self.geometry, x, w, result, stream=stream, workspace=Workspace(self.limit))
         return result
 
     @property

@@ -15,6 +15,7 @@ from numbacaps.target import SIMULATED
 # The simulator starts a Python thread for every CUDA thread, so there one block walks all repeats.
 THREADS = 32 if SIMULATED else 256
 BLOCKS = 1 if SIMULATED else 8192
+FEW_BLOCKS = 1 if SIMULATED else 2048  # where a thread has much to work out before it walks
 MAX_GRID_Y = 65535
 _MAX_BLOCK_Z = 64
 
@@ -24,16 +25,20 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
-def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1):
+def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1, blocks=None):
     """Launch an elementwise kernel over ``count`` elements of ``rows`` rows, ``repeats`` times.
 
-    ``threads`` is the most that a block has.
+    ``threads`` is the most that a block has; about ``blocks`` (:data:`BLOCKS`) share the work, unless
+    one walk of all rows and repeats takes more.
     """
-    across = min(threads, ceil_div(count, 32) * 32)
+    blocks = BLOCKS if blocks is None else blocks
+    x = ceil_div(count, threads)
+    across = (
+        ceil_div(ceil_div(count, x), 32) * 32
+    )  # blocks of a row alike, so that few threads idle
     down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
-    x = ceil_div(count, across)
-    y = min(repeats, MAX_GRID_Y, ceil_div(BLOCKS, x))
-    z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(BLOCKS, x * y))
+    y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
+    z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))
     kernel[(x, y, z), (across, 1, down), stream](*arguments)
 
 

@@ -13,6 +13,8 @@ _EPSILON = {
     np.dtype(np.float32): 2.0**-23,
     np.dtype(np.float64): 2.0**-52,
 }
+# How far a precision moves an operand before it is multiplied, relative; tensor cores may truncate.
+_OPERAND = {"ieee": 0.0, "tf32": 2.0**-10, "float16": 2.0**-10}
 
 
 def _differences(actual, expected):
@@ -55,7 +57,7 @@ def relative_error(actual, expected):
     return error / scale if scale else error
 
 
-def tolerance(dtype, terms):
+def tolerance(dtype, terms, precision="ieee"):
     """Largest `relative_error` that rounding explains.
 
     A sum of T rounded products makes about T rounding errors. They have either sign, so together
@@ -63,28 +65,33 @@ def tolerance(dtype, terms):
     value. What is left of the ratio is ``sqrt(T)`` spacings of the dtype, times a small factor.
     The constant part covers rounding the operands and the result of a short sum.
 
+    Rounding the operands to a shorter precision moves every product by up to two of its spacings, all
+    to the same side where the hardware truncates; one more covers a result of that precision.
+
     This holds for terms that are not chosen to cancel. Where every expected value is far smaller
     than the terms summed into it, it is too strict.
 
     Parameters
     ----------
     dtype : dtype_like
-        float32 or float64.
+        float32 or float64: what is summed in.
     terms : int
         Number of products summed into one element: C*KH*KW*D2 for the output, P*KH*KW*D3 for the
         input's gradient, N*OH*OW*D1 for the kernel's.
+    precision : str
+        What the operands are rounded to: "ieee" (their own dtype), "tf32" or "float16".
 
     Returns
     -------
     float
-        ``epsilon * (4 + 2*sqrt(terms))``.
+        ``epsilon * (4 + 2*sqrt(terms))``, and 3 spacings of the precision's.
 
     Raises
     ------
     TypeError
         If `dtype` is another.
     ValueError
-        If `terms` is negative.
+        If `terms` is negative or `precision` is another.
     """
     dtype = np.dtype(dtype)
     if dtype not in _EPSILON:
@@ -92,7 +99,9 @@ def tolerance(dtype, terms):
         raise TypeError(f"dtype: takes {names}, not {dtype}")
     if terms < 0:
         raise ValueError(f"terms: must not be negative, not {terms}")
-    return _EPSILON[dtype] * (4 + 2 * math.sqrt(terms))
+    if precision not in _OPERAND:
+        raise ValueError(f"precision: takes {', '.join(_OPERAND)}, not {precision!r}")
+    return _EPSILON[dtype] * (4 + 2 * math.sqrt(terms)) + 3 * _OPERAND[precision]
 
 
 def assert_close(actual, expected, terms):

@@ -16,6 +16,7 @@ from numbacaps.stages.kernel_extend import make_kernel_extend
 from numbacaps.stages.kernel_reduce import make_kernel_reduce
 from numbacaps.stages.output_extend import make_output_extend
 from numbacaps.stages.output_reduce import make_output_reduce
+from numbacaps.stages.stationary_batched_matmul import make_stationary_batched_matmul
 from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_batched_matmul
 
 
@@ -38,6 +39,13 @@ def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False, b_shared=True):
     return Kernel(kernel, 3, 10, make_strided_batched_matmul)
 
 
+def stationary_matmul(dtype, M, N, K, transpose_b=False):
+    """The kernel for (M x K) @ (K x N) whose B stays in registers."""
+    b_strides = (1, K) if transpose_b else (N, 1)
+    kernel = make_stationary_batched_matmul(M, N, K, b_strides, 16, dtype)
+    return Kernel(kernel, 3, 9, make_stationary_batched_matmul)
+
+
 def kernels(g, dtype):
     """Kernels by name for a geometry and a dtype (the gather apart: it takes a strided array)."""
     dtype = np.dtype(dtype)
@@ -50,6 +58,7 @@ def kernels(g, dtype):
         "input_extend": Kernel(make_input_extend(g.P), 2, 2, make_input_extend),
         "kernel_extend": Kernel(make_kernel_extend(g.Q * g.E2), 2, 2, make_kernel_extend),
         "matmul": matmul(dtype, g.D1, g.D3, g.D2),
+        "matmul with shared B": stationary_matmul(dtype, min(g.D1, 4), min(g.D3, 32), 16),
         "output_reduce": Kernel(
             make_output_reduce(g.P, g.L, g.Q, g.E3, dtype), 2, 4, make_output_reduce
         ),

@@ -9,6 +9,7 @@ from stage_oracle import expected
 
 import reference
 from numbacaps import launch, stages
+from numbacaps.stages.stationary_batched_matmul import stationary_batched_matmul, suits
 from numbacaps.stages.strided_batched_matmul import Batch, Tile, strided_batched_matmul
 from numbacaps.target import SIMULATED, cuda
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.tiers("simulator", "gpu")
 
 # The functions of these modules have the modules' names, so the modules are asked for by path.
 matmul_module = import_module("numbacaps.stages.strided_batched_matmul")
+stationary_module = import_module("numbacaps.stages.stationary_batched_matmul")
 output_extend_module = import_module("numbacaps.stages.output_extend")
 
 # stage: (launcher, the operands it reads): "x", "w", "dy" or the stage that makes the operand
@@ -74,6 +76,8 @@ def test_stage_with_few_blocks(stage, rng, monkeypatch):
     """Seven blocks along all axes of the grid: blocks walk repeats and rows in uneven steps."""
     for module in (launch, matmul_module, output_extend_module):
         monkeypatch.setattr(module, "BLOCKS", 7)
+    for name in ("capsule_im2col", "capsule_col2im"):
+        monkeypatch.setattr(import_module(f"numbacaps.stages.{name}"), "FEW_BLOCKS", 7)
     _check(GEOMETRIES["strides"], stage, "float32", rng)
 
 
@@ -155,6 +159,45 @@ def test_matmul_with_its_own_tile(size, dtype, rng):
         Batch(1, 1, products, (0, 0), (0, 0), (0, 0)),
     )
     np.testing.assert_array_equal(c.copy_to_host(), (a @ b).astype(dtype), strict=True)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("blocks", (1, 7))
+@pytest.mark.parametrize("transpose_b", (False, True), ids=("", "primes-transposed"))
+@pytest.mark.parametrize("size", [(4, 8, 16), (4, 16, 8), (3, 5, 13), (1, 1, 9)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_stationary_matmul(size, dtype, transpose_b, blocks, rng, monkeypatch):
+    """Images share B; of C only the middle of a longer array is written."""
+    monkeypatch.setattr(stationary_module, "_BLOCKS", blocks)
+    (M, N, K), images, channels, products = size, 3, 2, 5 if SIMULATED else 1001
+    assert suits(M, N, K, Batch(images, channels, products, (1, 1), (0, 1), (1, 1)))
+    a = rng.integers(-8, 9, (images, channels, products, M, K)).astype(dtype)
+    b = rng.integers(-8, 9, (channels, products, K, N)).astype(dtype)
+    c = nan((images, channels, 2, products, M, N), dtype)
+    stored_b = np.ascontiguousarray(b.swapaxes(-1, -2)) if transpose_b else b
+    per_a, per_b, per_c = (products * size for size in (M * K, K * N, M * N))
+    stationary_batched_matmul(
+        cuda.to_device(a).reshape(a.size),
+        cuda.to_device(stored_b).reshape(b.size),
+        c.reshape(c.size),
+        size,
+        Batch(
+            *(images, channels, products, (channels * per_a, per_a), (0, per_b)),
+            *((2 * channels * per_c, 2 * per_c), per_c),
+        ),
+        transpose_b=transpose_b,
+    )
+    written = c.copy_to_host()
+    np.testing.assert_array_equal(written[:, :, 1], a @ b, strict=True)
+    assert np.isnan(written[:, :, 0]).all()
+
+
+def test_stationary_matmul_refuses_an_own_b():
+    array = cuda.to_device(np.zeros(64, np.float32))
+    with pytest.raises(ValueError, match="batch has 8 elements of b an image; it takes 0"):
+        stationary_batched_matmul(
+            array, array, array, (1, 1, 8), Batch(2, 1, 1, (8, 8), (8, 8), (1, 1))
+        )
 
 
 def test_tile_refuses_threads_that_do_not_divide():

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from numbacaps import ALGORITHMS, SIMULATED
+from numbacaps import SIMULATED, available_algorithms
 from numbacaps.target import cuda
 
 from experiments.walk.image import DIGIT
@@ -121,9 +121,9 @@ def _make_parser():
         dest="algorithms",
         nargs="+",
         metavar="NAME",
-        choices=list(ALGORITHMS),
-        default=tuple(ALGORITHMS),
-        help=f"whole convolutions to run beside the stages, of {', '.join(ALGORITHMS)} "
+        choices=available_algorithms(),
+        default=tuple(available_algorithms()),
+        help=f"whole convolutions to run beside the stages, of {', '.join(available_algorithms())} "
         "(default: all)",
     )
     add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")

@@ -20,6 +20,7 @@ import reference
 from numbacaps import ALGORITHMS, SIMULATED, Geometry, parse_product, stages
 from numbacaps.product import Product, inverse
 from numbacaps.target import cuda
+from numbacaps.workspace import Workspace
 
 from experiments.walk.image import Patches, crop_centre, cut_patches, read_image
 from experiments.walk.refusal import Refusal
@@ -551,7 +552,7 @@ class _Run:
         arguments = [self.device[key] for key in inputs] + list(made.values())
 
         def launch():
-            function(g, *arguments, stream=0, workspace_limit=_NO_LIMIT)
+            function(g, *arguments, stream=0, workspace=Workspace(_NO_LIMIT))
 
         seconds = _run_once(launch)
         checks = tuple(

@@ -233,15 +233,15 @@ def make_backward_kernel(geometry, dtype):
     return indexed_backward_kernel_kernel
 
 
-def forward(geometry, x, w, out, *, stream, workspace_limit):
-    """Algorithm 5. It has no workspace, so ``workspace_limit`` never binds."""
+def forward(geometry, x, w, out, *, stream, workspace):
+    """Algorithm 5. It needs no workspace."""
     g = geometry
     arguments = (*flat_operands(g, x=x, w=w, out=out), g.N)
     count = g.P * g.L * g.E3
     launch(make_forward(g.of_one_image, x.dtype), count, g.N, arguments, stream)
 
 
-def votes(geometry, x, w, out, *, stream, workspace_limit):
+def votes(geometry, x, w, out, *, stream, workspace):
     """Algorithm 5 with nothing accumulated."""
     g = geometry
     arguments = (*flat_operands(g, x=x, w=w, votes=out), g.N)
@@ -249,7 +249,7 @@ def votes(geometry, x, w, out, *, stream, workspace_limit):
     launch(make_votes(g.of_one_image, x.dtype), count, g.N, arguments, stream)
 
 
-def backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit):
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):
     """Both gradients by index; ``dx`` or ``dw`` is None where that gradient is not wanted."""
     g = geometry
     if dx is not None:

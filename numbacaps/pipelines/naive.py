@@ -172,14 +172,14 @@ def _run(geometry, kernel, inputs, result, stream):
     launch(kernel, g.N * g.P * g.L * g.C, 1, (*inputs, result, g.N), stream)
 
 
-def forward(geometry, x, w, out, *, stream, workspace_limit):
-    """The forward pass. It has no workspace, so ``workspace_limit`` never binds."""
+def forward(geometry, x, w, out, *, stream, workspace):
+    """The forward pass. It needs no workspace."""
     g = geometry
     x, w, out = flat_operands(g, x=x, w=w, out=out)
     _run(g, make_forward(g.of_one_image, x.dtype), (x, w), out, stream)
 
 
-def backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit):
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):
     """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted."""
     g = geometry
     if dx is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numbacaps.pipelines import indexed, naive, staged
+from numbacaps.pipelines import cublas, indexed, naive, staged
 
 
 @dataclass(frozen=True)
@@ -11,21 +11,26 @@ class Algorithm:
     """One way to compute a capsule convolution.
 
     The functions take a :class:`numbacaps.geometry.Geometry`, C-contiguous device arrays in its
-    layout, and the keywords ``stream`` and ``workspace_limit`` (bytes, or None for the default).
+    layout, and the keywords ``stream`` and ``workspace`` (a
+    :class:`numbacaps.workspace.Workspace`); they allocate nothing outside of it.
 
     Attributes
     ----------
     summary : str
         One line on what it does.
     forward : callable
-        ``forward(geometry, x, w, out, *, stream, workspace_limit)``
+        ``forward(geometry, x, w, out, *, stream, workspace)``
     backward : callable
-        ``backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit)``; ``dx`` or ``dw`` is
+        ``backward(geometry, x, w, dy, dx, dw, *, stream, workspace)``; ``dx`` or ``dw`` is
         None where that gradient is not wanted, and ``w`` or ``x``, which it would need, may be.
     votes : callable or None
-        ``votes(geometry, x, w, out, *, stream, workspace_limit)``; None where it has no votes.
+        ``votes(geometry, x, w, out, *, stream, workspace)``; None where it has no votes.
     deterministic : bool
         The same input gives the same bits.
+    capturable : bool
+        Calls can be captured into a CUDA graph.
+    unavailable : callable
+        ``unavailable()`` is None where it can run, else the exception that says why it cannot.
     """
 
     summary: str
@@ -33,6 +38,8 @@ class Algorithm:
     backward: Callable
     votes: Callable | None
     deterministic: bool
+    capturable: bool = True
+    unavailable: Callable = lambda: None
 
 
 ALGORITHMS = {
@@ -49,6 +56,15 @@ ALGORITHMS = {
         staged.backward,
         staged.votes,
         deterministic=True,
+    ),
+    "cublas": Algorithm(
+        'the "official APIs" row of Table 1: staged, with cuBLAS\'s strided batched GEMM in stage 4',
+        cublas.forward,
+        cublas.backward,
+        cublas.votes,
+        deterministic=True,
+        capturable=False,  # CuPy refuses to call cuBLAS on a stream that is being captured
+        unavailable=cublas.unavailable,
     ),
     "indexed": Algorithm(
         "Algorithm 5: index functions and small products, nothing laid out",
@@ -71,6 +87,8 @@ def find_algorithm(name, votes=False):
         ``algorithm`` is no string.
     ValueError
         ``algorithm`` is unknown, or has no votes.
+    ImportError, RuntimeError
+        ``algorithm`` takes a package or a GPU that is not here.
     """
     names = [key for key, found in ALGORITHMS.items() if found.votes or not votes]
     takes = f"it takes one of {['auto', *names]}" + (" for votes" if votes else "")
@@ -80,4 +98,12 @@ def find_algorithm(name, votes=False):
         name = AUTO
     if name not in names:
         raise ValueError(f"algorithm is {name!r}; {takes}")
+    reason = ALGORITHMS[name].unavailable()
+    if reason:
+        raise reason
     return ALGORITHMS[name]
+
+
+def available_algorithms():
+    """Names of the algorithms that can run here."""
+    return [name for name, algorithm in ALGORITHMS.items() if not algorithm.unavailable()]

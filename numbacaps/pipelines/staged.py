@@ -1,13 +1,14 @@
 """Algorithms 3 and 4: the convolution from the stages, one after another.
 
 Everything the paper lays out is laid out: I_flat, I', K' and O' lie in device memory. The work is
-cut into slabs (images, then output rows) whose workspace fits ``workspace_limit``; the results do
-not depend on the cut, to the bit.
+cut into slabs (images, then output rows) that fit the workspace; the results do not depend on the
+cut, to the bit. ``matmul`` is what multiplies in stage 4.
 """
 
 from math import prod
 
 from numbacaps.stages import (
+    batched_matmul,
     capsule_col2im,
     capsule_im2col,
     input_extend,
@@ -21,7 +22,6 @@ from numbacaps.stages import (
     output_extend,
     output_reduce,
 )
-from numbacaps.target import SIMULATED, cuda
 
 
 def forward_workspace(slab):
@@ -57,53 +57,39 @@ def elements(shapes):
     return sum(map(prod, shapes.values()))
 
 
-def default_workspace_limit():
-    """Half of the free device memory; 1 GiB on the simulator, which reports infinite memory."""
-    return 1 << 30 if SIMULATED else cuda.current_context().get_memory_info().free // 2
-
-
-def _slabs(geometry, shapes_of, dtype, limit):
-    """The slabs that fit ``limit`` bytes, each with its workspace; one allocation for them all."""
-    limit = default_workspace_limit() if limit is None else limit
+def _slabs(geometry, shapes_of, dtype, workspace):
+    """The slabs that fit the workspace, each with its arrays."""
+    limit = workspace.limit
     try:
         slabs = geometry.slabs(lambda slab: elements(shapes_of(slab)), limit // dtype.itemsize)
     except MemoryError as short:
         raise MemoryError(
-            f"algorithm 'staged' needs a workspace of {short.args[1] * dtype.itemsize} bytes for "
+            f"a pipeline of stages needs a workspace of {short.args[1] * dtype.itemsize} bytes for "
             f"one output row of one image; workspace_limit is {limit}"
         ) from None
-    buffers = {
-        name: cuda.device_array(prod(shape), dtype) for name, shape in shapes_of(slabs[0]).items()
-    }
     for slab in slabs:
-        yield (
-            slab,
-            {
-                name: buffers[name][: prod(shape)].reshape(shape)
-                for name, shape in shapes_of(slab).items()
-            },
-        )
+        yield slab, workspace.arrays(shapes_of(slab), dtype)
 
 
-def forward(geometry, x, w, out, *, stream, workspace_limit):
+def forward(geometry, x, w, out, *, stream, workspace, matmul=batched_matmul):
     """Algorithm 3."""
     rows = None
-    for slab, work in _slabs(geometry, forward_workspace, x.dtype, workspace_limit):
+    for slab, work in _slabs(geometry, forward_workspace, x.dtype, workspace):
         _lay_out(slab, x, w, work, rows, stream)
         rows = slab.rows
-        multiply(
-            slab, work["extended_input"], work["extended_kernel"], work["products"], stream=stream
-        )
+        operands = work["extended_input"], work["extended_kernel"], work["products"]
+        multiply(slab, *operands, matmul=matmul, stream=stream)
         output_reduce(slab, work["products"], out, stream=stream)
 
 
-def votes(geometry, x, w, out, *, stream, workspace_limit):
+def votes(geometry, x, w, out, *, stream, workspace, matmul=batched_matmul):
     """Algorithm 3, steps 1 to 4: every product, none summed."""
     rows = None
-    for slab, work in _slabs(geometry, votes_workspace, x.dtype, workspace_limit):
+    for slab, work in _slabs(geometry, votes_workspace, x.dtype, workspace):
         _lay_out(slab, x, w, work, rows, stream)
         rows = slab.rows
-        multiply(slab, work["extended_input"], work["extended_kernel"], out, stream=stream)
+        operands = work["extended_input"], work["extended_kernel"], out
+        multiply(slab, *operands, matmul=matmul, stream=stream)
 
 
 def _lay_out(slab, x, w, work, rows, stream):
@@ -114,7 +100,7 @@ def _lay_out(slab, x, w, work, rows, stream):
         kernel_extend(slab, w, work["extended_kernel"], stream=stream)
 
 
-def backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit):
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, matmul=batched_matmul):
     """Algorithm 4; ``dx`` or ``dw`` is None where that gradient is not wanted."""
     needs = [name for name, array in (("input", dx), ("kernel", dw)) if array is not None]
 
@@ -122,7 +108,7 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit):
         return backward_workspace(slab, needs)
 
     rows, lanes = None, None
-    for slab, work in _slabs(geometry, shapes_of, dy.dtype, workspace_limit):
+    for slab, work in _slabs(geometry, shapes_of, dy.dtype, workspace):
         columns, extended_input = work["columns"], work["extended_input"]
         extended_dy = work["extended_dy"]
         output_extend(slab, dy, extended_dy, stream=stream)
@@ -130,18 +116,16 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace_limit):
             lanes = work["lanes"]
             capsule_im2col(slab, x, columns, stream=stream)
             input_extend(slab, columns, extended_input, stream=stream)
-            multiply_for_kernel_gradient(
-                slab, extended_input, extended_dy, work["kernel_products"], stream=stream
-            )
+            operands = extended_input, extended_dy, work["kernel_products"]
+            multiply_for_kernel_gradient(slab, *operands, matmul=matmul, stream=stream)
             kernel_reduce(slab, work["kernel_products"], lanes, stream=stream)
         if dx is not None:
             # I_flat and I' have served: their places hold their gradients.
             if slab.rows != rows:
                 kernel_extend(slab, w, work["extended_kernel"], stream=stream)
             rows = slab.rows
-            multiply_for_input_gradient(
-                slab, extended_dy, work["extended_kernel"], extended_input, stream=stream
-            )
+            operands = extended_dy, work["extended_kernel"], extended_input
+            multiply_for_input_gradient(slab, *operands, matmul=matmul, stream=stream)
             input_reduce(slab, extended_input, columns, stream=stream)
             capsule_col2im(slab, columns, dx, stream=stream)
     if dw is not None:

@@ -14,14 +14,15 @@ from numbacaps.stages.input_extend import input_extend
 from numbacaps.stages.input_reduce import input_reduce
 from numbacaps.stages.kernel_extend import kernel_extend
 from numbacaps.stages.kernel_reduce import kernel_reduce, kernel_reduce_lanes
-from numbacaps.stages.output_extend import output_extend
-from numbacaps.stages.output_reduce import output_reduce
-from numbacaps.stages.strided_batched_matmul import (
+from numbacaps.stages.multiplications import (
+    batched_matmul,
     multiply,
     multiply_for_input_gradient,
     multiply_for_kernel_gradient,
-    strided_batched_matmul,
 )
+from numbacaps.stages.output_extend import output_extend
+from numbacaps.stages.output_reduce import output_reduce
+from numbacaps.stages.strided_batched_matmul import strided_batched_matmul
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,22 @@ BACKWARD = {
 }
 
 STAGES = FORWARD | BACKWARD
+
+# The stages of each pass, in order; what backward needs of forward's is made again.
+PASSES = {
+    "forward": tuple(FORWARD),
+    "backward_input": (
+        "output_extend",
+        "kernel_extend",
+        "input_gradient_matmul",
+        "input_reduce",
+        "capsule_col2im",
+    ),
+    "backward_kernel": (
+        "capsule_im2col",
+        "input_extend",
+        "output_extend",
+        "kernel_gradient_matmul",
+        "kernel_reduce",
+    ),
+}

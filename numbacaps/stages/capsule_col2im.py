@@ -7,12 +7,15 @@ there are no atomics. The sum runs by rising oh, then ow; slabs of rows follow e
 order, so the bits of the result do not depend on how the work was cut.
 
 Thread mapping: one thread an input element, consecutive threads on consecutive elements of dI; a
-warp reads runs of E1 consecutive elements. Each thread walks the images.
+warp reads runs of E1 consecutive elements. A thread works out once where its windows lie, and then
+walks the images.
 """
 
 from functools import cache
 
-from numbacaps.launch import THREADS, flat, launch
+import numpy as np
+
+from numbacaps.launch import FEW_BLOCKS, THREADS, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -26,6 +29,7 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     IMAGE = C * H * W * E1
     OH_SPAN = DH * (KH - 1) // SH + 1  # most output rows (columns) whose window covers one element
     OW_SPAN = DW * (KW - 1) // SW + 1
+    WINDOWS = OH_SPAN * OW_SPAN
     ZERO = dtype.type(0)
 
     @cuda.jit
@@ -37,6 +41,11 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
         first_row,
         rows,
     ):
+        place = cuda.local.array(
+            WINDOWS, np.int64
+        )  # of each window's element in an image's columns
+        covers = cuda.local.array(WINDOWS, np.bool_)
+        loaded = cuda.local.array(WINDOWS, dtype)
         i = cuda.grid(1)  # (c, h, w, e)
         if i >= IMAGE:
             return
@@ -44,29 +53,33 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
         left = i // E1 % W + PW
         top = i // (E1 * W) % H + PH
         c = i // (E1 * W * H)
+        for oh_step in range(OH_SPAN):
+            oh = top // SH - OH_SPAN + 1 + oh_step
+            down = top - oh * SH
+            kh = down // DH
+            in_row = kh < KH and down == kh * DH and oh >= first_row and oh < first_row + rows
+            for ow_step in range(OW_SPAN):
+                ow = left // SW - OW_SPAN + 1 + ow_step
+                across = left - ow * SW
+                kw = across // DW
+                window = oh_step * OW_SPAN + ow_step
+                covers[window] = in_row and kw < KW and across == kw * DW and ow >= 0 and ow < OW
+                place[window] = e  # some element, where no window covers this one
+                if covers[window]:
+                    l = (oh - first_row) * OW + ow
+                    place[window] = l * ROW + ((c * KH + kh) * KW + kw) * E1 + e
         n = cuda.blockIdx.y
         while n < images:
             target = (first_image + n) * IMAGE + i
+            source = n * rows * (OW * ROW)
             total = ZERO  # an image's first slab starts the sum, so nothing has to be cleared
             if first_row > 0:
                 total = dx[at(target)]
-            for oh_step in range(OH_SPAN):
-                oh = top // SH - OH_SPAN + 1 + oh_step
-                down = top - oh * SH
-                kh = down // DH
-                in_row = kh < KH and down == kh * DH and oh >= first_row and oh < first_row + rows
-                for ow_step in range(OW_SPAN):
-                    ow = left // SW - OW_SPAN + 1 + ow_step
-                    across = left - ow * SW
-                    kw = across // DW
-                    covers = in_row and kw < KW and across == kw * DW and ow >= 0 and ow < OW
-                    source = e
-                    if covers:
-                        l = (n * rows + oh - first_row) * OW + ow
-                        source = l * ROW + ((c * KH + kh) * KW + kw) * E1 + e
-                    value = columns[at(source)]  # read in any case, so that the reads overlap
-                    if covers:
-                        total += value
+            for window in range(WINDOWS):  # read in any case, so that the reads overlap
+                loaded[window] = columns[at(source + place[window])]
+            for window in range(WINDOWS):
+                if covers[window]:
+                    total += loaded[window]
             dx[at(target)] = total
             n += cuda.gridDim.y
 
@@ -103,4 +116,5 @@ def capsule_col2im(slab, columns, dx, stream=0, threads=THREADS):
         slab.first_row,
         slab.rows,
     )
-    launch(kernel, g.C * g.H * g.W * g.E1, slab.images, arguments, stream, threads)
+    count = g.C * g.H * g.W * g.E1
+    launch(kernel, count, slab.images, arguments, stream, threads, blocks=FEW_BLOCKS)

@@ -10,7 +10,7 @@ Thread mapping: one thread a (q, e) of some rows of positions, consecutive threa
 
 from functools import cache
 
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -21,7 +21,9 @@ def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     PH, PW = padding
     DH, DW = dilation
     ROW = C * KH * KW * E1
-    AT_ONCE = min(OW, 4)  # loads of a thread under way before its first store
+    AT_ONCE = ceil_div(OW, ceil_div(OW, 12))  # loads of a thread under way before its first store
+    EVEN = OW % AT_ONCE == 0
+    INSIDE = PH == 0 and PW == 0  # no window reaches over the edge
     ZERO = dtype.type(0)
 
     @cuda.jit
@@ -46,17 +48,20 @@ def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
             row = cuda.blockIdx.z * cuda.blockDim.z + cuda.threadIdx.z
             while row < rows:
                 h = (first_row + row) * SH + kh * DH - PH
-                source = (((first_image + n) * C + c) * H + h) * W * E1 + e
+                left = kw * DW - PW
+                source = ((((first_image + n) * C + c) * H + h) * W + left) * E1 + e
                 target = (n * rows + row) * OW * ROW + i
                 for first in range(0, OW, AT_ONCE):
                     for j in range(AT_ONCE):
-                        w = (first + j) * SW + kw * DW - PW
+                        w = (first + j) * SW + left
                         value = ZERO
-                        if h >= 0 and h < H and w >= 0 and w < W:
-                            value = x[at(source + w * E1)]
+                        if (EVEN or first + j < OW) and (
+                            INSIDE or (h >= 0 and h < H and w >= 0 and w < W)
+                        ):
+                            value = x[at(source + (first + j) * SW * E1)]
                         loaded[j] = value
                     for j in range(AT_ONCE):
-                        if first + j < OW:
+                        if EVEN or first + j < OW:
                             columns[at(target + (first + j) * ROW)] = loaded[j]
                 row += cuda.gridDim.z * cuda.blockDim.z
             n += cuda.gridDim.y
@@ -93,4 +98,4 @@ def capsule_im2col(slab, x, columns, stream=0, threads=THREADS):
         slab.first_row,
         slab.rows,
     )
-    launch(kernel, g.Q * g.E1, slab.images, arguments, stream, threads, rows=slab.rows)
+    launch(kernel, g.Q * g.E1, slab.images, arguments, stream, threads, slab.rows, FEW_BLOCKS)

@@ -1,4 +1,4 @@
-"""Stage 4 of Algorithm 3 (Figure 6), and both multiplications of Algorithm 4.
+"""The tiled kernel of stage 4 of Algorithm 3 (Figure 6), and of both multiplications of Algorithm 4.
 
     C[image, channel, z] = A[image, channel, z] @ B[image, channel, z],   (M x K) @ (K x N)
 
@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, flat, launch_tiles
+from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
 
 _THREADS = 64 if SIMULATED else 256
@@ -63,10 +63,10 @@ class Tile:
 
         def a_conflicts(lengths):
             row_length, pitch = lengths
-            return _conflicts(bb * pitch + row * row_length for bb, row, _ in warp), pitch
+            return conflicts(bb * pitch + row * row_length for bb, row, _ in warp), pitch
 
         def b_conflicts(pitch):
-            return _conflicts(bb * pitch + column for bb, _, column in warp), pitch
+            return conflicts(bb * pitch + column for bb, _, column in warp), pitch
 
         row_lengths = (self.BK, self.BK + 1)
         a_lengths = [(row, self.BM * row + pad) for row in row_lengths for pad in range(32)]
@@ -85,7 +85,7 @@ class Tile:
         return self.BB * (a_pitch + b_pitch)
 
 
-def _conflicts(addresses):
+def conflicts(addresses):
     """Most different addresses that fall into one of shared memory's 32 banks."""
     return max(Counter(address % 32 for address in set(addresses)).values())
 
@@ -298,6 +298,26 @@ class Batch:
     c_first: int = 0
 
 
+def check_operands(a, b, c, size, batch):
+    """Refuse operands that are shorter than the batch says.
+
+    Raises
+    ------
+    ValueError
+    """
+    M, N, K = size
+    for name, array, matrix, (image, channel), first in (
+        ("a", a, M * K, batch.a, 0),
+        ("b", b, K * N, batch.b, 0),
+        ("c", c, M * N, batch.c, batch.c_first),
+    ):
+        last = first + (batch.images - 1) * image + (batch.channels - 1) * channel
+        if array.size < last + batch.products * matrix:
+            raise ValueError(
+                f"{name} has {array.size} elements; it takes {last + batch.products * matrix}"
+            )
+
+
 def strided_batched_matmul(
     a,
     b,
@@ -330,16 +350,7 @@ def strided_batched_matmul(
         An operand is shorter than the batch says.
     """
     M, N, K = size
-    for name, array, matrix, (image, channel), first in (
-        ("a", a, M * K, batch.a, 0),
-        ("b", b, K * N, batch.b, 0),
-        ("c", c, M * N, batch.c, batch.c_first),
-    ):
-        last = first + (batch.images - 1) * image + (batch.channels - 1) * channel
-        if array.size < last + batch.products * matrix:
-            raise ValueError(
-                f"{name} has {array.size} elements; it takes {last + batch.products * matrix}"
-            )
+    check_operands(a, b, c, size, batch)
     tile = tile or choose_tile(M, N, K, c.dtype.itemsize)
     kernel = make_strided_batched_matmul(
         M,
@@ -357,116 +368,3 @@ def strided_batched_matmul(
     sizes = (batch.images, batch.channels, batch.products, batch.c_first)
     arguments = (a, b, c, *sizes, *batch.a, *batch.b, *batch.c)
     launch_tiles(kernel, (x, y, z), tile.threads, arguments, stream)
-
-
-def _per_product(slab, *sizes):
-    """(products of a channel, then its elements for each matrix size)."""
-    count = slab.positions * slab.geometry.Q * slab.geometry.G
-    return count, *(count * size for size in sizes)
-
-
-def multiply(slab, extended_input, extended_kernel, products, tile=None, stream=0):
-    """Stage 4, forward: O' = I' @ K'.
-
-    Parameters
-    ----------
-    slab : numbacaps.geometry.Slab
-    extended_input : device array (n, P, l, Q, G, D1, D2)
-    extended_kernel : device array (P, l, Q, G, D2, D3)
-    products : device array, written
-        The slab's (n, P, l, Q, G, D1, D3); or all of (N, P, L, Q, G, D1, D3), the votes, of which
-        the slab's part is written.
-    tile, stream
-        As :func:`strided_batched_matmul`.
-
-    Raises
-    ------
-    ValueError
-        An array is of the wrong size.
-    """
-    g = slab.geometry
-    count, a, b, c = _per_product(slab, g.D1 * g.D2, g.D2 * g.D3, g.D1 * g.D3)
-    c_channel, c_first = c, 0
-    if products.size != slab.images * g.P * c:
-        flat("products", products, g.votes_shape)
-        c_channel = g.L * g.Q * g.E3
-        c_first = slab.first_image * g.P * c_channel + slab.first_position * g.Q * g.E3
-    strided_batched_matmul(
-        flat("extended_input", extended_input, slab.extended_input_shape),
-        flat("extended_kernel", extended_kernel, slab.extended_kernel_shape),
-        products.reshape(products.size),
-        (g.D1, g.D3, g.D2),
-        Batch(
-            slab.images,
-            g.P,
-            count,
-            a=(g.P * a, a),
-            b=(0, b),
-            c=(g.P * c_channel, c_channel),
-            c_first=c_first,
-        ),
-        tile=tile,
-        stream=stream,
-    )
-
-
-def multiply_for_kernel_gradient(slab, extended_input, extended_dy, products, tile=None, stream=0):
-    """Algorithm 4: dK' = I'^T @ dO'.
-
-    Parameters
-    ----------
-    slab : numbacaps.geometry.Slab
-    extended_input : device array (n, P, l, Q, G, D1, D2)
-    extended_dy : device array (n, P, l, Q, G, D1, D3)
-    products : device array (n, P, l, Q, G, D2, D3), written
-    tile, stream
-        As :func:`strided_batched_matmul`.
-
-    Raises
-    ------
-    ValueError
-        An array is of the wrong size.
-    """
-    g = slab.geometry
-    count, a, b, c = _per_product(slab, g.D1 * g.D2, g.D1 * g.D3, g.D2 * g.D3)
-    strided_batched_matmul(
-        flat("extended_input", extended_input, slab.extended_input_shape),
-        flat("extended_dy", extended_dy, slab.products_shape),
-        flat("products", products, slab.kernel_products_shape),
-        (g.D2, g.D3, g.D1),
-        Batch(slab.images, g.P, count, a=(g.P * a, a), b=(g.P * b, b), c=(g.P * c, c)),
-        transpose_a=True,
-        tile=tile,
-        stream=stream,
-    )
-
-
-def multiply_for_input_gradient(slab, extended_dy, extended_kernel, products, tile=None, stream=0):
-    """Algorithm 4: dI' = dO' @ K'^T.
-
-    Parameters
-    ----------
-    slab : numbacaps.geometry.Slab
-    extended_dy : device array (n, P, l, Q, G, D1, D3)
-    extended_kernel : device array (P, l, Q, G, D2, D3)
-    products : device array (n, P, l, Q, G, D1, D2), written
-    tile, stream
-        As :func:`strided_batched_matmul`.
-
-    Raises
-    ------
-    ValueError
-        An array is of the wrong size.
-    """
-    g = slab.geometry
-    count, a, b, c = _per_product(slab, g.D1 * g.D3, g.D2 * g.D3, g.D1 * g.D2)
-    strided_batched_matmul(
-        flat("extended_dy", extended_dy, slab.products_shape),
-        flat("extended_kernel", extended_kernel, slab.extended_kernel_shape),
-        flat("products", products, slab.extended_input_shape),
-        (g.D1, g.D2, g.D3),
-        Batch(slab.images, g.P, count, a=(g.P * a, a), b=(0, b), c=(g.P * c, c)),
-        transpose_b=True,
-        tile=tile,
-        stream=stream,
-    )

@@ -1,0 +1,194 @@
+"""Who computes a pass: the registry's algorithms and PyTorch's ways, made ready to be timed.
+
+A run is an algorithm at work on one pass of a problem. It has
+
+- ``calls``: one function a set of operands, which queues the work on the clock's stream;
+- ``environment()``: what the calls want around them;
+- ``once()``: the first call's result, in capsule layout on the host;
+- ``repeatedly(order, host_us)``: (a :class:`experiments.measure.Replay` of the calls in that order, a
+  function that runs it once and returns the last call's result);
+- ``peak_bytes()``: most device memory that one call needs: operands, result, intermediates.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from experiments import opponents, records
+from numbacaps import ALGORITHMS
+from numbacaps.pipelines.registry import find_algorithm
+from numbacaps.target import cuda
+from numbacaps.workspace import Workspace
+
+WORKSPACE = 12 << 30  # bytes for the intermediates of an algorithm that lays them out
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One algorithm in one layout and precision; ``run`` is the class that puts it to work."""
+
+    algorithm: str
+    layout: str
+    precision: str
+    dtype: str
+    run: Callable
+
+    @property
+    def cells(self):
+        """The cells of :data:`experiments.records.VARIANT`."""
+        return {name: getattr(self, name, "") for name in records.VARIANT}
+
+    def __str__(self):
+        return f"{self.algorithm} {self.layout} {self.precision}"
+
+
+def choose(names, precisions=opponents.PRECISIONS):
+    """The variants of those algorithms, ours (which are "ieee") and opponents, ours first."""
+    ours = [
+        Variant(name, "capsule", "ieee", "float32", OurRun)
+        for name in ALGORITHMS
+        if name in names and "ieee" in precisions
+    ]
+    return ours + [
+        Variant(
+            opponent.algorithm,
+            opponent.layout,
+            precision,
+            "float16" if precision == "float16" else "float32",
+            TorchRun,
+        )
+        for opponent in opponents.OPPONENTS
+        if opponent.algorithm in names
+        for precision in precisions
+    ]
+
+
+NAMES = (*ALGORITHMS, *opponents.NAMES)
+
+
+class OurRun:
+    """An algorithm of the registry."""
+
+    def __init__(self, variant, problem, wanted, sets, clock, workspace_limit=WORKSPACE):
+        g, algorithm = problem.geometry, find_algorithm(variant.algorithm)
+        self._clock, self._capturable = clock, algorithm.capturable
+        self._workspace = Workspace(workspace_limit)
+        how = {"stream": clock.numba, "workspace": self._workspace}
+
+        def to_device(arrays):
+            return [cuda.to_device(array) for array in arrays]
+
+        def unwritten(arrays):
+            return cuda.device_array(problem.shape(wanted), np.float32)
+
+        def forward(x, w, dy, out):
+            algorithm.forward(g, x, w, out, **how)
+
+        def backward_input(x, w, dy, dx):
+            algorithm.backward(g, None, w, dy, dx, None, **how)
+
+        def backward_kernel(x, w, dy, dw):
+            algorithm.backward(g, x, None, dy, None, dw, **how)
+
+        function = {
+            "forward": forward,
+            "backward_input": backward_input,
+            "backward_kernel": backward_kernel,
+        }[wanted]
+        operands = problem.on_device("ours", sets, to_device)
+        self._results = problem.on_device(("ours", wanted), sets, unwritten)
+        self.calls = [
+            partial(function, *arrays, result) for arrays, result in zip(operands, self._results)
+        ]
+
+    def environment(self):
+        return nullcontext()
+
+    def once(self):
+        return self._read(0, self.calls[0])
+
+    def repeatedly(self, order, host_us):
+        calls = [self.calls[i] for i in order]
+        if not self._capturable:
+            return self._clock.queue(calls, host_us), lambda: self._read(0, self.calls[0])
+        replay = self._clock.capture(calls)
+        return replay, lambda: self._read(order[-1], replay.run)
+
+    def _read(self, i, work):
+        fill_with_nan(self._results[i])
+        work()
+        self._clock.synchronize()
+        return self._results[i].copy_to_host()
+
+    def peak_bytes(self, needed):
+        return needed + self._workspace.nbytes
+
+
+class TorchRun:
+    """An opponent through PyTorch."""
+
+    def __init__(self, variant, problem, wanted, sets, clock):
+        torch = opponents.torch()
+        g = problem.geometry
+        opponent = next(
+            opponent
+            for opponent in opponents.OPPONENTS
+            if (opponent.algorithm, opponent.layout) == (variant.algorithm, variant.layout)
+        )
+        dtype = getattr(torch, variant.dtype)
+        self._precision, self._clock = variant.precision, clock
+        self._deliver = partial(opponent.deliver[wanted], g)
+
+        def prepare(arrays):
+            return opponent.prepare(
+                g, *(torch.from_numpy(array).cuda().to(dtype) for array in arrays)
+            )
+
+        operands = problem.on_device((variant.layout, variant.dtype), sets, prepare)
+        self.calls = [partial(getattr(opponent, wanted), g, *arrays) for arrays in operands]
+        clock.synchronize()
+
+    @contextmanager
+    def environment(self):
+        with (
+            opponents.precision(self._precision),
+            opponents.torch().cuda.stream(self._clock.torch),
+        ):
+            yield
+
+    def once(self):
+        return self._read(self.calls[0]())
+
+    def repeatedly(self, order, host_us):
+        replay, result = self._clock.capture_torch([self.calls[i] for i in order])
+
+        def once():
+            result.fill_(math.nan)
+            replay.run()
+            return self._read(result)
+
+        return replay, once
+
+    def _read(self, result):
+        self._clock.synchronize()
+        return self._deliver(result).float().cpu().numpy()
+
+    def peak_bytes(self, needed):
+        """By PyTorch's allocator; the result is its own, so it is not counted twice."""
+        memory = opponents.torch().cuda
+        memory.empty_cache()
+        memory.reset_peak_memory_stats()
+        before = memory.memory_allocated()
+        result = self.calls[0]()
+        return needed - result.nbytes + memory.max_memory_allocated() - before
+
+
+def fill_with_nan(array):
+    """Fill a device array with bytes of ones, which are NaN in every floating-point format."""
+    from cuda.bindings import driver
+
+    driver.cuMemsetD8(array.__cuda_array_interface__["data"][0], 0xFF, array.nbytes)

@@ -1,0 +1,424 @@
+"""How everything is measured: checked first, then timed on the GPU, side by side.
+
+- A variant is timed only after its result on the same random data was compared with float64, and so
+  is the result that the timed graph leaves.
+- GPU time is the replay of a CUDA graph that holds many calls, between two events, over the number of
+  calls. Events and graph are queued behind a copy, so that the GPU never waits for the host: what the
+  host takes to launch is not in the time. That is measured apart, as ``host_us``.
+- The calls rotate through sets of operands that together are twice the L2 cache, so that no call
+  finds its operands there. Within a call, one kernel may find what the one before it wrote.
+- Variants that are compared are replayed in turns; of the repeats the 20th, 50th and 80th
+  percentiles are kept.
+- A variant that runs out of memory beside the others is measured again alone.
+"""
+
+import gc
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from experiments import opponents, records
+from numbacaps.extras import require
+from numbacaps.target import cuda
+
+_GRAPH_MS = 1.0  # what a graph's replay should take at the least
+_MOST_MS = 30.0  # what more calls than sets may make of it
+_MOST_CALLS = 256
+_MOST_SETS = 64
+_SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
+_TIMED_MS = 60.0  # of a variant's replays together
+_FEWEST_REPEATS, _MOST_REPEATS = 4, 25
+_HOST_CALLS, _HOST_US = 20, 3e5
+_AHEAD_BYTES = 1 << 28
+_AHEAD_US = 100  # a copy of so many bytes takes longer on any GPU of today
+_AHEAD_FACTOR = 1.5
+_NOTE_LENGTH = 160
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Work that can be timed again and again.
+
+    Attributes
+    ----------
+    run : callable
+        Queues the work on the clock's stream.
+    calls : int
+        Calls of the algorithm in it; times are for one.
+    needs : object
+        What must not be freed as long as it is run.
+    host_us : float
+        What the host may take to queue it.
+    """
+
+    run: Callable
+    calls: int = 1
+    needs: object = None
+    host_us: float = 100.0
+
+
+class Clock:
+    """The stream on which everything is timed, as each library knows it."""
+
+    def __init__(self):
+        from cuda.core import Device
+
+        device = Device(cuda.get_current_device().id)
+        device.set_current()
+        self._stream = device.create_stream()
+        self.numba = cuda.external_stream(int(self._stream.handle))
+        self.l2_bytes = device.properties.l2_cache_size
+
+    @cached_property
+    def torch(self):
+        """The stream, for PyTorch."""
+        return opponents.torch().cuda.ExternalStream(int(self._stream.handle))
+
+    @cached_property
+    def _copied(self):
+        return [cuda.device_array(_AHEAD_BYTES, np.int8) for _ in range(2)]
+
+    @contextmanager
+    def elapsed(self, host_us=0.0):
+        """A list that gets the GPU milliseconds between the beginning and the end of the block.
+
+        Before, the GPU is kept busy for ``host_us``, in which the host queues the block's work.
+        """
+        start, end, elapsed = cuda.event(), cuda.event(), []
+        source, target = self._copied
+        for _ in range(math.ceil(_AHEAD_FACTOR * host_us / _AHEAD_US)):
+            target.copy_to_device(source, stream=self.numba)
+        start.record(self.numba)
+        yield elapsed
+        end.record(self.numba)
+        end.synchronize()
+        elapsed.append(start.elapsed_time(end))
+
+    def capture(self, calls):
+        """A replay of the calls in one graph launch."""
+        builder = self._stream.create_graph_builder()
+        builder.begin_building()
+        try:
+            for call in calls:
+                call()
+        finally:
+            builder.end_building()
+        graph = builder.complete()
+        return Replay(lambda: graph.launch(self._stream), len(calls), calls)
+
+    def capture_torch(self, calls):
+        """The same for PyTorch, whose allocator must know; and the last call's result."""
+        torch = opponents.torch()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.torch):
+            for call in calls:
+                result = call()
+
+        def run():
+            with torch.cuda.stream(self.torch):
+                graph.replay()
+
+        return Replay(run, len(calls), calls), result
+
+    def queue(self, calls, host_us):
+        """A replay of one call after the other, for work that no graph can hold."""
+        turn = itertools.cycle(calls)
+        return Replay(lambda: next(turn)(), 1, calls, host_us)
+
+    def synchronize(self):
+        """Wait for all of the device's work."""
+        cuda.synchronize()
+
+
+@cache
+def clock():
+    """The clock of this process."""
+    return Clock()
+
+
+@cache
+def ceilings():
+    """What this GPU can do at most, measured: a large copy and a large SGEMM without TF32.
+
+    Returns
+    -------
+    dict
+        ``copy_gbs``, 10^9 bytes/s read and written, and ``sgemm_tflops``, which is None where
+        neither PyTorch nor CuPy is installed.
+    """
+    found = {"copy_gbs": _copy_gbs(1 << 28), "sgemm_tflops": _sgemm_tflops(8192)}
+    release()
+    return found
+
+
+def _copy_gbs(size):
+    source = cuda.to_device(np.random.default_rng(0).standard_normal(size, np.float32))
+    target = cuda.device_array(size, np.float32)
+    times = 8
+
+    def copy():  # not captured: a graph's copies are slower
+        for _ in range(times):
+            target.copy_to_device(source, stream=clock().numba)
+
+    ms = np.median(replay_in_turns({"copy": Replay(copy, times, host_us=1000.0)})["copy"])
+    return 2 * source.nbytes / float(ms) / 1e6
+
+
+def _sgemm_tflops(n):
+    multiply = _large_sgemm(n)
+    if multiply is None:
+        return None
+    multiply()
+    ms = np.median(replay_in_turns({"sgemm": Replay(multiply)})["sgemm"])
+    return 2 * n**3 / float(ms) / 1e9
+
+
+def _large_sgemm(n):
+    """A function that multiplies two n x n matrices on the clock's stream, or None."""
+    try:
+        torch = opponents.torch()
+    except ImportError:
+        return _large_sgemm_by_cupy(n)
+    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+
+    def multiply():
+        with opponents.precision("ieee"), torch.cuda.stream(clock().torch):
+            torch.mm(a, b)
+
+    return multiply
+
+
+def _large_sgemm_by_cupy(n):
+    try:
+        cupy = require("cupy", "cublas", "the SGEMM ceiling")
+        a, b = (cupy.random.standard_normal((n, n), np.float32) for _ in range(2))
+    except ImportError:
+        return None
+    cuda.synchronize()
+
+    def multiply():
+        with cupy.cuda.ExternalStream(int(clock().numba)):
+            cupy.matmul(a, b)
+
+    return multiply
+
+
+def release():
+    """Give back all device memory that nothing refers to any more."""
+    gc.collect()
+    cuda.current_context().deallocations.clear()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+
+
+def is_out_of_memory(error):
+    """Whether an exception, whichever library's, says that device memory ran out."""
+    text = f"{type(error).__name__} {error}".lower().replace("_", "").replace(" ", "")
+    return isinstance(error, MemoryError) or "outofmemory" in text or "allocfailed" in text
+
+
+def replay_in_turns(replays):
+    """GPU milliseconds of a call, for each repeat of each replay; the replays take turns.
+
+    Parameters
+    ----------
+    replays : dict of hashable to Replay
+
+    Returns
+    -------
+    dict of hashable to numpy.ndarray
+    """
+
+    def timed(replay):
+        with clock().elapsed(replay.host_us) as ms:
+            replay.run()
+        return ms[0]
+
+    # The first one says how many repeats there is time for; a short one only warms up.
+    first = {name: timed(replay) for name, replay in replays.items()}
+    repeats = {
+        name: min(max(math.ceil(_TIMED_MS / ms), _FEWEST_REPEATS), _MOST_REPEATS)
+        for name, ms in first.items()
+    }
+    times = {name: [ms] if ms >= _SLOW_MS else [] for name, ms in first.items()}
+    for _ in range(max(repeats.values(), default=0)):
+        for name, replay in replays.items():
+            if len(times[name]) < repeats[name]:
+                times[name].append(timed(replay))
+    return {name: np.array(ms) / replays[name].calls for name, ms in times.items()}
+
+
+def operand_sets(geometry):
+    """Sets of operands to rotate through: twice the L2 cache."""
+    return min(_MOST_SETS, math.ceil(2 * clock().l2_bytes / geometry.min_bytes(4)))
+
+
+def calls_of(sets, floor_ms, eager_ms):
+    """How many calls a graph holds: each set once, and more where a replay would be too short.
+
+    ``floor_ms`` is the least a call can take on the GPU; ``eager_ms`` what one took with its launch.
+    """
+    enough = math.ceil(_GRAPH_MS / max(floor_ms, _GRAPH_MS / _MOST_CALLS))
+    return max(sets, min(enough, int(_MOST_MS / eager_ms)))
+
+
+def microseconds(call):
+    """Host time of a call."""
+    start = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def idle_microseconds(call):
+    """Median host time of a call that finds the GPU idle."""
+    taken = []
+    while len(taken) < _HOST_CALLS and sum(taken) < _HOST_US:
+        clock().synchronize()
+        taken.append(microseconds(call))
+    clock().synchronize()
+    return float(np.median(taken))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A variant whose result was right."""
+
+    error: float
+    host_us: float
+    peak_bytes: int
+    replay: Replay
+
+
+def measure(problem, wanted, variants, tick=lambda variant: None):
+    """Check and time some variants of one pass, side by side.
+
+    Parameters
+    ----------
+    problem : experiments.problem.Problem
+    wanted : str
+        ``forward``, ``backward_input`` or ``backward_kernel``.
+    variants : list of experiments.contestants.Variant
+    tick : callable
+        Called with each variant before it is checked.
+
+    Returns
+    -------
+    list of dict
+        The cells of a row for each variant; the names of experiment and workload are not in it.
+    """
+    rates = ceilings()
+    sets = operand_sets(problem.geometry)
+    ready, rows, notes, alone = {}, {}, {}, []
+
+    def attempt(variant):
+        """Prepare a variant, or note why it cannot be; whether it was memory that lacked."""
+        try:
+            ready[variant] = _prepare(variant, problem, wanted, sets, rates)
+        except Exception as failure:  # whatever a library raises is what its row says
+            notes[variant] = note_of(failure)
+            return is_out_of_memory(failure)
+        return False
+
+    def time_all():
+        times = replay_in_turns({variant: found.replay for variant, found in ready.items()})
+        for variant, found in ready.items():
+            rows[variant] = _row_of(problem.geometry, variant, found, times[variant], rates)
+        ready.clear()
+
+    for variant in variants:
+        tick(variant)
+        if attempt(variant):
+            release()
+            alone.append(variant)
+    time_all()
+    for variant in alone:
+        problem.leave_device()
+        release()
+        if not attempt(variant):
+            time_all()
+            notes[variant] = "timed alone: beside the others there was no memory for it"
+    release()
+    common = common_cells(problem, wanted, sets)
+    return [
+        common
+        | variant.cells
+        | {"min_bytes": problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)}
+        | rows.get(variant, {})
+        | {"note": notes.get(variant, "")}
+        for variant in variants
+    ]
+
+
+def common_cells(problem, wanted, sets):
+    """The cells that all rows of a measurement share."""
+    return {
+        **records.of_machine(),
+        **records.of_geometry(problem.geometry),
+        "pass": wanted,
+        "gflop": problem.geometry.flop / 1e9,
+        "timestamp": records.now(),
+        "cache": f"{sets} operand sets in turn",
+        **ceilings(),
+    }
+
+
+def _prepare(variant, problem, wanted, sets, rates):
+    """Check a variant, count its memory and its host time, and capture it."""
+    run = variant.run(variant, problem, wanted, sets, clock())
+    with run.environment():
+        error = problem.check(wanted, run.once(), variant.precision)
+        with clock().elapsed() as eager:
+            host_us = microseconds(run.calls[0])
+        if eager[0] < _SLOW_MS:
+            host_us = idle_microseconds(run.calls[0])
+        peak_bytes = run.peak_bytes(problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize))
+        floor_ms = problem.geometry.min_bytes(2) / rates["copy_gbs"] / 1e6
+        calls = calls_of(sets, floor_ms, eager[0])
+        replay, once = run.repeatedly([i % sets for i in range(calls)], host_us)
+        error = max(error, problem.check(wanted, once(), variant.precision))
+    return _Ready(error, host_us, peak_bytes, replay)
+
+
+def _row_of(geometry, variant, ready, times, rates):
+    """The measured cells."""
+    p20, p50, p80 = map(float, np.percentile(times, (20, 50, 80)))
+    return {
+        "ms_p20": p20,
+        "ms_p50": p50,
+        "ms_p80": p80,
+        "host_us": ready.host_us,
+        "peak_bytes": ready.peak_bytes,
+        "rel_error": ready.error,
+        **fractions(
+            geometry.min_bytes(np.dtype(variant.dtype).itemsize), geometry.flop, p50, rates
+        ),
+    }
+
+
+def fractions(least_bytes, flop, ms, rates):
+    """How much of ``ms`` the bytes would take at the copy's rate, the FLOP at the SGEMM's."""
+    sgemm = rates["sgemm_tflops"]
+    return {
+        "byte_fraction": least_bytes / rates["copy_gbs"] / 1e6 / ms,
+        "flop_fraction": flop / sgemm / 1e9 / ms if sgemm else None,
+    }
+
+
+def note_of(failure):
+    """What a row says of the exception that kept it from being measured."""
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    short = text if len(text) <= _NOTE_LENGTH else text[:_NOTE_LENGTH].rsplit(" ", 1)[0] + " ..."
+    if is_out_of_memory(failure):
+        return f"out of memory: {short}"
+    return short if isinstance(failure, ImportError) else f"{type(failure).__name__}: {short}"

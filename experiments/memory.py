@@ -1,0 +1,115 @@
+"""Device memory against batch size: measured on the GPU, and predicted by the geometry.
+
+``python -m experiments.memory`` writes ``experiments/results/<gpu>/memory.csv``. ``peak_bytes`` is by
+how much the driver's free memory falls while an algorithm holds its operands, its result and its
+intermediates, in steps of 2 MiB; ``predicted_bytes`` adds up the shapes. ``staged`` and ``cublas`` get
+all the workspace that the whole batch takes, so that their curves show what laying out costs (in use
+they are cut to any ``workspace_limit``). Results are checked; nothing is timed.
+"""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+from experiments import command, contestants, measure
+from experiments.workloads import EM_ROUTING
+from numbacaps.pipelines import staged
+from numbacaps.target import cuda
+
+BATCHES = (1, 4, 16, 64, 128, 256, 512)
+WORKLOAD = "em"
+_NO_LIMIT = 1 << 62
+_LAID_OUT = ("staged", "cublas")
+
+
+def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
+    """Bytes of operands, result and intermediates; None for an opponent, whose workspace is its own."""
+    if algorithm.startswith("torch_"):
+        return None
+    held = geometry.min_bytes(itemsize)
+    if algorithm not in _LAID_OUT:
+        return held
+    shapes = (
+        staged.forward_workspace(geometry.whole)
+        if wanted == "forward"
+        else staged.backward_workspace(geometry.whole, [wanted.removeprefix("backward_")])
+    )
+    return held + itemsize * staged.elements(shapes)
+
+
+def _variants(options):
+    """What is compared: float32 throughout, as much workspace as it takes."""
+    return [
+        replace(variant, run=partial(variant.run, workspace_limit=_NO_LIMIT))
+        if variant.algorithm in _LAID_OUT
+        else variant
+        for variant in contestants.choose(options.algorithms, ["ieee"])
+    ]
+
+
+def _free_bytes():
+    return cuda.current_context().get_memory_info().free
+
+
+def _held_bytes(variant, problem, wanted):
+    """(bytes that the variant holds, its result's error). The first call loads code, so the second counts."""
+    clock = measure.clock()
+    first = variant.run(variant, problem, wanted, 1, clock)
+    with first.environment():
+        error = problem.check(wanted, first.once(), variant.precision)
+    del first
+    problem.leave_device()
+    measure.release()
+    before = _free_bytes()
+    run = variant.run(variant, problem, wanted, 1, clock)
+    measure.release()
+    with run.environment():
+        result = run.calls[0]()
+        clock.synchronize()
+    held = before - _free_bytes()
+    del run, result
+    return held, error
+
+
+def _measure(problem, tick, wanted, variants):
+    """The rows of one pass."""
+    rows = []
+    for variant in variants:
+        tick(variant)
+        predicted = predicted_bytes(problem.geometry, variant.algorithm, wanted)
+        row = {"predicted_bytes": predicted, "min_bytes": problem.geometry.min_bytes(4)}
+        try:
+            row["peak_bytes"], row["rel_error"] = _held_bytes(variant, problem, wanted)
+        except Exception as failure:  # whatever a library raises is what its row says
+            row["note"] = measure.note_of(failure)
+        problem.leave_device()
+        measure.release()
+        rows.append(measure.common_cells(problem, wanted, 1) | variant.cells | row)
+    return rows
+
+
+def main(arguments=None):
+    options = command.parser("memory", __doc__).parse_args(arguments)
+    command.refuse_without_gpu("memory")
+    table = command.open_table("memory", options)
+    variants = _variants(options)
+    command.run(
+        table,
+        [
+            command.Group(
+                "memory",
+                WORKLOAD,
+                replace(EM_ROUTING[WORKLOAD], N=batch),
+                wanted,
+                [variant.cells for variant in variants],
+                partial(_measure, wanted=wanted, variants=variants),
+            )
+            for batch in BATCHES
+            for wanted in options.passes
+        ],
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A convolution with random operands, and what each of its passes must make of them in float64."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+
+import reference
+
+PASSES = ("forward", "backward_input", "backward_kernel")
+_THREADS = 16
+
+
+class WrongResult(Exception):
+    """A result that is not the convolution's."""
+
+
+class Problem:
+    """One convolution with random operands.
+
+    Parameters
+    ----------
+    geometry : numbacaps.Geometry
+    seed : int
+    """
+
+    def __init__(self, geometry, seed=0):
+        self.geometry, self._seed = geometry, seed
+        self._on_device = {}
+
+    @cached_property
+    def operands(self):
+        """(x, w, dy), float32, standard normal."""
+        rng = np.random.default_rng(self._seed)
+        g = self.geometry
+        shapes = g.input_shape, g.kernel_shape, g.output_shape
+        return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
+
+    def shape(self, wanted):
+        """Shape of a pass's result."""
+        g = self.geometry
+        shapes = g.output_shape, g.input_shape, g.kernel_shape
+        return dict(zip(PASSES, shapes))[wanted]
+
+    def on_device(self, key, sets, build):
+        """``sets`` builds from the operands, kept for whoever else asks for ``key``."""
+        if key not in self._on_device:
+            self._on_device[key] = [build(self.operands) for _ in range(sets)]
+        return self._on_device[key]
+
+    def leave_device(self):
+        """Forget everything that :meth:`on_device` made."""
+        self._on_device.clear()
+
+    def expected(self, wanted):
+        """The pass's result in float64."""
+        return self._output if wanted == "forward" else self._gradients[wanted]
+
+    @cached_property
+    def _output(self):
+        x, w, _ = self.operands
+        out = np.empty(self.shape("forward"))
+
+        def forward(n):
+            out[n] = reference.capsule_convolution_einsum(x[n], w, *self._moves)
+
+        _by_image(forward, len(x))
+        return out
+
+    @cached_property
+    def _gradients(self):
+        x, w, dy = self.operands
+        dx = np.empty(x.shape)
+
+        def backward(n):
+            dx[n], dw = reference.capsule_convolution_backward_einsum(x[n], w, dy[n], *self._moves)
+            return dw
+
+        return {"backward_kernel": sum(_by_image(backward, len(x))), "backward_input": dx}
+
+    @property
+    def _moves(self):
+        return self.geometry.stride, self.geometry.padding, self.geometry.dilation
+
+    def check(self, wanted, result, precision):
+        """The result's relative error, as :func:`reference.relative_error`.
+
+        Raises
+        ------
+        WrongResult
+            It is more than rounding explains.
+        """
+        error = relative_error(result, self.expected(wanted))
+        g = self.geometry
+        terms = {
+            "forward": g.Q * g.D2,
+            "backward_input": g.P * g.KH * g.KW * g.D3,
+            "backward_kernel": g.N * g.L * g.D1,
+        }[wanted]
+        limit = reference.tolerance(np.float32, terms, precision)
+        if not error <= limit:
+            raise WrongResult(f"wrong result: relative error {error:.1e}, at most {limit:.1e}")
+        return error
+
+
+def _by_image(function, images):
+    """``function`` of slices of one image, in order, side by side."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, [slice(n, n + 1) for n in range(images)]))
+
+
+def relative_error(actual, expected):
+    """What :func:`reference.relative_error` computes, side by side over the first axis."""
+    if actual.shape != expected.shape:
+        raise WrongResult(f"wrong result: shape {actual.shape}, not {expected.shape}")
+
+    def worst(n):
+        return np.max(np.abs(actual[n] - expected[n])), np.max(np.abs(expected[n]))
+
+    errors, scales = np.transpose(_by_image(worst, len(actual)))
+    error = float(np.max(errors))
+    return error / float(np.max(scales)) if math.isfinite(error) else math.inf

@@ -1,0 +1,29 @@
+"""Optional packages: imported where they are used, and named with their extra where they lack."""
+
+import importlib
+
+
+def require(package, extra, user):
+    """Import an optional package.
+
+    Parameters
+    ----------
+    package : str
+        Name to import.
+    extra : str
+        The extra of setup.cfg that installs it.
+    user : str
+        What asks for it.
+
+    Raises
+    ------
+    ImportError
+        It is not installed, or does not load; the message names the extra.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as missing:
+        raise ImportError(
+            f"{user} takes {package.split('.')[0]}, which does not import here ({missing}); "
+            f"the extra '{extra}' brings it: pip install 'numbacaps[{extra}]'"
+        ) from missing

@@ -1,0 +1,63 @@
+"""Device memory for what an algorithm lays out between its input and its output."""
+
+from math import prod
+
+from numbacaps.target import SIMULATED, cuda
+
+
+class Workspace:
+    """Memory that the calls of one algorithm share: allocated by the first, reused by the others.
+
+    An algorithm allocates nothing else, so calls that reuse a workspace can be captured into a CUDA
+    graph, which needs the workspace for as long as it is replayed. Calls that share one must follow
+    each other on one stream.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Most bytes; half of the free device memory by default (1 GiB on the simulator, which reports
+        infinite memory).
+    """
+
+    def __init__(self, limit=None):
+        self._limit = limit
+        self._arrays = {}
+
+    @property
+    def limit(self):
+        """Most bytes."""
+        if self._limit is None:
+            free = 2 << 30 if SIMULATED else cuda.current_context().get_memory_info().free
+            self._limit = free // 2
+        return self._limit
+
+    @property
+    def nbytes(self):
+        """Bytes allocated now."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def arrays(self, shapes, dtype):
+        """Arrays of the named shapes; what a smaller or other set left behind is dropped.
+
+        Parameters
+        ----------
+        shapes : dict of str to tuple
+        dtype : numpy.dtype
+
+        Returns
+        -------
+        dict of str to device array, contents undefined
+        """
+        if any(
+            name not in self._arrays
+            or self._arrays[name].dtype != dtype
+            or self._arrays[name].size < prod(shape)
+            for name, shape in shapes.items()
+        ):
+            self._arrays = {}  # freed before the new ones are asked for
+            self._arrays = {
+                name: cuda.device_array(prod(shape), dtype) for name, shape in shapes.items()
+            }
+        return {
+            name: self._arrays[name][: prod(shape)].reshape(shape) for name, shape in shapes.items()
+        }
