@@ -160,7 +160,8 @@ def ceilings():
 
 
 def _copy_gbs(size):
-    source = cuda.to_device(np.random.default_rng(0).standard_normal(size, np.float32))
+    numbers = np.random.default_rng(0).standard_normal(1 << 22, np.float32)
+    source = cuda.to_device(np.resize(numbers, size))
     target = cuda.device_array(size, np.float32)
     times = 8
 
@@ -206,7 +207,7 @@ def _large_sgemm_by_cupy(n):
     cuda.synchronize()
 
     def multiply():
-        with cupy.cuda.ExternalStream(int(clock().numba)):
+        with cupy.cuda.Stream.from_external(clock().numba):
             cupy.matmul(a, b)
 
     return multiply

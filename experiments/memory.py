@@ -1,8 +1,8 @@
 """Device memory against batch size: measured on the GPU, and predicted by the geometry.
 
-``python -m experiments.memory`` writes ``experiments/results/<gpu>/memory.csv``. ``peak_bytes`` is by
-how much the driver's free memory falls while an algorithm holds its operands, its result and its
-intermediates, in steps of 2 MiB; ``predicted_bytes`` adds up the shapes. ``staged`` and ``cublas`` get
+``python -m experiments.memory`` writes ``experiments/results/<gpu>/memory.csv``. ``peak_bytes`` is what
+a pass holds: operands, result and intermediates; what it allocates is read off the driver's free
+memory, in steps of 2 MiB. ``predicted_bytes`` adds up the shapes. ``staged`` and ``cublas`` get
 all the workspace that the whole batch takes, so that their curves show what laying out costs (in use
 they are cut to any ``workspace_limit``). Results are checked; nothing is timed.
 """
@@ -52,23 +52,25 @@ def _free_bytes():
 
 
 def _held_bytes(variant, problem, wanted):
-    """(bytes that the variant holds, its result's error). The first call loads code, so the second counts."""
+    """(bytes that a pass holds, its result's error).
+
+    What a call allocates is by how much free memory falls; its first call loads code, so the second
+    counts. Operands, and a result that was there before, are counted by their sizes.
+    """
     clock = measure.clock()
     first = variant.run(variant, problem, wanted, 1, clock)
     with first.environment():
         error = problem.check(wanted, first.once(), variant.precision)
     del first
     problem.leave_device()
-    measure.release()
-    before = _free_bytes()
     run = variant.run(variant, problem, wanted, 1, clock)
     measure.release()
+    before = _free_bytes()
     with run.environment():
         result = run.calls[0]()
         clock.synchronize()
-    held = before - _free_bytes()
-    del run, result
-    return held, error
+    fell = before - _free_bytes()
+    return fell + problem.geometry.min_bytes(4) - (0 if result is None else result.nbytes), error
 
 
 def _measure(problem, tick, wanted, variants):

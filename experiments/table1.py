@@ -64,6 +64,7 @@ def main(arguments=None):
     command.refuse_without_gpu("table1")
     table = command.open_table("table1", options)
     groups = command.convolution_groups("table1", PUBLISHED.items(), options)
+    options.passes, options.precisions = ("forward",), ("ieee",)
     for group in command.convolution_groups("table1", ONE_IMAGE.items(), options):
         groups.append(_with_reference(group))
     command.run(table, groups)

@@ -6,7 +6,8 @@ from cases import SMALL, operands, sums
 import reference
 from experiments import opponents
 
-pytestmark = pytest.mark.tiers("simulator", "gpu")
+# PyTorch takes long to import, so one process has all of these tests.
+pytestmark = [pytest.mark.tiers("simulator", "gpu"), pytest.mark.xdist_group("torch")]
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 

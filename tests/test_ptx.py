@@ -88,7 +88,8 @@ def test_divisions_stay_out_of_the_way():
 
     for name in ("input_extend", "output_extend", "input_reduce", "kernel_reduce lanes"):
         assert not divisions(name), name
-    assert len(divisions("capsule_im2col")) <= 4  # what (c, kh, kw, e) the thread's element is
+    # What (c, kh, kw, e) the thread's element is, and how often its walk of the rows unrolls.
+    assert len(divisions("capsule_im2col")) <= 4 + 1
 
 
 def test_every_factory_is_compiled_here():

@@ -50,7 +50,7 @@ def gemm_strided_batched(a, b, c, size, batch, transpose_a=False, transpose_b=Fa
     address = [array.__cuda_array_interface__["data"][0] for array in (a, b, c)]
     address[2] += batch.c_first * itemsize
     matrices = (M * K, K * N, M * N)
-    with cupy.cuda.ExternalStream(int(stream) if stream else 0):
+    with cupy.cuda.Stream.from_external(stream) if stream else cupy.cuda.Stream.null:
         handle = cupy.cuda.device.get_cublas_handle()
         for count, *offsets in _runs(batch, matrices):
             at = [first + offset * itemsize for first, offset in zip(address, offsets)]

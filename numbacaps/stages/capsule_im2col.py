@@ -21,7 +21,8 @@ def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     PH, PW = padding
     DH, DW = dilation
     ROW = C * KH * KW * E1
-    AT_ONCE = ceil_div(OW, ceil_div(OW, 12))  # loads of a thread under way before its first store
+    CHUNKS = ceil_div(OW, 12)
+    AT_ONCE = ceil_div(OW, CHUNKS)  # loads of a thread under way before its first store
     EVEN = OW % AT_ONCE == 0
     INSIDE = PH == 0 and PW == 0  # no window reaches over the edge
     ZERO = dtype.type(0)
@@ -51,7 +52,8 @@ def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
                 left = kw * DW - PW
                 source = ((((first_image + n) * C + c) * H + h) * W + left) * E1 + e
                 target = (n * rows + row) * OW * ROW + i
-                for first in range(0, OW, AT_ONCE):
+                for chunk in range(CHUNKS):
+                    first = chunk * AT_ONCE
                     for j in range(AT_ONCE):
                         w = (first + j) * SW + left
                         value = ZERO
