@@ -119,7 +119,7 @@ class OurRun:
         return replay, lambda: self._read(order[-1], replay.run)
 
     def _read(self, i, work):
-        fill_with_nan(self._results[i])
+        fill_with_nan(self._results[i], self._clock.numba)
         work()
         self._clock.synchronize()
         return self._results[i].copy_to_host()
@@ -187,8 +187,11 @@ class TorchRun:
         return needed - result.nbytes + memory.max_memory_allocated() - before
 
 
-def fill_with_nan(array):
+def fill_with_nan(array, stream):
     """Fill a device array with bytes of ones, which are NaN in every floating-point format."""
     from cuda.bindings import driver
 
-    driver.cuMemsetD8(array.__cuda_array_interface__["data"][0], 0xFF, array.nbytes)
+    address = array.__cuda_array_interface__["data"][0]
+    (status,) = driver.cuMemsetD8Async(address, 0xFF, array.nbytes, driver.CUstream(int(stream)))
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuMemsetD8Async: {status}")

@@ -45,7 +45,7 @@ class Chain:
     """
 
     def __init__(self, problem, wanted, stream):
-        g, slab = problem.geometry, problem.geometry.whole
+        g, slab, self._stream = problem.geometry, problem.geometry.whole, stream
         x, w, dy = (cuda.to_device(array) for array in problem.operands)
         self.result = cuda.device_array(problem.shape(wanted), np.float32)
         shapes = (
@@ -90,7 +90,7 @@ class Chain:
     def run(self):
         """The result of all stages, one after the other, from NaN; and the arrays are filled."""
         for array in self._arrays:
-            fill_with_nan(array)
+            fill_with_nan(array, self._stream)
         for call in self.calls.values():
             call()
         cuda.synchronize()
