@@ -6,13 +6,16 @@ finished group of rows in the file.
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
 
 from experiments import contestants, measure, opponents, provenance, records
 from experiments.problem import PASSES, Problem
-from numbacaps.target import SIMULATED
+from numbacaps import Geometry
+from numbacaps.target import SIMULATED, cuda
 
 NO_GPU = """\
 {name}: there is no GPU here, and a time on the simulator says nothing about one: it counts Python
@@ -28,8 +31,8 @@ def parser(name, summary, algorithms=contestants.NAMES):
         prog=f"python -m experiments.{name}",
         description=summary,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Rows measured before for the same sources and GPU are kept; Ctrl-C loses no "
-        "finished group of rows.",
+        epilog="Rows measured before with the same sources, packages and GPU are kept; Ctrl-C loses "
+        "no finished group of rows.",
     )
     made.add_argument(
         "--algorithms",
@@ -45,13 +48,6 @@ def parser(name, summary, algorithms=contestants.NAMES):
         default=PASSES,
         help=f"of {', '.join(PASSES)} (default: all)",
     )
-    made.add_argument(
-        "--precisions",
-        metavar="A,B",
-        type=lambda text: choice(text, opponents.PRECISIONS),
-        default=opponents.PRECISIONS,
-        help=f"of {', '.join(opponents.PRECISIONS)} (default: all); ours compute in ieee",
-    )
     made.add_argument("--fresh", action="store_true", help="measure again what was measured")
     made.add_argument(
         "--results",
@@ -62,6 +58,28 @@ def parser(name, summary, algorithms=contestants.NAMES):
         f"{name}.csv",
     )
     return made
+
+
+def add_precisions(parser):
+    """The option of the experiments that compare precisions."""
+    parser.add_argument(
+        "--precisions",
+        metavar="A,B",
+        type=lambda text: choice(text, opponents.PRECISIONS),
+        default=opponents.PRECISIONS,
+        help=f"of {', '.join(opponents.PRECISIONS)} (default: all); ours compute in ieee",
+    )
+
+
+def choose(parser, options):
+    """The variants that the options ask for; exit status 2 if there are none."""
+    variants = contestants.choose(options.algorithms, options.precisions)
+    if not variants:
+        parser.error(
+            f"--precisions got {','.join(options.precisions)}, which none of --algorithms "
+            f"{','.join(options.algorithms)} has"
+        )
+    return variants
 
 
 def choice(text, names):
@@ -75,7 +93,7 @@ def choice(text, names):
 
 def refuse_without_gpu(name):
     """Exit with what works instead, unless there is a GPU."""
-    if SIMULATED:
+    if SIMULATED or not cuda.is_available():
         print(NO_GPU.format(name=name, gpu="H100-SXM"), file=sys.stderr)
         raise SystemExit(2)
 
@@ -84,82 +102,120 @@ def open_table(name, options):
     """The experiment's CSV on this GPU; a message and exit status 2 where it is not ours to write."""
     path = options.results / provenance.gpu_name() / f"{name}.csv"
     try:
-        return records.Table(path, options.fresh)
+        return records.Table(path, records.of_machine(), options.fresh)
     except records.ForeignFile as foreign:
         print(f"{name}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
+@dataclass
 class Group:
     """Rows that are measured together: one pass of one workload, and the variants of it.
 
-    Parameters
+    Attributes
     ----------
     experiment, workload : str
     geometry : numbacaps.Geometry
     wanted : str
         The pass.
-    variants : list of dict
-        Cells of :data:`experiments.records.VARIANT`.
+    variants : list
+        Each has ``cells``, those of :data:`experiments.records.VARIANT`.
     measure : callable
-        ``measure(problem, tick)``: the rows.
+        ``measure(problem, wanted, variants, tick)``: a row for each variant.
+    others : list
+        Variants that are measured with these if the file has rows of them, so that none are lost.
     """
 
-    def __init__(self, experiment, workload, geometry, wanted, variants, measure):
-        self.cells = {"experiment": experiment, "workload": workload, "pass": wanted}
-        self.cells |= records.of_geometry(geometry)
-        self.geometry, self.variants, self.measure = geometry, variants, measure
+    experiment: str
+    workload: str
+    geometry: Geometry
+    wanted: str
+    variants: list
+    measure: Callable
+    others: list = field(default_factory=list)
+
+    @property
+    def cells(self):
+        """The cells of :data:`experiments.records.GROUP`."""
+        names = {"experiment": self.experiment, "workload": self.workload, "pass": self.wanted}
+        return records.of_geometry(self.geometry) | names
+
+    def join(self, table):
+        """Take in those of ``others`` that the table has rows of."""
+        mine = {records.key(variant.cells, records.VARIANT) for variant in self.variants}
+        known = {records.key(row, records.VARIANT) for row in table.of_group(self.cells)}
+        self.variants = self.variants + [
+            other
+            for other in self.others
+            if records.key(other.cells, records.VARIANT) in known - mine
+        ]
+
+    def rows(self, problem, tick):
+        """The rows; where measuring fails as a whole, each says why."""
+        try:
+            found = self.measure(problem, self.wanted, self.variants, tick)
+        except Exception as failure:  # whatever it was, the other groups can go on
+            note = {"note": measure.note_of(failure), "timestamp": records.now()}
+            found = [records.of_machine() | variant.cells | note for variant in self.variants]
+        return [self.cells | row for row in found]
 
 
-def convolution_groups(experiment, workloads, options):
-    """A group for every workload and pass, of the algorithms that the options name."""
-    variants = contestants.choose(options.algorithms, options.precisions)
+def convolution_groups(experiment, workloads, passes, variants):
+    """A group for every workload and pass."""
+    everyone = contestants.choose(contestants.NAMES)
     return [
-        Group(
-            experiment,
-            workload,
-            geometry,
-            wanted,
-            [variant.cells for variant in variants],
-            lambda problem, tick, wanted=wanted: measure.measure(problem, wanted, variants, tick),
-        )
+        Group(experiment, workload, geometry, wanted, variants, measure.measure, everyone)
         for workload, geometry in workloads
-        for wanted in options.passes
+        for wanted in passes
     ]
 
 
 def run(table, groups):
     """Measure the groups that the table lacks; consecutive groups of one geometry share operands."""
-    wanted = [group for group in groups if not table.has(group.cells, group.variants)]
-    kept = len(groups) - len(wanted)
-    if kept:
-        print(f"{kept} of {len(groups)} groups of rows were measured before for these sources")
-    problem = None
+    absent = contestants.absent()
+    wanted = []
+    for group in groups:
+        if not table.has(group.cells, [variant.cells for variant in group.variants], absent):
+            group.join(table)
+            wanted.append(group)
+    if len(wanted) < len(groups):
+        print(f"{len(groups) - len(wanted)} of {len(groups)} groups of rows were measured before")
     try:
-        with tqdm(total=sum(len(group.variants) for group in wanted), unit="row") as bar:
-            for group in wanted:
-                if problem is None or problem.geometry != group.geometry:
-                    problem = Problem(group.geometry)
-                label = f"{group.cells['workload']} {group.cells['pass']}"
-
-                def tick(variant, label=label):
-                    bar.set_description(f"{label}: {variant}")
-                    bar.update()
-
-                rows = group.measure(problem, tick)
-                table.replace([group.cells | row for row in rows])
-                problem.leave_device()
-                measure.release()
+        _measure(table, wanted)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
         raise SystemExit(130) from None
+    except records.ForeignFile as foreign:
+        print(f"{table.path.stem}: {foreign}", file=sys.stderr)
+        raise SystemExit(2) from None
     _report(table)
+
+
+def _measure(table, groups):
+    problem = None
+    with tqdm(total=sum(len(group.variants) for group in groups), unit="row") as bar:
+        for group in groups:
+            if problem is None or problem.geometry != group.geometry:
+                problem = Problem(group.geometry)
+            label = f"{group.workload} {group.wanted}"
+
+            def tick(variant, label=label):
+                bar.set_description(f"{label}: {variant}")
+                bar.update()
+
+            table.replace(group.rows(problem, tick))
+            problem.leave_device()
+            measure.release()
 
 
 def _report(table):
     """Say what could not be measured, and where the rows are."""
-    absent = {(row["algorithm"], row["note"]) for row in table.rows if not row["ms_p50"]}
-    for algorithm, note in sorted(absent):
-        if note and not note.startswith("out of memory"):
-            print(f"no time for {algorithm}: {note}", file=sys.stderr)
+    lacking = {
+        (row["algorithm"], row["note"])
+        for row in table.rows
+        if not row["ms_p50"] and not row["peak_bytes"] and row["note"]
+    }
+    for algorithm, note in sorted(lacking):
+        if not note.startswith("out of memory"):
+            print(f"no result of {algorithm}: {note}", file=sys.stderr)
     print(f"{len(table.rows)} rows in {table.path}; python -m experiments.figures draws them")

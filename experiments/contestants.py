@@ -7,7 +7,8 @@ A run is an algorithm at work on one pass of a problem. It has
 - ``once()``: the first call's result, in capsule layout on the host;
 - ``repeatedly(order, host_us)``: (a :class:`experiments.measure.Replay` of the calls in that order, a
   function that runs it once and returns the last call's result);
-- ``peak_bytes()``: most device memory that one call needs: operands, result, intermediates.
+- ``peak_bytes(needed)``: most device memory that one call holds, of which operands and result are
+  ``needed``.
 """
 
 import math
@@ -24,7 +25,8 @@ from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.target import cuda
 from numbacaps.workspace import Workspace
 
-WORKSPACE = 12 << 30  # bytes for the intermediates of an algorithm that lays them out
+LAID_OUT = ("staged", "cublas")  # algorithms that hold the paper's intermediates
+WORKSPACE = 12 << 30  # bytes for them
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ def choose(names, precisions=opponents.PRECISIONS):
 
 
 NAMES = (*ALGORITHMS, *opponents.NAMES)
+
+
+def absent():
+    """Algorithms that cannot run here for want of a package."""
+    found = [name for name, algorithm in ALGORITHMS.items() if algorithm.unavailable()]
+    try:
+        has_torch = opponents.torch().cuda.is_available()
+    except ImportError:
+        has_torch = False
+    return found if has_torch else [*found, *opponents.NAMES]
 
 
 class OurRun:
@@ -114,7 +126,8 @@ class OurRun:
     def repeatedly(self, order, host_us):
         calls = [self.calls[i] for i in order]
         if not self._capturable:
-            return self._clock.queue(calls, host_us), lambda: self._read(0, self.calls[0])
+            replay = self._clock.queue(calls, host_us)
+            return replay, lambda: self._read(order[-1], calls[-1])
         replay = self._clock.capture(calls)
         return replay, lambda: self._read(order[-1], replay.run)
 
@@ -133,6 +146,8 @@ class TorchRun:
 
     def __init__(self, variant, problem, wanted, sets, clock):
         torch = opponents.torch()
+        if not torch.cuda.is_available():
+            raise ImportError("the extra 'torch' is installed, but as a build without CUDA")
         g = problem.geometry
         opponent = next(
             opponent
@@ -164,9 +179,10 @@ class TorchRun:
         return self._read(self.calls[0]())
 
     def repeatedly(self, order, host_us):
-        replay, result = self._clock.capture_torch([self.calls[i] for i in order])
+        replay = self._clock.capture_torch([self.calls[i] for i in order], len(self.calls))
 
         def once():
+            result = replay.needs[-1]
             result.fill_(math.nan)
             replay.run()
             return self._read(result)

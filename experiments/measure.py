@@ -5,8 +5,9 @@
 - GPU time is the replay of a CUDA graph that holds many calls, between two events, over the number of
   calls. Events and graph are queued behind a copy, so that the GPU never waits for the host: what the
   host takes to launch is not in the time. That is measured apart, as ``host_us``.
-- The calls rotate through sets of operands that together are twice the L2 cache, so that no call
-  finds its operands there. Within a call, one kernel may find what the one before it wrote.
+- The calls rotate through sets of operands (and results) that together are twice the L2 cache, so that
+  no call finds its operands there; where that would take too many sets, the row's ``cache`` cell says
+  that it was warm. Within a call, one kernel may find what the one before it wrote.
 - Variants that are compared are replayed in turns; of the repeats the 20th, 50th and 80th
   percentiles are kept.
 - A variant that runs out of memory beside the others is measured again alone.
@@ -17,27 +18,29 @@ import itertools
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
 
 from experiments import opponents, records
+from numbacaps import ALGORITHMS
 from numbacaps.extras import require
 from numbacaps.target import cuda
 
 _GRAPH_MS = 1.0  # what a graph's replay should take at the least
 _MOST_MS = 30.0  # what more calls than sets may make of it
 _MOST_CALLS = 256
-_MOST_SETS = 64
+_MOST_SETS = 128
 _SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
 _TIMED_MS = 60.0  # of a variant's replays together
 _FEWEST_REPEATS, _MOST_REPEATS = 4, 25
 _HOST_CALLS, _HOST_US = 20, 3e5
-_AHEAD_BYTES = 1 << 28
-_AHEAD_US = 100  # a copy of so many bytes takes longer on any GPU of today
+_AHEAD_BYTES = 1 << 30
+_AHEAD_US = 250  # a copy of so many bytes takes longer on any GPU of today, and less to queue
 _AHEAD_FACTOR = 1.5
 _NOTE_LENGTH = 160
 
@@ -55,13 +58,16 @@ class Replay:
     needs : object
         What must not be freed as long as it is run.
     host_us : float
-        What the host may take to queue it.
+        What the host takes to queue it.
+    captured : bool
+        It is one graph launch.
     """
 
     run: Callable
     calls: int = 1
     needs: object = None
     host_us: float = 100.0
+    captured: bool = True
 
 
 class Clock:
@@ -108,30 +114,38 @@ class Clock:
         try:
             for call in calls:
                 call()
-        finally:
-            builder.end_building()
+        except BaseException:
+            with suppress(Exception):  # what went wrong is what matters
+                builder.end_building()
+            raise
+        builder.end_building()
         graph = builder.complete()
         return Replay(lambda: graph.launch(self._stream), len(calls), calls)
 
-    def capture_torch(self, calls):
-        """The same for PyTorch, whose allocator must know; and the last call's result."""
+    def capture_torch(self, calls, kept):
+        """The same for PyTorch, whose allocator must know.
+
+        As many results as ``kept`` stay alive, so that they too lie in turns; the last is the last of
+        ``needs``.
+        """
         torch = opponents.torch()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
+        results = deque(maxlen=kept)
         with torch.cuda.graph(graph, stream=self.torch):
             for call in calls:
-                result = call()
+                results.append(call())
 
         def run():
             with torch.cuda.stream(self.torch):
                 graph.replay()
 
-        return Replay(run, len(calls), calls), result
+        return Replay(run, len(calls), (calls, *results))
 
     def queue(self, calls, host_us):
         """A replay of one call after the other, for work that no graph can hold."""
         turn = itertools.cycle(calls)
-        return Replay(lambda: next(turn)(), 1, calls, host_us)
+        return Replay(lambda: next(turn)(), 1, calls, host_us, captured=False)
 
     def synchronize(self):
         """Wait for all of the device's work."""
@@ -160,6 +174,7 @@ def ceilings():
 
 
 def _copy_gbs(size):
+    size = min(size, cuda.current_context().get_memory_info().free // 32)  # of float32; two of them
     numbers = np.random.default_rng(0).standard_normal(1 << 22, np.float32)
     source = cuda.to_device(np.resize(numbers, size))
     target = cuda.device_array(size, np.float32)
@@ -184,10 +199,14 @@ def _sgemm_tflops(n):
 
 def _large_sgemm(n):
     """A function that multiplies two n x n matrices on the clock's stream, or None."""
-    try:
-        torch = opponents.torch()
-    except ImportError:
-        return _large_sgemm_by_cupy(n)
+    for by_library in (_sgemm_by_torch, _sgemm_by_cupy):
+        with suppress(Exception):  # absent, or without this GPU
+            return by_library(n)
+    return None
+
+
+def _sgemm_by_torch(n):
+    torch = opponents.torch()
     a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
     torch.cuda.synchronize()
 
@@ -198,12 +217,9 @@ def _large_sgemm(n):
     return multiply
 
 
-def _large_sgemm_by_cupy(n):
-    try:
-        cupy = require("cupy", "cublas", "the SGEMM ceiling")
-        a, b = (cupy.random.standard_normal((n, n), np.float32) for _ in range(2))
-    except ImportError:
-        return None
+def _sgemm_by_cupy(n):
+    cupy = require("cupy", "cublas", "the SGEMM ceiling")
+    a, b = (cupy.random.standard_normal((n, n), np.float32) for _ in range(2))
     cuda.synchronize()
 
     def multiply():
@@ -226,7 +242,8 @@ def release():
 def is_out_of_memory(error):
     """Whether an exception, whichever library's, says that device memory ran out."""
     text = f"{type(error).__name__} {error}".lower().replace("_", "").replace(" ", "")
-    return isinstance(error, MemoryError) or "outofmemory" in text or "allocfailed" in text
+    words = ("outofmemory", "allocfailed", "unabletofindanengine", "novalidcudnnalgorithm")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 def replay_in_turns(replays):
@@ -260,9 +277,15 @@ def replay_in_turns(replays):
     return {name: np.array(ms) / replays[name].calls for name, ms in times.items()}
 
 
-def operand_sets(geometry):
-    """Sets of operands to rotate through: twice the L2 cache."""
-    return min(_MOST_SETS, math.ceil(2 * clock().l2_bytes / geometry.min_bytes(4)))
+def sets_of(size, most=_MOST_SETS):
+    """How many sets of so many bytes are twice the L2 cache, at most ``most``."""
+    return min(most, math.ceil(2 * clock().l2_bytes / size))
+
+
+def cache_cell(sets, size):
+    """What a row says of ``sets`` sets of so many bytes."""
+    warm = "" if sets * size >= 2 * clock().l2_bytes else ", warm: less than twice the L2 cache"
+    return f"{sets} sets in turn{warm}"
 
 
 def calls_of(sets, floor_ms, eager_ms):
@@ -296,8 +319,9 @@ class _Ready:
     """A variant whose result was right."""
 
     error: float
-    host_us: float
+    host_us: float | None
     peak_bytes: int
+    cache: str
     replay: Replay
 
 
@@ -319,38 +343,50 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
         The cells of a row for each variant; the names of experiment and workload are not in it.
     """
     rates = ceilings()
-    sets = operand_sets(problem.geometry)
     ready, rows, notes, alone = {}, {}, {}, []
 
     def attempt(variant):
         """Prepare a variant, or note why it cannot be; whether it was memory that lacked."""
         try:
-            ready[variant] = _prepare(variant, problem, wanted, sets, rates)
+            ready[variant] = _prepare(variant, problem, wanted, rates)
         except Exception as failure:  # whatever a library raises is what its row says
             notes[variant] = note_of(failure)
             return is_out_of_memory(failure)
         return False
 
-    def time_all():
-        times = replay_in_turns({variant: found.replay for variant, found in ready.items()})
-        for variant, found in ready.items():
-            rows[variant] = _row_of(problem.geometry, variant, found, times[variant], rates)
+    def time_ready():
+        """Rows of the variants that are ready; one by one if together they fail."""
+        try:
+            times = replay_in_turns({variant: found.replay for variant, found in ready.items()})
+        except Exception:
+            for variant in list(ready):
+                try:
+                    times = replay_in_turns({variant: ready[variant].replay})
+                    rows[variant] = _row_of(problem, variant, ready[variant], times[variant], rates)
+                    notes[variant] = "timed alone: beside the others a replay failed"
+                except Exception as failure:
+                    notes[variant] = note_of(failure)
+        else:
+            for variant, found in ready.items():
+                rows[variant] = _row_of(problem, variant, found, times[variant], rates)
+                notes[variant] = "" if found.replay.captured else "calls queued, not in a graph"
         ready.clear()
 
-    for variant in variants:
+    # Ours last: their workspaces would stand in the way of cuDNN, which tries its algorithms once.
+    for variant in sorted(variants, key=lambda variant: variant.algorithm in ALGORITHMS):
         tick(variant)
         if attempt(variant):
             release()
             alone.append(variant)
-    time_all()
+    time_ready()
     for variant in alone:
         problem.leave_device()
         release()
         if not attempt(variant):
-            time_all()
+            time_ready()
             notes[variant] = "timed alone: beside the others there was no memory for it"
     release()
-    common = common_cells(problem, wanted, sets)
+    common = common_cells(problem, wanted)
     return [
         common
         | variant.cells
@@ -361,7 +397,7 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
     ]
 
 
-def common_cells(problem, wanted, sets):
+def common_cells(problem, wanted):
     """The cells that all rows of a measurement share."""
     return {
         **records.of_machine(),
@@ -369,31 +405,37 @@ def common_cells(problem, wanted, sets):
         "pass": wanted,
         "gflop": problem.geometry.flop / 1e9,
         "timestamp": records.now(),
-        "cache": f"{sets} operand sets in turn",
         **ceilings(),
     }
 
 
-def _prepare(variant, problem, wanted, sets, rates):
+def _prepare(variant, problem, wanted, rates):
     """Check a variant, count its memory and its host time, and capture it."""
+    read = problem.bytes_read(wanted, variant.dtype)
+    sets = sets_of(read)
     run = variant.run(variant, problem, wanted, sets, clock())
+    least = problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)
     with run.environment():
         error = problem.check(wanted, run.once(), variant.precision)
         with clock().elapsed() as eager:
             host_us = microseconds(run.calls[0])
-        if eager[0] < _SLOW_MS:
-            host_us = idle_microseconds(run.calls[0])
-        peak_bytes = run.peak_bytes(problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize))
-        floor_ms = problem.geometry.min_bytes(2) / rates["copy_gbs"] / 1e6
-        calls = calls_of(sets, floor_ms, eager[0])
+        is_slow = eager[0] >= _SLOW_MS
+        host_us = host_us if is_slow else idle_microseconds(run.calls[0])
+        peak_bytes = run.peak_bytes(least)
+        calls = calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
         replay, once = run.repeatedly([i % sets for i in range(calls)], host_us)
         error = max(error, problem.check(wanted, once(), variant.precision))
-    return _Ready(error, host_us, peak_bytes, replay)
+    if replay.captured and not is_slow:
+        replay = replace(replay, host_us=max(replay.host_us, microseconds(replay.run)))
+        clock().synchronize()
+    # Of a slow call the host's time is mostly waiting, for memory or for room in the queue.
+    return _Ready(error, None if is_slow else host_us, peak_bytes, cache_cell(sets, read), replay)
 
 
-def _row_of(geometry, variant, ready, times, rates):
+def _row_of(problem, variant, ready, times, rates):
     """The measured cells."""
     p20, p50, p80 = map(float, np.percentile(times, (20, 50, 80)))
+    least = problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)
     return {
         "ms_p20": p20,
         "ms_p50": p50,
@@ -401,9 +443,8 @@ def _row_of(geometry, variant, ready, times, rates):
         "host_us": ready.host_us,
         "peak_bytes": ready.peak_bytes,
         "rel_error": ready.error,
-        **fractions(
-            geometry.min_bytes(np.dtype(variant.dtype).itemsize), geometry.flop, p50, rates
-        ),
+        "cache": ready.cache,
+        **fractions(least, problem.geometry.flop, p50, rates),
     }
 
 
@@ -422,4 +463,6 @@ def note_of(failure):
     short = text if len(text) <= _NOTE_LENGTH else text[:_NOTE_LENGTH].rsplit(" ", 1)[0] + " ..."
     if is_out_of_memory(failure):
         return f"out of memory: {short}"
-    return short if isinstance(failure, ImportError) else f"{type(failure).__name__}: {short}"
+    if isinstance(failure, ImportError):
+        return records.ABSENT + short
+    return f"{type(failure).__name__}: {short}"

@@ -1,7 +1,7 @@
 """Device memory against batch size: measured on the GPU, and predicted by the geometry.
 
 ``python -m experiments.memory`` writes ``experiments/results/<gpu>/memory.csv``. ``peak_bytes`` is what
-a pass holds: operands, result and intermediates; what it allocates is read off the driver's free
+a pass holds: operands, result and intermediates; what ours allocate is read off the driver's free
 memory, in steps of 2 MiB. ``predicted_bytes`` adds up the shapes. ``staged`` and ``cublas`` get
 all the workspace that the whole batch takes, so that their curves show what laying out costs (in use
 they are cut to any ``workspace_limit``). Results are checked; nothing is timed.
@@ -12,14 +12,15 @@ from dataclasses import replace
 from functools import partial
 
 from experiments import command, contestants, measure
+from experiments.contestants import LAID_OUT
 from experiments.workloads import EM_ROUTING
+from numbacaps import ALGORITHMS
 from numbacaps.pipelines import staged
 from numbacaps.target import cuda
 
 BATCHES = (1, 4, 16, 64, 128, 256, 512)
 WORKLOAD = "em"
 _NO_LIMIT = 1 << 62
-_LAID_OUT = ("staged", "cublas")
 
 
 def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
@@ -27,7 +28,7 @@ def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
     if algorithm.startswith("torch_"):
         return None
     held = geometry.min_bytes(itemsize)
-    if algorithm not in _LAID_OUT:
+    if algorithm not in LAID_OUT:
         return held
     shapes = (
         staged.forward_workspace(geometry.whole)
@@ -37,13 +38,13 @@ def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
     return held + itemsize * staged.elements(shapes)
 
 
-def _variants(options):
+def _variants(names):
     """What is compared: float32 throughout, as much workspace as it takes."""
     return [
         replace(variant, run=partial(variant.run, workspace_limit=_NO_LIMIT))
-        if variant.algorithm in _LAID_OUT
+        if variant.algorithm in LAID_OUT
         else variant
-        for variant in contestants.choose(options.algorithms, ["ieee"])
+        for variant in contestants.choose(names, ["ieee"])
     ]
 
 
@@ -54,26 +55,28 @@ def _free_bytes():
 def _held_bytes(variant, problem, wanted):
     """(bytes that a pass holds, its result's error).
 
-    What a call allocates is by how much free memory falls; its first call loads code, so the second
-    counts. Operands, and a result that was there before, are counted by their sizes.
+    PyTorch's allocator counts for itself. Of ours, operands and result are counted by their sizes, and
+    what a call allocates by how much the driver's free memory falls; its first call loads code, so the
+    second counts.
     """
     clock = measure.clock()
-    first = variant.run(variant, problem, wanted, 1, clock)
-    with first.environment():
-        error = problem.check(wanted, first.once(), variant.precision)
-    del first
+    needed = problem.geometry.min_bytes(4)
+    run = variant.run(variant, problem, wanted, 1, clock)
+    with run.environment():
+        error = problem.check(wanted, run.once(), variant.precision)
+        if variant.algorithm not in ALGORITHMS:
+            return run.peak_bytes(needed), error
+    del run
     problem.leave_device()
     run = variant.run(variant, problem, wanted, 1, clock)
     measure.release()
     before = _free_bytes()
-    with run.environment():
-        result = run.calls[0]()
-        clock.synchronize()
-    fell = before - _free_bytes()
-    return fell + problem.geometry.min_bytes(4) - (0 if result is None else result.nbytes), error
+    run.calls[0]()
+    clock.synchronize()
+    return needed + before - _free_bytes(), error
 
 
-def _measure(problem, tick, wanted, variants):
+def _measure(problem, wanted, variants, tick):
     """The rows of one pass."""
     rows = []
     for variant in variants:
@@ -86,7 +89,7 @@ def _measure(problem, tick, wanted, variants):
             row["note"] = measure.note_of(failure)
         problem.leave_device()
         measure.release()
-        rows.append(measure.common_cells(problem, wanted, 1) | variant.cells | row)
+        rows.append(measure.common_cells(problem, wanted) | variant.cells | row)
     return rows
 
 
@@ -94,17 +97,15 @@ def main(arguments=None):
     options = command.parser("memory", __doc__).parse_args(arguments)
     command.refuse_without_gpu("memory")
     table = command.open_table("memory", options)
-    variants = _variants(options)
+    variants = _variants(options.algorithms)
     command.run(
         table,
         [
             command.Group(
-                "memory",
-                WORKLOAD,
-                replace(EM_ROUTING[WORKLOAD], N=batch),
-                wanted,
-                [variant.cells for variant in variants],
-                partial(_measure, wanted=wanted, variants=variants),
+                *("memory", WORKLOAD, replace(EM_ROUTING[WORKLOAD], N=batch), wanted),
+                variants,
+                _measure,
+                _variants(contestants.NAMES),
             )
             for batch in BATCHES
             for wanted in options.passes

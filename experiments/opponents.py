@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from experiments.problem import PASSES
 from numbacaps.extras import require
 
-PASSES = ("forward", "backward_input", "backward_kernel")
 PRECISIONS = ("ieee", "tf32", "float16")
 
 
@@ -162,7 +162,8 @@ def _fold_and_back(algorithm, layout):
     """conv2d in ``layout``, from capsule layout to capsule layout."""
 
     def unfilled(array, shape):
-        return array.new_empty(shape).contiguous(memory_format=_memory_format(layout))
+        how = {"dtype": array.dtype, "device": array.device}
+        return torch().empty(shape, **how, memory_format=_memory_format(layout))
 
     def forward(g, x, w, dy):
         y = _conv(g, _fold(x, g.input_shape, layout), _fold_kernel(w, g.kernel_shape, layout))

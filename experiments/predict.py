@@ -1,14 +1,14 @@
-"""Times that no algorithm can beat on a named GPU: bytes at its bandwidth, FLOP at its float32 rate.
+"""Times from the floors of a named GPU: bytes at its bandwidth, FLOP at its float32 rate.
 
 For want of a GPU this says how a sweep would look if every kernel were perfect. Each launch takes the
-larger of its two floors; what the launch itself costs, and caches, are left out. Every row says that
-it is a prediction.
+larger of its two floors; what the launch itself costs, and what caches save, are left out. Every row
+says that it is a prediction.
 """
 
 import numpy as np
 
 from experiments import records
-from experiments.contestants import choose
+from experiments.contestants import LAID_OUT, choose
 from experiments.provenance import source_sha256
 from numbacaps.stages import PASSES
 
@@ -22,12 +22,11 @@ GPUS = {
     "RTX-4090": (1008, 82.6),
     "H100-SXM": (3350, 66.9),
 }
-_LAID_OUT = ("staged", "cublas")
 _PREDICTED = ("naive", "staged", "cublas", "indexed", "torch_fold")
 
 
 def floor_ms(geometry, algorithm, wanted, gpu, itemsize=4):
-    """Milliseconds that the pass takes at least.
+    """Milliseconds of the pass at its floors.
 
     Parameters
     ----------
@@ -42,7 +41,7 @@ def floor_ms(geometry, algorithm, wanted, gpu, itemsize=4):
     """
     gbs, tflops = GPUS[gpu]
     costs = [(geometry.min_bytes(itemsize), geometry.flop)]
-    if algorithm in _LAID_OUT:
+    if algorithm in LAID_OUT:
         costs = [geometry.whole.traffic(stage, itemsize) for stage in PASSES[wanted]]
     return sum(max(least / gbs / 1e6, flop / tflops / 1e9) for least, flop in costs)
 

@@ -43,11 +43,16 @@ class Problem:
         shapes = g.output_shape, g.input_shape, g.kernel_shape
         return dict(zip(PASSES, shapes))[wanted]
 
+    def bytes_read(self, wanted, dtype):
+        """Bytes of the two operands that a pass reads."""
+        itemsize = np.dtype(dtype).itemsize
+        return self.geometry.min_bytes(itemsize) - itemsize * math.prod(self.shape(wanted))
+
     def on_device(self, key, sets, build):
         """``sets`` builds from the operands, kept for whoever else asks for ``key``."""
-        if key not in self._on_device:
-            self._on_device[key] = [build(self.operands) for _ in range(sets)]
-        return self._on_device[key]
+        if (key, sets) not in self._on_device:
+            self._on_device[key, sets] = [build(self.operands) for _ in range(sets)]
+        return self._on_device[key, sets]
 
     def leave_device(self):
         """Forget everything that :meth:`on_device` made."""
@@ -118,6 +123,7 @@ def relative_error(actual, expected):
     def worst(n):
         return np.max(np.abs(actual[n] - expected[n])), np.max(np.abs(expected[n]))
 
-    errors, scales = np.transpose(_by_image(worst, len(actual)))
-    error = float(np.max(errors))
-    return error / float(np.max(scales)) if math.isfinite(error) else math.inf
+    error, scale = map(float, np.max(_by_image(worst, len(actual)), axis=0))
+    if not math.isfinite(error):
+        return math.inf
+    return error / scale if scale else error

@@ -4,18 +4,44 @@ import hashlib
 import os
 import platform
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
-_PACKAGES = ("numba", "numba-cuda", "cuda-core", "numpy", "scipy", "cupy-cuda13x", "torch")
+_METHOD = ("measure", "problem", "contestants", "opponents", "stages", "memory", "table1")
+_PACKAGES = (
+    "numba",
+    "numba-cuda",
+    "cuda-core",
+    "numpy",
+    "scipy",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "torch",
+)
 
 
+@cache
 def source_sha256():
-    """sha256 over ``numbacaps/**/*.py`` in path order: path, NUL, bytes, NUL for each file."""
+    """sha256 over ``numbacaps/**/*.py`` in path order: path, NUL, bytes, NUL for each file.
+
+    As they were when first asked for: that is what a process has imported, whatever is edited since.
+    """
+    return _sha256((ROOT / "numbacaps").rglob("*.py"))
+
+
+@cache
+def method_sha256():
+    """The same over what measures and checks: the oracle, the opponents, the clock, the experiments."""
+    experiments = (ROOT / "experiments" / f"{name}.py" for name in _METHOD)
+    return _sha256([*experiments, *(ROOT / "reference").glob("*.py")])
+
+
+def _sha256(paths):
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "numbacaps").rglob("*.py")):
+    for path in sorted(paths):
         digest.update(
             path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
         )

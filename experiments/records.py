@@ -62,16 +62,12 @@ COLUMNS = {
     "byte_fraction": "time of min_bytes at copy_gbs over ms_p50",
     "flop_fraction": "time of gflop at sgemm_tflops over ms_p50",
     "predicted_bytes": "peak_bytes as the geometry predicts it",
+    "method_sha256": "of the modules that measure and check",
 }
 
 
 class ForeignFile(ValueError):
     """A file that is not one of ours, or cannot be read or written; nothing was changed."""
-
-
-def path(experiment, gpu=None):
-    """``experiments/results/<gpu>/<experiment>.csv``; the GPU is this machine's by default."""
-    return provenance.RESULTS / (gpu or provenance.gpu_name()) / f"{experiment}.csv"
 
 
 def read(path):
@@ -83,9 +79,9 @@ def read(path):
         It is no file, not text, or has other columns.
     """
     path = Path(path)
-    if not path.exists():
-        return []
     try:
+        if not path.exists():
+            return []
         rows = csv.DictReader(io.StringIO(path.read_text()))
         columns = rows.fieldnames or []
         rows = list(rows)
@@ -141,6 +137,7 @@ def of_machine():
         "driver": provenance.driver(),
         "versions": json.dumps(provenance.versions()),
         "source_sha256": provenance.source_sha256(),
+        "method_sha256": provenance.method_sha256(),
     }
 
 
@@ -154,12 +151,20 @@ def key(row, columns):
     return tuple(str(row.get(column, "")) for column in columns)
 
 
+# What must be the same for a row to count as measured, and the note of one that a package was
+# missing for.
+SAME = ("driver", "versions", "source_sha256", "method_sha256")
+ABSENT = "absent: "
+
+
 class Table:
     """An experiment's CSV while it is being measured.
 
     Parameters
     ----------
     path : path
+    machine : dict
+        Cells of :data:`SAME` as they are here and now.
     fresh : bool
         Measure every group again, whatever the file holds.
 
@@ -169,14 +174,17 @@ class Table:
         The file is not ours or cannot be written; found before anything is measured.
     """
 
-    def __init__(self, path, fresh=False):
-        self.path, self._fresh = Path(path), fresh
-        self._source = provenance.source_sha256()
+    def __init__(self, path, machine, fresh=False):
+        self.path, self._machine, self._fresh = Path(path), machine, fresh
         self.rows = read(self.path)
         write(self.path, self.rows)  # whether it can be
 
-    def has(self, group, variants):
-        """Whether these variants of a group were all measured for the sources as they are now.
+    def of_group(self, group):
+        """The rows of a group, whose cells of :data:`GROUP` are given."""
+        return [row for row in self.rows if key(row, GROUP) == key(group, GROUP)]
+
+    def has(self, group, variants, absent=()):
+        """Whether these variants of a group were all measured with everything as it is now.
 
         Parameters
         ----------
@@ -184,24 +192,30 @@ class Table:
             Cells of :data:`GROUP`.
         variants : list of dict
             Cells of :data:`VARIANT`.
+        absent : collection of str
+            Algorithms whose packages are still missing; the others' rows that say so do not count.
         """
         found = {
             key(row, VARIANT)
-            for row in self.rows
-            if key(row, GROUP) == key(group, GROUP) and row["source_sha256"] == self._source
+            for row in self.of_group(group)
+            if key(row, SAME) == key(self._machine, SAME)
+            and (not row["note"].startswith(ABSENT) or row["algorithm"] in absent)
         }
         return not self._fresh and {key(variant, VARIANT) for variant in variants} <= found
 
     def replace(self, rows):
         """Put a group's new rows in the place of its old ones, and write the file."""
-        group = key(rows[0], GROUP)
-        first = next(
-            (at for at, row in enumerate(self.rows) if key(row, GROUP) == group), len(self.rows)
-        )
-        kept = [row for row in self.rows if key(row, GROUP) != group]
-        rows = [{column: _cell(row.get(column)) for column in COLUMNS} for row in rows]
-        self.rows = kept[:first] + rows + kept[first:]
+        self.rows = replaced(self.rows, rows)
         write(self.path, self.rows)
+
+
+def replaced(rows, group_rows):
+    """``rows`` with those of one group in the place of what there was of it, all cells as text."""
+    group = key(group_rows[0], GROUP)
+    first = next((at for at, row in enumerate(rows) if key(row, GROUP) == group), len(rows))
+    kept = [row for row in rows if key(row, GROUP) != group]
+    new = [{column: _cell(row.get(column)) for column in COLUMNS} for row in group_rows]
+    return kept[:first] + new + kept[first:]
 
 
 def _cell(value):

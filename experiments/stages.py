@@ -9,9 +9,8 @@ The stages run in their order, from NaN, and are timed only if what comes out at
 intermediate is read by the stage behind it.
 """
 
-import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +22,7 @@ from numbacaps import stages
 from numbacaps.pipelines import staged
 from numbacaps.target import cuda
 
-# Batch 128 is the published one, where launches weigh; at 1024 no intermediate fits the L2 cache.
+# Batch 128 is the published one, where launches weigh; at 1024 they weigh less.
 WORKLOADS = {"em": EM_ROUTING["em"]} | {
     f"{name}{of}": replace(PUBLISHED[name], N=batch)
     for batch, of in ((1024, ", batch 1024"), (128, ""))
@@ -31,6 +30,7 @@ WORKLOADS = {"em": EM_ROUTING["em"]} | {
 }
 _WHOLE = ("staged", "torch_extend_bmm")
 _MOST_SETS = 8
+_ROOM = 20 << 30  # bytes for all chains
 
 
 class Chain:
@@ -89,76 +89,89 @@ class Chain:
 
     def run(self):
         """The result of all stages, one after the other, from NaN; and the arrays are filled."""
-        for array in self._arrays:
-            fill_with_nan(array, self._stream)
+        self.forget()
         for call in self.calls.values():
             call()
         cuda.synchronize()
         return self.result.copy_to_host()
 
+    def forget(self):
+        """Fill every array that a stage writes with NaN."""
+        for array in self._arrays:
+            fill_with_nan(array, self._stream)
 
-def cells_of(stage):
-    """The variant cells of a stage's row."""
-    return {
-        "algorithm": "staged",
-        "stage": stage,
-        "layout": "capsule",
-        "precision": "ieee",
-        "dtype": "float32",
-    }
+
+@dataclass(frozen=True)
+class StageVariant:
+    """A stage, as a variant beside the whole pass."""
+
+    stage: str
+
+    @property
+    def cells(self):
+        """The cells of :data:`experiments.records.VARIANT`."""
+        return {
+            "algorithm": "staged",
+            "stage": self.stage,
+            "layout": "capsule",
+            "precision": "ieee",
+            "dtype": "float32",
+        }
+
+    def __str__(self):
+        return self.stage
+
+
+def _chains(problem, wanted, clock):
+    """Chains enough to keep every stage's arrays out of the L2 cache, if memory allows."""
+    slab = problem.geometry.whole
+    sets = max(measure.sets_of(slab.traffic(stage, 4)[0]) for stage in stages.PASSES[wanted])
+    room = max(1, _ROOM // sum(slab.traffic(stage, 4)[0] for stage in stages.PASSES[wanted]))
+    return [Chain(problem, wanted, clock.numba) for _ in range(min(sets, room, _MOST_SETS))]
 
 
 def measure_stages(problem, wanted, tick):
     """The rows of a pass's stages."""
-    clock, rates, g = measure.clock(), measure.ceilings(), problem.geometry
-    smallest = math.prod(g.whole.columns_shape) * g.P * 4
-    sets = min(_MOST_SETS, math.ceil(2 * clock.l2_bytes / smallest))
-    chains = [Chain(problem, wanted, clock.numba) for _ in range(sets)]
+    clock, rates, slab = measure.clock(), measure.ceilings(), problem.geometry.whole
+    chains = _chains(problem, wanted, clock)
     error = max(problem.check(wanted, chain.run(), "ieee") for chain in chains)
-    replays = {}
+    replays, caches = {}, {}
     for stage in stages.PASSES[wanted]:
         tick(stage)
-        calls = [chain.calls[stage] for chain in chains]
+        least, _ = slab.traffic(stage, 4)
+        sets = measure.sets_of(least, len(chains))
+        caches[stage] = measure.cache_cell(sets, least)
+        calls = [chain.calls[stage] for chain in chains[:sets]]
         with clock.elapsed() as eager:
             calls[0]()
-        floor_ms = g.whole.traffic(stage, 4)[0] / rates["copy_gbs"] / 1e6
-        count = measure.calls_of(sets, floor_ms, eager[0])
+        count = measure.calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
         replays[stage] = clock.capture([calls[i % sets] for i in range(count)])
     times = measure.replay_in_turns(replays)
+    chains[0].forget()
+    for replay in replays.values():
+        replay.run()
+    cuda.synchronize()
+    error = max(error, problem.check(wanted, chains[0].result.copy_to_host(), "ieee"))
     rows = []
     for stage, ms in times.items():
         p20, p50, p80 = map(float, np.percentile(ms, (20, 50, 80)))
-        least, flop = g.whole.traffic(stage, 4)
+        least, flop = slab.traffic(stage, 4)
         rows.append(
-            measure.common_cells(problem, wanted, sets)
-            | cells_of(stage)
+            measure.common_cells(problem, wanted)
+            | StageVariant(stage).cells
             | {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rel_error": error}
-            | {"gflop": flop / 1e9, "min_bytes": least}
+            | {"gflop": flop / 1e9, "min_bytes": least, "cache": caches[stage]}
             | measure.fractions(least, flop, p50, rates)
         )
     return rows
 
 
-def groups_of(workload, geometry, options):
-    """A group for each pass: its stages, and the whole of it."""
-    whole = contestants.choose([name for name in _WHOLE if name in options.algorithms], ["ieee"])
-
-    def measure_all(problem, tick, wanted):
-        rows = measure_stages(problem, wanted, tick)
-        measure.release()
-        return rows + measure.measure(problem, wanted, whole, tick)
-
-    return [
-        command.Group(
-            "stages",
-            workload,
-            geometry,
-            wanted,
-            [cells_of(stage) for stage in stages.PASSES[wanted]] + [own.cells for own in whole],
-            partial(measure_all, wanted=wanted),
-        )
-        for wanted in options.passes
-    ]
+def measure_all(problem, wanted, variants, tick):
+    """The rows of a pass's stages, and of the whole pass."""
+    rows = measure_stages(problem, wanted, tick)
+    measure.release()
+    whole = [variant for variant in variants if not isinstance(variant, StageVariant)]
+    return rows + measure.measure(problem, wanted, whole, tick)
 
 
 def main(arguments=None):
@@ -166,12 +179,18 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     command.refuse_without_gpu("stages")
     table = command.open_table("stages", options)
+    whole = contestants.choose(options.algorithms, ["ieee"])
     command.run(
         table,
         [
-            group
+            command.Group(
+                *("stages", workload, geometry, wanted),
+                [*map(StageVariant, stages.PASSES[wanted]), *whole],
+                measure_all,
+                contestants.choose(_WHOLE, ["ieee"]),
+            )
             for workload, geometry in WORKLOADS.items()
-            for group in groups_of(workload, geometry, options)
+            for wanted in options.passes
         ],
     )
     return 0

@@ -55,6 +55,8 @@ def _assignments(text, several):
         raise argparse.ArgumentTypeError(f"got {text!r}; it takes integers from 1 on, such as D1=4")
     if not several and len(values) > 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; it takes one value an axis")
+    if len(set(values)) < len(values):
+        raise argparse.ArgumentTypeError(f"got {text!r}, which names a value twice")
     return axes, [int(value) for value in values]
 
 
@@ -64,7 +66,7 @@ def _vary(text):
 
 def _fix(text):
     parts = [_assignments(part, several=False) for part in text.split(",")]
-    return {axis: values[0] for axes, values in parts for axis in axes}
+    return [(axis, values[0]) for axes, values in parts for axis in axes]
 
 
 def points(vary, fix):
@@ -75,14 +77,14 @@ def points(vary, fix):
     ValueError
         An axis is given twice, or a point has no output.
     """
-    named = [axis for _, axes, _ in vary for axis in axes] + list(fix)
+    named = [axis for _, axes, _ in vary for axis in axes] + [axis for axis, _ in fix]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} given twice; an axis is varied once or fixed once")
     workload = " ".join(text for text, _, _ in vary) or "one point"
     found = []
     for chosen in itertools.product(*(values for _, _, values in vary)):
-        point = BASE | fix
+        point = BASE | dict(fix)
         for (_, axes, _), value in zip(vary, chosen):
             point |= dict.fromkeys(axes, value)
         try:
@@ -95,6 +97,7 @@ def points(vary, fix):
 
 def _parser():
     parser = command.parser("sweep", __doc__)
+    command.add_precisions(parser)
     parser.add_argument(
         "--preset", choices=NAMES, action="append", help="may be given again (default: all)"
     )
@@ -105,6 +108,8 @@ def _parser():
         "--fix",
         metavar="AXIS=A,AXIS=B",
         type=_fix,
+        action="extend",
+        default=[],
         help="the other axes; by default " + ", ".join(f"{a}={v}" for a, v in BASE.items()),
     )
     parser.add_argument(
@@ -123,26 +128,32 @@ def main(arguments=None):
         parser.error("--preset stands alone; it takes no --vary and no --fix")
     try:
         if options.vary or options.fix:
-            workloads = points(options.vary or [], options.fix or {})
+            workloads = points(options.vary or [], options.fix)
         else:
-            workloads = [point for name in options.preset or NAMES for point in preset(name)]
+            names = dict.fromkeys(options.preset or NAMES)
+            workloads = [point for name in names for point in preset(name)]
     except ValueError as refusal:
         parser.error(str(refusal))
+    variants = command.choose(parser, options)
     if options.predict:
-        return _predict(workloads, options)
+        return _predict(parser, workloads, options)
     command.refuse_without_gpu("sweep")
     table = command.open_table("sweep", options)
-    command.run(table, command.convolution_groups("sweep", workloads, options))
+    command.run(table, command.convolution_groups("sweep", workloads, options.passes, variants))
     return 0
 
 
-def _predict(workloads, options):
+def _predict(parser, workloads, options):
     """Write predictions; they have a folder of their own."""
     path = options.results / f"{options.predict}-predicted" / "sweep.csv"
     found = predict.rows("sweep", workloads, options.passes, options.algorithms, options.predict)
+    if not found:
+        parser.error(f"--algorithms got {','.join(options.algorithms)}; no floor is known of them")
     try:
-        records.read(path)
-        records.write(path, found)
+        rows = records.read(path)
+        for _, group in itertools.groupby(found, lambda row: records.key(row, records.GROUP)):
+            rows = records.replaced(rows, list(group))
+        records.write(path, rows)
     except records.ForeignFile as foreign:
         print(f"sweep: {foreign}", file=sys.stderr)
         return 2

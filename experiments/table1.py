@@ -12,61 +12,77 @@ import sys
 import time
 
 import reference
-from experiments import command
+from experiments import command, contestants, measure
 from experiments.problem import PASSES
 from experiments.workloads import ONE_IMAGE, PUBLISHED
 
 
+class Reference:
+    """The NumPy loops, as a variant beside the others."""
+
+    @property
+    def cells(self):
+        """The cells of :data:`experiments.records.VARIANT`."""
+        return {
+            "algorithm": "reference",
+            "stage": "",
+            "layout": "capsule",
+            "precision": "ieee",
+            "dtype": "float32",
+        }
+
+    def __str__(self):
+        return "reference"
+
+
 def reference_row(problem, wanted):
-    """The cells of the NumPy loops' row: once, on the host's processor."""
+    """The measured cells of the NumPy loops: once, on the host's processor."""
     g = problem.geometry
-    arrays = [array.astype("float32") for array in problem.operands]
     moves = g.stride, g.padding, g.dilation
+    x, w, dy = problem.operands
     start = time.perf_counter()
     if wanted == "forward":
-        result = reference.capsule_convolution(*arrays[:2], *moves)
+        result = reference.capsule_convolution(x, w, *moves)
     else:
-        gradients = reference.capsule_convolution_backward(*arrays, *moves)
+        gradients = reference.capsule_convolution_backward(x, w, dy, *moves)
         result = gradients[PASSES.index(wanted) - 1]
     ms = 1e3 * (time.perf_counter() - start)
-    error = problem.check(wanted, result, "ieee")
     both = "; the loops make both gradients at once" if wanted != "forward" else ""
     return dict.fromkeys(("ms_p20", "ms_p50", "ms_p80"), ms) | {
-        "algorithm": "reference",
-        "rel_error": error,
+        "rel_error": problem.check(wanted, result, "ieee"),
+        "min_bytes": g.min_bytes(4),
         "note": f"NumPy loops on the host's processor, run once{both}",
     }
 
 
-_REFERENCE = {
-    "algorithm": "reference",
-    "stage": "",
-    "layout": "capsule",
-    "precision": "ieee",
-    "dtype": "float32",
-}
-
-
-def _with_reference(group):
-    """The group with the reference's row in front."""
-
-    def measure_all(problem, tick, measured=group.measure, wanted=group.cells["pass"]):
-        rows = measured(problem, tick)
-        own = {"peak_bytes": None, "host_us": None, "byte_fraction": None, "flop_fraction": None}
-        return [rows[0] | own | _REFERENCE | reference_row(problem, wanted), *rows]
-
-    group.variants, group.measure = [_REFERENCE, *group.variants], measure_all
-    return group
+def measure_beside_reference(problem, wanted, variants, tick):
+    """The rows of a pass, the loops among them."""
+    ours = [variant for variant in variants if not isinstance(variant, Reference)]
+    rows = measure.measure(problem, wanted, ours, tick)
+    tick(Reference())
+    loops = measure.common_cells(problem, wanted) | Reference().cells
+    return [loops | reference_row(problem, wanted), *rows]
 
 
 def main(arguments=None):
-    options = command.parser("table1", __doc__).parse_args(arguments)
+    parser = command.parser("table1", __doc__)
+    command.add_precisions(parser)
+    options = parser.parse_args(arguments)
+    variants = command.choose(parser, options)
     command.refuse_without_gpu("table1")
     table = command.open_table("table1", options)
-    groups = command.convolution_groups("table1", PUBLISHED.items(), options)
-    options.passes, options.precisions = ("forward",), ("ieee",)
-    for group in command.convolution_groups("table1", ONE_IMAGE.items(), options):
-        groups.append(_with_reference(group))
+    groups = command.convolution_groups("table1", PUBLISHED.items(), options.passes, variants)
+    beside = [variant for variant in variants if variant.precision == "ieee"]
+    groups += [
+        command.Group(
+            *("table1", workload, geometry, "forward"),
+            [Reference(), *beside],
+            measure_beside_reference,
+            contestants.choose(contestants.NAMES, ["ieee"]),
+        )
+        for workload, geometry in ONE_IMAGE.items()
+        if "forward" in options.passes and beside
+    ]
     command.run(table, groups)
     return 0
 

@@ -63,8 +63,8 @@ def capsule_conv2d(
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
-        the free device memory by default. The result does not depend on it. The other algorithms
-        allocate none.
+        the free device memory by default. The result does not depend on it (of ``"staged"``, not
+        a bit of it). The other algorithms allocate none.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
         apart from the inputs in memory.

@@ -22,8 +22,7 @@ def require(package, extra, user):
     """
     try:
         return importlib.import_module(package)
-    except ImportError as missing:
+    except (ImportError, OSError) as missing:  # OSError: a shared library that does not load
         raise ImportError(
-            f"{user} takes {package.split('.')[0]}, which does not import here ({missing}); "
-            f"the extra '{extra}' brings it: pip install 'numbacaps[{extra}]'"
+            f"{user} takes the extra '{extra}' (pip install 'numbacaps[{extra}]'): {missing}"
         ) from missing

@@ -33,9 +33,8 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     """
     blocks = BLOCKS if blocks is None else blocks
     x = ceil_div(count, threads)
-    across = (
-        ceil_div(ceil_div(count, x), 32) * 32
-    )  # blocks of a row alike, so that few threads idle
+    # Blocks of a row alike, so that few threads idle.
+    across = min(threads, ceil_div(ceil_div(count, x), 32) * 32)
     down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
     y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
     z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))

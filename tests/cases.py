@@ -21,6 +21,7 @@ SMALL = {
     "scalar": Geometry(2, 3, 2, 5, 4, 3, 2, 1, 1, 1, 1, (2, 2), (1, 1)),
     "whole": Geometry(2, 2, 3, 3, 2, 3, 2, 1, 1, 4, 2),  # the window is the image
     "gaps": Geometry(1, 1, 1, 7, 7, 1, 2, 1, 2, 2, 1, (3, 3)),  # pixels no window covers
+    "wide": Geometry(2, 1, 1, 6, 5, 5, 5, 1, 1, 2, 1, (1, 1), (2, 1)),  # 25 windows an element
     "long": Geometry(2, 1, 2, 3, 3, 2, 2, 1, 3, 9, 8),  # products that keep K' in registers
 }
 LARGE = {
@@ -34,6 +35,7 @@ LARGE = {
     "scalar": Geometry(16, 32, 24, 15, 20, 3, 3, 1, 1, 1, 1, (2, 2), (1, 1)),
     "whole": Geometry(64, 8, 10, 5, 4, 5, 4, 1, 4, 16, 8),
     "gaps": Geometry(6, 2, 3, 31, 37, 2, 1, 1, 2, 2, 1, (3, 3)),
+    "wide": Geometry(3, 2, 3, 19, 17, 9, 7, 1, 2, 3, 2, (1, 1), (4, 3)),
     "long": Geometry(5, 3, 4, 9, 8, 2, 3, 1, 3, 13, 11),
     "paper-layer-1": Geometry(128, 1, 1, 28, 28, 3, 3, 1, 1, 1, 32, (2, 2)),
     "paper-layer-2": Geometry(32, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16),

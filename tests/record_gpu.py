@@ -61,7 +61,7 @@ def main():
     if SIMULATED:
         print("gpu: no GPU was found; this tier takes an NVIDIA GPU and its driver")
         return 2
-    with ThreadPoolExecutor() as side_by_side:  # none of them times anything
+    with ThreadPoolExecutor() as side_by_side:  # none of them asks how long anything took
         sanitized = {tool: side_by_side.submit(_sanitize, tool) for tool in _TOOLS}
         status, output = _run([*_PYTEST, *_SIDE_BY_SIDE, "tests"])
         sanitized = {tool: result.result() for tool, result in sanitized.items()}

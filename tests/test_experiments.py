@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 
 import reference
-from experiments import command, contestants, memory, opponents, predict, records, sweep, table1
+from experiments import (
+    command,
+    contestants,
+    memory,
+    opponents,
+    predict,
+    records,
+    stages,
+    sweep,
+    table1,
+)
 from experiments.problem import PASSES, Problem, WrongResult, relative_error
 from experiments.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
+from numbacaps.extras import require
 
 
 def on_gpu(test):
@@ -22,23 +33,21 @@ def on_gpu(test):
 SMALL = square(2, 2, 3, 6, 3, 1, 2, 4, 3)
 
 
-def _row(geometry=SMALL, wanted="forward", source="now", **cells):
+def _row(geometry=SMALL, wanted="forward", **cells):
     variant = {"algorithm": "indexed", "layout": "capsule", "precision": "ieee", "dtype": "float32"}
-    group = {"experiment": "sweep", "workload": "some", "pass": wanted, "source_sha256": source}
-    return records.of_geometry(geometry) | group | variant | {"ms_p50": 1.5} | cells
+    group = {"experiment": "sweep", "workload": "some", "pass": wanted}
+    return records.of_geometry(geometry) | group | variant | {"ms_p50": 1.5} | NOW | cells
 
 
 # ---- rows
 
 
-@pytest.fixture
-def now(monkeypatch):
-    monkeypatch.setattr(records.provenance, "source_sha256", lambda: "now")
+NOW = {"driver": "1", "versions": "{}", "source_sha256": "now", "method_sha256": "now"}
 
 
-def test_rows_are_kept_by_group(tmp_path, now):
+def test_rows_are_kept_by_group(tmp_path):
     path = tmp_path / "gpu" / "sweep.csv"
-    table = records.Table(path)
+    table = records.Table(path, NOW)
     forward, backward = _row(), _row(wanted="backward_input")
     table.replace([forward, forward | {"algorithm": "naive"}])
     table.replace([backward])
@@ -49,16 +58,23 @@ def test_rows_are_kept_by_group(tmp_path, now):
         ("backward_input", "indexed", "1.5"),
     ]
     assert list(rows[0]) == list(records.COLUMNS)
-    again = records.Table(path)
+    again = records.Table(path, NOW)
     assert again.has(forward, [forward]) and not again.has(forward, [{"algorithm": "naive"}])
     assert not again.has(forward | {"workload": "other"}, [forward])
-    assert not records.Table(path, fresh=True).has(forward, [forward])
+    assert not records.Table(path, NOW, fresh=True).has(forward, [forward])
 
 
-def test_rows_of_other_sources_are_measured_again(tmp_path, now):
-    table = records.Table(tmp_path / "sweep.csv")
-    table.replace([_row(source="before")])
+@pytest.mark.parametrize("what", records.SAME)
+def test_rows_of_something_else_are_measured_again(what, tmp_path):
+    table = records.Table(tmp_path / "sweep.csv", NOW)
+    table.replace([_row(**{what: "before"})])
     assert not table.has(_row(), [_row()])
+
+
+def test_rows_without_a_package_are_measured_once_it_is_there(tmp_path):
+    table = records.Table(tmp_path / "sweep.csv", NOW)
+    table.replace([_row(note="absent: algorithm 'indexed' takes the extra 'indexed'")])
+    assert table.has(_row(), [_row()], absent=["indexed"]) and not table.has(_row(), [_row()])
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,7 @@ def test_a_foreign_file_is_left_alone(text, tmp_path, monkeypatch, capsys):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = path.read_bytes()
     monkeypatch.setattr(command.provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(records, "of_machine", lambda: NOW)
     with pytest.raises(SystemExit) as stop:
         command.open_table("sweep", SimpleNamespace(results=tmp_path, fresh=False))
     assert stop.value.code == 2 and str(path) in capsys.readouterr().err
@@ -79,6 +96,7 @@ def test_a_foreign_file_is_left_alone(text, tmp_path, monkeypatch, capsys):
 def test_an_unwritable_folder_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "here").write_text("a file where the folder would be")
     monkeypatch.setattr(command.provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(records, "of_machine", lambda: NOW)
     with pytest.raises(SystemExit) as stop:
         command.open_table("sweep", SimpleNamespace(results=tmp_path, fresh=False))
     assert stop.value.code == 2 and "sweep.csv" in capsys.readouterr().err
@@ -89,40 +107,57 @@ def no_device(monkeypatch):
     monkeypatch.setattr(command.measure, "release", lambda: None)
 
 
-def _group(wanted, measure, rows=1):
-    variants = [{"algorithm": f"a{i}"} for i in range(rows)]
-    return command.Group("sweep", "some", SMALL, wanted, variants, measure)
+def _group(wanted, measure, names=("indexed",), others=()):
+    choose = contestants.choose
+    return command.Group("sweep", "some", SMALL, wanted, choose(names), measure, choose(others))
 
 
-def test_ctrl_c_loses_no_finished_group_and_resuming_skips_it(tmp_path, now, no_device):
-    measured = []
+def _measured(problem, wanted, variants, tick):
+    return [NOW | variant.cells | {"ms_p50": 1.0} for variant in variants]
 
-    def measure(problem, tick):
-        measured.append(problem.geometry)
-        return [{"algorithm": "a0", "source_sha256": "now", "ms_p50": 1.0}]
 
-    def interrupted(problem, tick):
+def _passes(path):
+    return [row["pass"] for row in records.read(path)]
+
+
+def test_ctrl_c_loses_no_finished_group_and_resuming_skips_it(tmp_path, no_device):
+    def interrupted(problem, wanted, variants, tick):
         raise KeyboardInterrupt
 
+    def never(problem, wanted, variants, tick):
+        raise AssertionError("measured before")
+
     path = tmp_path / "sweep.csv"
+    groups = [_group("forward", _measured), _group("backward_input", interrupted)]
     with pytest.raises(SystemExit) as stop:
-        command.run(
-            records.Table(path), [_group("forward", measure), _group("backward_input", interrupted)]
-        )
-    assert stop.value.code == 130
-    assert [row["pass"] for row in records.read(path)] == ["forward"]
-    command.run(
-        records.Table(path), [_group("forward", measure), _group("backward_input", measure)]
-    )
-    assert [row["pass"] for row in records.read(path)] == ["forward", "backward_input"]
-    assert len(measured) == 2
+        command.run(records.Table(path, NOW), groups)
+    assert stop.value.code == 130 and _passes(path) == ["forward"]
+    groups = [_group("forward", never), _group("backward_input", _measured)]
+    command.run(records.Table(path, NOW), groups)
+    assert _passes(path) == ["forward", "backward_input"]
+    assert not any(row["note"] for row in records.read(path))
 
 
-def test_what_has_no_time_is_named(tmp_path, now, no_device, capsys):
-    note = "algorithm 'cublas' takes cupy, ...; the extra 'cublas' brings it"
-    rows = [{"algorithm": "cublas", "source_sha256": "now", "note": note}]
-    command.run(records.Table(tmp_path / "x.csv"), [_group("forward", lambda problem, tick: rows)])
-    assert f"no time for cublas: {note}" in capsys.readouterr().err
+def test_a_group_that_fails_is_noted_and_the_others_go_on(tmp_path, no_device, monkeypatch, capsys):
+    def fails(problem, wanted, variants, tick):
+        raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(records, "of_machine", lambda: NOW)
+    path = tmp_path / "sweep.csv"
+    groups = [_group("forward", fails), _group("backward_input", _measured)]
+    command.run(records.Table(path, NOW), groups)
+    failed, measured = records.read(path)
+    assert failed["note"] == "RuntimeError: illegal address" and not failed["ms_p50"]
+    assert measured["ms_p50"] == "1"
+    assert "no result of indexed: RuntimeError" in capsys.readouterr().err
+
+
+def test_a_run_of_some_algorithms_keeps_the_others(tmp_path, no_device):
+    path = tmp_path / "sweep.csv"
+    command.run(records.Table(path, NOW), [_group("forward", _measured, ("naive", "indexed"))])
+    again = _group("forward", _measured, ("staged",), others=contestants.NAMES)
+    command.run(records.Table(path, NOW), [again])
+    assert {row["algorithm"] for row in records.read(path)} == {"naive", "indexed", "staged"}
 
 
 # ---- the command line
@@ -138,7 +173,7 @@ def test_presets():
 
 def test_points_are_the_product_of_the_axes():
     vary = [sweep._vary("D2=1,2"), sweep._vary("C+P=4,8")]
-    found = sweep.points(vary, {"H": 6, "N": 1})
+    found = sweep.points(vary, [("H", 6), ("N", 1)])
     assert [(g.D2, g.C, g.P) for _, g in found] == [(1, 4, 4), (1, 8, 8), (2, 4, 4), (2, 8, 8)]
     assert {name for name, _ in found} == {"D2=1,2 C+P=4,8"}
 
@@ -159,6 +194,11 @@ def test_points_are_the_product_of_the_axes():
         (["--passes", "sideways"], "got 'sideways'; it takes forward"),
         (["--precisions", "int4"], "got 'int4'; it takes ieee"),
         (["--predict", "abacus"], "invalid choice: 'abacus'"),
+        (["--vary", "D2=4,4"], "names a value twice"),
+        (["--fix", "C=1", "--fix", "C=2"], "C given twice"),
+        (["--fix", "C=1,C=2"], "C given twice"),
+        (["--algorithms", "naive", "--precisions", "tf32"], "--precisions got tf32"),
+        (["--predict", "H100-SXM", "--algorithms", "torch_extend_bmm"], "no floor is known"),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
@@ -186,6 +226,12 @@ def test_predictions_say_so(tmp_path, capsys):
     assert rows and all(row["note"].startswith("prediction") for row in rows)
     assert {row["gpu"] for row in rows} == {"A100-SXM-80GB (predicted)"}
     assert {row["workload"] for row in rows} == {*sweep.PRESETS, *EM_ROUTING}
+    count = len(rows)
+    assert sweep.main(["--predict", "A100-SXM-80GB", "--results", str(tmp_path)]) == 0
+    more = ["--predict", "A100-SXM-80GB", "--vary", "D2=3", "--results", str(tmp_path)]
+    assert sweep.main(more) == 0
+    again = records.read(tmp_path / "A100-SXM-80GB-predicted" / "sweep.csv")
+    assert len(again) == count + 3 * 5
 
 
 def test_predictions_do_not_overwrite_a_foreign_file(tmp_path):
@@ -281,9 +327,10 @@ def test_notes_of_failures():
         assert measure.is_out_of_memory(failure)
         assert measure.note_of(failure).startswith("out of memory: ")
     assert not measure.is_out_of_memory(RuntimeError("illegal address"))
-    assert measure.note_of(ImportError("the extra 'torch' brings it")) == (
-        "the extra 'torch' brings it"
-    )
+    with pytest.raises(ImportError) as missing:
+        require("no_such_package", "some", "an experiment")
+    note = measure.note_of(missing.value)
+    assert note.startswith("absent: an experiment takes the extra 'some' (pip install 'numbacaps")
     assert len(measure.note_of(RuntimeError("word " * 100))) < 200
 
 
@@ -312,10 +359,13 @@ def test_everything_is_measured(monkeypatch):
         if row["algorithm"] == "wrong":
             assert "ms_p50" not in row
             continue
-        assert row["note"] == "" and 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"] < 10
+        assert row["note"] == (
+            "calls queued, not in a graph" if row["algorithm"] == "cublas" else ""
+        )
+        assert 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
         assert row["rel_error"] < 3e-3 and row["host_us"] > 0
         assert row["peak_bytes"] >= row["min_bytes"] > 0
-        assert row["copy_gbs"] > 100 and row["sgemm_tflops"] > 1
+        assert row["copy_gbs"] > 0 and row["sgemm_tflops"] > 0
     assert by_name["staged"]["peak_bytes"] > by_name["indexed"]["peak_bytes"]
 
 
@@ -324,7 +374,7 @@ def test_out_of_memory_is_a_note(monkeypatch):
     measure = command.measure
 
     class TooLarge(contestants.OurRun):
-        def __init__(self, variant, problem, wanted, sets, clock):
+        def __init__(self, *arguments):
             raise MemoryError("1000 GB asked for")
 
     indexed = contestants.choose(("indexed",))[0]
@@ -349,8 +399,6 @@ def test_a_sweep_resumes(tmp_path, capsys):
 
 @on_gpu
 def test_stages_and_memory_are_measured(tmp_path, monkeypatch):
-    from experiments import stages
-
     monkeypatch.setattr(stages, "WORKLOADS", {"small": SMALL})
     assert stages.main(["--results", str(tmp_path)]) == 0
     monkeypatch.setattr(memory, "BATCHES", (1, 64))
@@ -373,14 +421,10 @@ def test_one_image_is_measured_beside_the_loops(tmp_path, monkeypatch):
     assert {row["workload"] for row in rows} == set(ONE_IMAGE)
 
 
-_MEASURED = sorted(records.provenance.RESULTS.glob("*/memory.csv"))
-
-
-@pytest.mark.parametrize("path", _MEASURED, ids=lambda path: path.parent.name)
-def test_memory_was_what_the_geometry_says(path):
+def test_memory_was_what_the_geometry_says():
     """An array is rounded up to 2 MiB at most; kernels' code and small pools take some more."""
-    rows = [row for row in records.read(path) if row["predicted_bytes"] and row["peak_bytes"]]
-    assert rows
-    for row in rows:
-        off = int(row["peak_bytes"]) - int(row["predicted_bytes"])
-        assert abs(off) <= 32 << 20, row
+    for path in records.provenance.RESULTS.glob("*/memory.csv"):
+        for row in records.read(path):
+            if row["predicted_bytes"] and row["peak_bytes"]:
+                off = int(row["peak_bytes"]) - int(row["predicted_bytes"])
+                assert abs(off) <= 32 << 20, row

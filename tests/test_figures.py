@@ -8,6 +8,9 @@ from itertools import pairwise
 import pytest
 
 from experiments import figures, plots, provenance, records
+from experiments.plots.rows import PASSES, digits, load, load_all, split_sweep
+from experiments.tables import filled, marked, tables
+from numbacaps import stages as pipeline
 
 GPU = "NVIDIA-Test-1"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -71,7 +74,7 @@ def row(experiment, workload, cells, ms=None, **others):
 def variants(experiment, workload, cells):
     """Rows of every variant and pass."""
     rows = []
-    for i, name in enumerate(plots.PASSES):
+    for i, name in enumerate(PASSES):
         work = (0.01 + cells["gflop"]) * (1 + 0.3 * i)
         for algorithm, rate in OURS.items():
             ours = {"pass": name, "algorithm": algorithm}
@@ -90,12 +93,8 @@ def variants(experiment, workload, cells):
 
 def stage_rows(workload, cells):
     """Rows of every stage, and of the whole passes."""
-    passes = {
-        "forward": list(plots.STAGES)[:5],
-        "backward": [list(plots.STAGES)[5], *list(plots.STAGES)[:3], *list(plots.STAGES)[6:]],
-    }
     rows = []
-    for name, stages in passes.items():
+    for name, stages in pipeline.PASSES.items():
         for i, stage in enumerate(stages):
             how = {"pass": name, "algorithm": "staged", "stage": stage}
             ms = cells["gflop"] * (0.02 + 0.03 * i)
@@ -169,7 +168,7 @@ def command(folder, *arguments):
 def loaded(folder, rows):
     """Rows as they are read back."""
     experiment = rows[0]["experiment"]
-    return plots.load(write(folder, {experiment: rows}) / f"{experiment}.csv")
+    return load(write(folder, {experiment: rows}) / f"{experiment}.csv")
 
 
 def svg(folder, name):
@@ -202,7 +201,7 @@ def test_the_same_bytes_again(tmp_path):
 
 def test_speedup_says_what_it_shows(drawn):
     text = svg(drawn, "sweep-capsule-dims")
-    for words in ("D1 = D2 = D3", "1x", "N = 128", *plots.PASSES, *OURS):
+    for words in ("D1 = D2 = D3", "1x", "N = 128", *PASSES, *OURS):
         assert f">{words}" in text or f"{words}," in text, words
     assert "torch_extend_bmm  ×  out of memory" in text
     assert "torch_fold tf32 best layout" in text and "torch_fold float16 best layout" in text
@@ -217,8 +216,25 @@ def test_other_figures_say_what_they_show(drawn):
     text = svg(drawn, "table1")
     assert "paper, GPU: TITAN X Pascal" in text and "no batch size" in text and ">1570<" in text
     assert "copy 3000 GB/s" in svg(drawn, "roofline") and "51.6 TFLOP/s" in svg(drawn, "roofline")
-    assert "80%" in svg(drawn, "stages") and "strided_batched_matmul" in svg(drawn, "stages")
+    text = svg(drawn, "stages")
+    assert "80%" in text and "strided_batched_matmul" in text and "em, backward" in text
+    assert ">torch_extend_bmm,<" in text and ">whole pass, ms<" in text
     assert "staged  ×  out of memory" in svg(drawn, "memory")
+
+
+def test_stages_say_their_time(tmp_path):
+    """By hand: a bar is all of its stages' time, and its milliseconds stand beside it."""
+    timed = (("forward", "kernel_extend", 1.0), ("forward", "output_reduce", 3.0))
+    timed += (("forward", "", 4.5), ("backward_input", "kernel_extend", 0.02))
+    cells = geometry(*WIDE["em"])
+    rows = [
+        row("stages", "em", cells, ms, algorithm="staged", stage=stage, **{"pass": name})
+        for name, stage, ms in timed
+    ]
+    axes = plots.stages.draw(loaded(tmp_path, rows)).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [25, 75, 100]
+    words = [text.get_text() for text in axes.texts]
+    assert words[2:] == ["4.00", "4.50", "0.0200", "not measured"]  # after the columns' names
 
 
 def test_speedup_is_over_the_fastest_layout(tmp_path):
@@ -229,12 +245,12 @@ def test_speedup_is_over_the_fastest_layout(tmp_path):
         for layout, ms in (("nchw", nchw), ("channels_last", channels_last)):
             rows.append(row("sweep", "channels", cells, ms, algorithm="torch_fold", layout=layout))
         rows.append(row("sweep", "channels", cells, 12.0, algorithm="indexed"))
-    axes = plots.speedup("channels", loaded(tmp_path, rows), "torch_fold").axes[0]
+    axes = plots.speedup.draw("channels", loaded(tmp_path, rows), "torch_fold").axes[0]
     curves = {line.get_color(): [] for line in axes.lines}
     for line in axes.lines:
         curves[line.get_color()].append(list(line.get_ydata()))
-    assert curves[plots.COLOURS["indexed"]] == [[1.5 / 12, 3 / 12]]
-    assert curves[plots.COLOURS["torch_fold"]] == [[1, 0.5], [0.5, 1]]
+    assert curves[plots.lines.COLOURS["indexed"]] == [[1.5 / 12, 3 / 12]]
+    assert curves[plots.lines.COLOURS["torch_fold"]] == [[1, 0.5], [0.5, 1]]
     assert list(axes.get_xticks()) == [0, 2]  # the logarithms of 1 and 4
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4"]
 
@@ -245,10 +261,11 @@ def test_a_point_without_baseline_is_said(tmp_path):
         for N, algorithm, ms in ((1, "torch_fold", 1.0), (1, "indexed", 2.0), (4, "indexed", 8.0))
     ]
     rows = loaded(tmp_path, rows)
-    words = [text.get_text() for text in plots.speedup("batch", rows, "torch_fold").axes[0].texts]
+    axes = plots.speedup.draw("batch", rows, "torch_fold").axes[0]
+    words = [text.get_text() for text in axes.texts]
     assert "no torch_fold at 4" in words
-    with pytest.raises(plots.Lacking, match="no times of naive"):
-        plots.speedup("batch", rows, "naive")
+    with pytest.raises(plots.rows.Lacking, match="no times of naive"):
+        plots.speedup.draw("batch", rows, "naive")
 
 
 def test_axes_that_have_no_logarithm_stand_evenly(tmp_path):
@@ -257,7 +274,7 @@ def test_axes_that_have_no_logarithm_stand_evenly(tmp_path):
         | {"algorithm": "torch_fold"}
         for padding in ("0", "1x0", "1")
     ]
-    axes = plots.speedup("padding", loaded(tmp_path, rows), "torch_fold").axes[0]
+    axes = plots.speedup.draw("padding", loaded(tmp_path, rows), "torch_fold").axes[0]
     assert list(axes.get_xticks()) == [0, 1, 2]
 
 
@@ -266,29 +283,29 @@ def test_predictions_say_so(tmp_path):
     for rows in data.values():
         rows[0]["note"] = "prediction from the bytes and the FLOP"
     data = {name: loaded(tmp_path, rows) for name, rows in data.items()}
-    sweeps, single = plots.split_sweep(data["sweep"])
+    sweeps, single = split_sweep(data["sweep"])
     made = [
-        plots.table1(data["table1"]),
-        plots.roofline(data["table1"]),
-        plots.speedup("capsule-dims", sweeps["capsule-dims"], "torch_fold"),
-        plots.stage_bars(data["stages"]),
-        plots.memory(data["memory"]),
+        plots.table1.draw(data["table1"]),
+        plots.roofline.draw(data["table1"]),
+        plots.speedup.draw("capsule-dims", sweeps["capsule-dims"], "torch_fold"),
+        plots.stages.draw(data["stages"]),
+        plots.memory.draw(data["memory"]),
     ]
     for figure in made:
         words = [text.get_text() for text in figure.texts]
         assert "PREDICTION" in words and any("PREDICTION, not measured: " in text for text in words)
-    words = [text.get_text() for text in plots.workload_times(single).texts]
+    words = [text.get_text() for text in plots.workloads.draw(single).texts]
     assert not any("PREDICTION" in text for text in words)  # all of these were measured
 
 
 def test_labels_do_not_overlap():
     places = [0.5, 0.5, 0.52, 0.99, 1.3, 0.0, -0.2]
-    moved = plots.spread(places, 0.1, 0, 1)
+    moved = plots.canvas.spread(places, 0.1, 0, 1)
     ordered = sorted(moved)
     assert all(b - a > 0.1 - 1e-12 for a, b in pairwise(ordered))
     assert 0 <= ordered[0] and ordered[-1] <= 1 + 1e-12
     assert [places[moved.index(place)] for place in ordered] == sorted(places)
-    assert plots.spread([0.2, 0.8], 0.1, 0, 1) == pytest.approx([0.2, 0.8])
+    assert plots.canvas.spread([0.2, 0.8], 0.1, 0, 1) == pytest.approx([0.2, 0.8])
 
 
 @pytest.mark.parametrize(
@@ -303,14 +320,14 @@ def test_labels_do_not_overlap():
     ],
 )
 def test_three_digits(value, words):
-    assert plots.digits(value) == words
+    assert digits(value) == words
 
 
 def test_tables_by_hand(tmp_path):
     cells = {name: geometry(128, *sizes) for name, sizes in LAYERS.items()}
     table1 = []
     for i, workload in enumerate(LAYERS, start=1):
-        for j, name in enumerate(plots.PASSES):
+        for j, name in enumerate(PASSES):
             how = {"pass": name, "algorithm": "naive"}
             table1.append(row("table1", workload, cells[workload], float(i * 10**j), **how))
             how = {"pass": name, "algorithm": "torch_fold", "layout": "nchw"}
@@ -319,14 +336,14 @@ def test_tables_by_hand(tmp_path):
             table1.append(row("table1", workload, cells[workload], 0.3 * i, **how))
     sweep = [
         row("sweep", "em", geometry(*WIDE["em"]), ms, algorithm="naive", **{"pass": name})
-        for name, ms in zip(plots.PASSES, (3.0, 4.0, 5.5))
+        for name, ms in zip(PASSES, (3.0, 4.0, 5.5))
     ]
     gone = {"algorithm": "torch_extend_bmm", "note": "out of memory: 153 GB asked for"}
     sweep += [
-        row("sweep", "em", geometry(*WIDE["em"]), **gone, **{"pass": name}) for name in plots.PASSES
+        row("sweep", "em", geometry(*WIDE["em"]), **gone, **{"pass": name}) for name in PASSES
     ]
     data = {"table1": table1, "sweep": sweep, "memory": memory_rows(), "stages": []}
-    made = figures.tables(write(tmp_path, data))
+    made = tables(load_all(write(tmp_path, data)))
     assert set(made) == {"table1", "workloads", "memory", "ceilings"}
     lines = made["table1"].splitlines()
     assert "| GPU | naive | 15.0 | 1650 | 1660 | 650 / 1570 / 2220 |" in lines
@@ -358,9 +375,9 @@ def test_stage_table_by_hand(tmp_path):
             byte_fraction=fraction,
             **{"pass": name},
         )
-        for name, ms, fraction in (("forward", 1.0, 0.9), ("backward", 3.0, 0.5))
+        for name, ms, fraction in (("forward", 1.0, 0.9), ("backward_input", 3.0, 0.5))
     ]
-    made = figures.tables(write(tmp_path, {"stages": rows}))
+    made = tables(load_all(write(tmp_path, {"stages": rows})))
     assert made["stages"].splitlines()[-1] == "| kernel_extend | 60.0 |"  # (1*0.9 + 3*0.5) / 4
 
 
@@ -379,10 +396,10 @@ kept
 
 def drifted(text, folders):
     """Names of the tables in a README that no one of these folders gives; the fewest."""
-    found = figures.marked(text)
+    found = marked(text)
 
     def wrong(folder):
-        made = figures.tables(folder)
+        made = tables(load_all(folder))
         return [name for name, body in found.items() if body != made.get(name, "")]
 
     return min(map(wrong, folders), key=len, default=list(found))
@@ -394,7 +411,7 @@ def test_readme_is_filled(tmp_path, capsys):
     readme.write_text(README)
     assert command(tmp_path, "--readme", str(readme)) == 0
     text = readme.read_text()
-    assert figures.marked(text)["memory"] == figures.tables(folder)["memory"]
+    assert marked(text)["memory"] == tables(load_all(folder))["memory"]
     assert "\nkept\n" in text and "\nold\n" not in text and text.startswith("# Title\n\n<!-- table")
     out = capsys.readouterr().out
     assert "table1 skipped" in out and "python -m experiments.table1" in out
@@ -407,7 +424,7 @@ def test_readme_is_filled(tmp_path, capsys):
 
 def test_a_drifted_number_is_found(tmp_path):
     folder = write(tmp_path, {"memory": memory_rows()})
-    text = figures.filled(README.replace("kept\n", ""), figures.tables(folder))
+    text = filled(README.replace("kept\n", ""), tables(load_all(folder)))
     assert drifted(text, [folder]) == []
     assert drifted(text.replace("0.368", "0.369", 1), [folder]) == ["memory"]
     assert drifted(README, [folder]) == ["memory", "table1"]
@@ -460,17 +477,17 @@ def test_predicted_folder_is_not_the_default(tmp_path):
     assert "PREDICTION" not in svg(tmp_path, "memory")
     assert command(tmp_path, "--gpu", predicted.name) == 0
     assert "PREDICTION" in svg(tmp_path, "memory")
-    assert "**PREDICTION, not measured.**" in figures.tables(predicted)["memory"]
+    assert "**PREDICTION, not measured.**" in tables(load_all(predicted))["memory"]
 
 
 def test_a_prediction_takes_no_measurements_place(tmp_path):
-    parse = figures._make_parser().parse_args
+    parse = figures.make_parser().parse_args
     for folder, out, readme in (
-        (tmp_path / GPU, figures._OUT, figures._README),
-        (tmp_path / f"{GPU}-predicted", figures._OUT / f"{GPU}-predicted", None),
+        (tmp_path / GPU, figures.OUT, figures.README),
+        (tmp_path / f"{GPU}-predicted", figures.OUT / f"{GPU}-predicted", None),
     ):
-        assert figures._targets(parse([]), folder) == (out, readme)
-        assert figures._targets(parse(["--out", "a", "--readme", "b"]), folder) == (
+        assert figures.targets(parse([]), folder) == (out, readme)
+        assert figures.targets(parse(["--out", "a", "--readme", "b"]), folder) == (
             figures.Path("a"),
             figures.Path("b"),
         )

@@ -1,8 +1,8 @@
 """Algorithms 3 and 4: the convolution from the stages, one after another.
 
 Everything the paper lays out is laid out: I_flat, I', K' and O' lie in device memory. The work is
-cut into slabs (images, then output rows) that fit the workspace; the results do not depend on the
-cut, to the bit. ``matmul`` is what multiplies in stage 4.
+cut into slabs (images, then output rows) that fit the workspace; with our own
+multiplication the results do not depend on the cut, to the bit. ``matmul`` is what multiplies.
 """
 
 from math import prod

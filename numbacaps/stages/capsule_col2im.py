@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.launch import FEW_BLOCKS, THREADS, flat, launch
+from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -30,6 +30,8 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     OH_SPAN = DH * (KH - 1) // SH + 1  # most output rows (columns) whose window covers one element
     OW_SPAN = DW * (KW - 1) // SW + 1
     WINDOWS = OH_SPAN * OW_SPAN
+    CHUNKS = ceil_div(WINDOWS, 16)
+    AT_ONCE = ceil_div(WINDOWS, CHUNKS)  # windows that a thread knows at a time
     ZERO = dtype.type(0)
 
     @cuda.jit
@@ -44,8 +46,8 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
         place = cuda.local.array(
             WINDOWS, np.int64
         )  # of each window's element in an image's columns
-        covers = cuda.local.array(WINDOWS, np.bool_)
-        loaded = cuda.local.array(WINDOWS, dtype)
+        covers = cuda.local.array(AT_ONCE, np.bool_)
+        loaded = cuda.local.array(AT_ONCE, dtype)
         i = cuda.grid(1)  # (c, h, w, e)
         if i >= IMAGE:
             return
@@ -53,35 +55,36 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
         left = i // E1 % W + PW
         top = i // (E1 * W) % H + PH
         c = i // (E1 * W * H)
-        for oh_step in range(OH_SPAN):
-            oh = top // SH - OH_SPAN + 1 + oh_step
-            down = top - oh * SH
-            kh = down // DH
-            in_row = kh < KH and down == kh * DH and oh >= first_row and oh < first_row + rows
-            for ow_step in range(OW_SPAN):
-                ow = left // SW - OW_SPAN + 1 + ow_step
+        for chunk in range(CHUNKS):
+            for j in range(AT_ONCE):
+                window = chunk * AT_ONCE + j
+                oh = top // SH - OH_SPAN + 1 + window // OW_SPAN
+                ow = left // SW - OW_SPAN + 1 + window % OW_SPAN
+                down = top - oh * SH
                 across = left - ow * SW
+                kh = down // DH
                 kw = across // DW
-                window = oh_step * OW_SPAN + ow_step
-                covers[window] = in_row and kw < KW and across == kw * DW and ow >= 0 and ow < OW
-                place[window] = e  # some element, where no window covers this one
-                if covers[window]:
+                in_row = kh < KH and down == kh * DH and oh >= first_row and oh < first_row + rows
+                in_column = kw < KW and across == kw * DW and ow >= 0 and ow < OW
+                covers[j] = window < WINDOWS and in_row and in_column
+                place[j] = e  # some element, where no window covers this one
+                if covers[j]:
                     l = (oh - first_row) * OW + ow
-                    place[window] = l * ROW + ((c * KH + kh) * KW + kw) * E1 + e
-        n = cuda.blockIdx.y
-        while n < images:
-            target = (first_image + n) * IMAGE + i
-            source = n * rows * (OW * ROW)
-            total = ZERO  # an image's first slab starts the sum, so nothing has to be cleared
-            if first_row > 0:
-                total = dx[at(target)]
-            for window in range(WINDOWS):  # read in any case, so that the reads overlap
-                loaded[window] = columns[at(source + place[window])]
-            for window in range(WINDOWS):
-                if covers[window]:
-                    total += loaded[window]
-            dx[at(target)] = total
-            n += cuda.gridDim.y
+                    place[j] = l * ROW + ((c * KH + kh) * KW + kw) * E1 + e
+            n = cuda.blockIdx.y
+            while n < images:
+                target = (first_image + n) * IMAGE + i
+                source = n * rows * (OW * ROW)
+                total = ZERO  # an image's first slab starts the sum, so nothing has to be cleared
+                if first_row > 0 or chunk > 0:
+                    total = dx[at(target)]
+                for j in range(AT_ONCE):  # read in any case, so that the reads overlap
+                    loaded[j] = columns[at(source + place[j])]
+                for j in range(AT_ONCE):
+                    if covers[j]:
+                        total += loaded[j]
+                dx[at(target)] = total
+                n += cuda.gridDim.y
 
     return capsule_col2im_kernel
 

@@ -11,7 +11,7 @@ multiplication one is left. The tile of A is double-buffered: while an image's i
 image's is on its way, and one barrier an image is enough.
 
 Thread mapping: tiles of A are loaded in the order of their addresses; consecutive threads write
-consecutive columns. Matrices (and rows, if that is better) are padded against bank conflicts.
+consecutive columns. Matrices are padded against bank conflicts.
 """
 
 from functools import cache
@@ -30,14 +30,13 @@ def suits(M, N, K, batch):
 
 
 @cache
-def padding(M, N, K):
-    """(row of As, matrix of As): lengths in shared memory whose reads by a warp conflict least."""
-    lengths = [(row, M * row + pad) for row in (K, K + 1) for pad in range(32)]
+def matrix_pitch(M, N, K):
+    """From one matrix of As to the next: the shortest whose reads by a warp conflict least."""
 
-    def cost(length):
-        return conflicts(thread // N * length[1] for thread in range(32)), length[1]
+    def cost(pitch):
+        return conflicts(thread // N * pitch for thread in range(32)), pitch
 
-    return min(lengths, key=cost)
+    return min(range(M * K, M * K + 32), key=cost)
 
 
 @cache
@@ -54,7 +53,7 @@ def make_stationary_batched_matmul(M, N, K, b_strides, BB, dtype):
     dtype : numpy.dtype
     """
     B_K, B_N = b_strides
-    A_ROW, A_PITCH = padding(M, N, K)
+    A_PITCH = matrix_pitch(M, N, K)
     HALF = BB * A_PITCH
     A_SIZE = 2 * HALF
     THREADS = BB * N
@@ -114,8 +113,7 @@ def make_stationary_batched_matmul(M, N, K, b_strides, BB, dtype):
                 for load in range(A_LOADS):
                     i = t + load * THREADS
                     if A_FITS or i < A_TILE:
-                        place = i // (M * K) * A_PITCH + i // K % M * A_ROW + i % K
-                        a_tile[at(half + place)] = a_loaded[load]
+                        a_tile[at(half + i // (M * K) * A_PITCH + i % (M * K))] = a_loaded[load]
                 cuda.syncthreads()  # the tile is complete; the other half was read before the last
                 current = c0 + image * c_image
                 image += cuda.gridDim.z
@@ -125,7 +123,7 @@ def make_stationary_batched_matmul(M, N, K, b_strides, BB, dtype):
                     total[m] = ZERO
                 for k in range(K):
                     for m in range(M):
-                        total[m] += a_tile[at(half + bb * A_PITCH + m * A_ROW + k)] * b_column[k]
+                        total[m] += a_tile[at(half + bb * A_PITCH + m * K + k)] * b_column[k]
                 if bb < left:
                     for m in range(M):
                         c[at(current + m * N)] = total[m]

@@ -1,0 +1,157 @@
+"""The rows of the experiments' CSVs: read, selected, put into words.
+
+A row is a dict by column; those in :data:`NUMBERS` are floats, None where empty, the others text.
+Rows keep the order of their file.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from experiments import records
+
+EXPERIMENTS = ("table1", "sweep", "stages", "memory")
+PASSES = ("forward", "backward_input", "backward_kernel")
+DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
+LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
+NUMBERS = (
+    *("ms_p20", "ms_p50", "ms_p80", "peak_bytes", "predicted_bytes", "gflop", "min_bytes"),
+    *("copy_gbs", "sgemm_tflops", "byte_fraction"),
+)
+
+
+class Lacking(ValueError):
+    """There are no rows to draw a figure from; the message says which."""
+
+
+# ---- read
+
+
+def load_all(folder):
+    """The rows of every experiment.
+
+    Parameters
+    ----------
+    folder : path
+        Holds the CSVs of one GPU.
+
+    Returns
+    -------
+    dict of str to list of dict
+        Rows by experiment; none where there is no file.
+
+    Raises
+    ------
+    experiments.records.ForeignFile
+        A CSV there is not one of ours.
+    """
+    return {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
+
+
+def load(path):
+    """The rows of one CSV; none if there is no file.
+
+    Raises
+    ------
+    experiments.records.ForeignFile
+        The file is not one of ours.
+    """
+    rows = records.read(path)
+    for line, row in enumerate(rows, start=2):
+        for column in NUMBERS:
+            row[column] = _number(row[column], f"{path}, row {line}, column {column}")
+        if not row["N"].isdecimal() or int(row["N"]) == 0:
+            raise records.ForeignFile(
+                f"{path}, row {line}, column N is {row['N']!r}; it takes an integer from 1"
+            )
+    return rows
+
+
+def _number(cell, where):
+    if cell == "":
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise records.ForeignFile(f"{where} is {cell!r}; it takes a number, or nothing")
+    return value or None  # a time or size of 0 is none, and has no logarithm
+
+
+# ---- selected
+
+
+def at(rows, **cells):
+    """The rows that have these cells."""
+    return [row for row in rows if all(row[name] == value for name, value in cells.items())]
+
+
+def of_pass(rows, name):
+    """The rows of a pass."""
+    return at(rows, **{"pass": name})
+
+
+def network(rows):
+    """The rows of the published network's layers, on the GPU."""
+    return [row for row in rows if row["workload"] in LAYERS and row["algorithm"] != "reference"]
+
+
+def distinct(rows, column):
+    """A column's values in the order of first appearance."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def swept(rows):
+    """The axes of a sweep: lists of the geometry's columns that vary as one, most values first."""
+    together = defaultdict(list)
+    for column in records.GEOMETRY:
+        values = distinct(rows, column)
+        if len(values) > 1:
+            together[tuple(values.index(row[column]) for row in rows)].append(column)
+    return sorted(together.values(), key=lambda axis: -len(distinct(rows, axis[0])))
+
+
+def split_sweep(rows):
+    """Part the workloads that sweep something from those with one geometry each.
+
+    Returns
+    -------
+    sweeps : dict of str to list of dict
+        Rows by workload.
+    single : list of dict
+        Rows of all the others.
+    """
+    groups = {name: at(rows, workload=name) for name in distinct(rows, "workload")}
+    sweeps = {name: group for name, group in groups.items() if swept(group)}
+    single = [row for name, group in groups.items() if name not in sweeps for row in group]
+    return sweeps, single
+
+
+# ---- put into words
+
+
+def is_predicted(rows):
+    """Whether any of the rows is a prediction, not a measurement."""
+    return any(row["note"].startswith("prediction") for row in rows)
+
+
+def median(rows, column):
+    """Median of a column's numbers; None if it has none."""
+    numbers = [row[column] for row in rows if row[column] is not None]
+    return statistics.median(numbers) if numbers else None
+
+
+def reason(row):
+    """Why a row has no number, in short."""
+    for words in ("out of memory", "unsupported"):
+        if words in row["note"]:
+            return words
+    return "failed" if row["note"] else "not measured"
+
+
+def digits(value):
+    """A number with three significant digits and no exponent."""
+    exponent = int(f"{value:.2e}".split("e")[1])
+    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
