@@ -39,8 +39,7 @@ _SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
 _TIMED_MS = 60.0  # of a variant's replays together
 _FEWEST_REPEATS, _MOST_REPEATS = 4, 25
 _HOST_CALLS, _HOST_US = 20, 3e5
-_AHEAD_BYTES = 1 << 30
-_AHEAD_US = 250  # a copy of so many bytes takes longer on any GPU of today, and less to queue
+_AHEAD_BYTES = 1 << 30  # copied to keep the GPU busy: much longer than the host takes to queue it
 _AHEAD_FACTOR = 1.5
 _NOTE_LENGTH = 160
 
@@ -89,7 +88,17 @@ class Clock:
 
     @cached_property
     def _copied(self):
-        return [cuda.device_array(_AHEAD_BYTES, np.int8) for _ in range(2)]
+        """Two arrays, and the microseconds that copying one to the other takes the GPU."""
+        size = min(_AHEAD_BYTES, cuda.current_context().get_memory_info().free // 16)
+        source, target = (cuda.device_array(size, np.int8) for _ in range(2))
+        start, end = cuda.event(), cuda.event()
+        for at in range(4):  # the first ones warm up
+            if at == 2:
+                start.record(self.numba)
+            target.copy_to_device(source, stream=self.numba)
+        end.record(self.numba)
+        end.synchronize()
+        return source, target, 1e3 * start.elapsed_time(end) / 2
 
     @contextmanager
     def elapsed(self, host_us=0.0):
@@ -98,8 +107,8 @@ class Clock:
         Before, the GPU is kept busy for ``host_us``, in which the host queues the block's work.
         """
         start, end, elapsed = cuda.event(), cuda.event(), []
-        source, target = self._copied
-        for _ in range(math.ceil(_AHEAD_FACTOR * host_us / _AHEAD_US)):
+        source, target, copy_us = self._copied
+        for _ in range(math.ceil(_AHEAD_FACTOR * host_us / copy_us)):
             target.copy_to_device(source, stream=self.numba)
         start.record(self.numba)
         yield elapsed
@@ -384,7 +393,8 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
         release()
         if not attempt(variant):
             time_ready()
-            notes[variant] = "timed alone: beside the others there was no memory for it"
+            if variant in rows:
+                notes[variant] = "timed alone: beside the others there was no memory for it"
     release()
     common = common_cells(problem, wanted)
     return [
