@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from experiments import contestants, measure, opponents, provenance, records
 from experiments.problem import PASSES, Problem
+from experiments.refusal import Parser
 from numbacaps import Geometry
 from numbacaps.target import SIMULATED, cuda
 
@@ -27,7 +28,7 @@ threads. What works without a GPU:
 
 def parser(name, summary, algorithms=contestants.NAMES):
     """An argument parser with the options that all measuring experiments take."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"python -m experiments.{name}",
         description=summary,
         formatter_class=argparse.RawDescriptionHelpFormatter,

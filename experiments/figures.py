@@ -15,7 +15,7 @@ from experiments.plots import draw_all
 from experiments.plots.lines import FOLD
 from experiments.plots.rows import EXPERIMENTS, distinct, load_all
 from experiments.tables import filled, marked, tables
-from experiments.walk.refusal import Refusal
+from experiments.refusal import Parser, Refusal
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"
@@ -62,16 +62,9 @@ def main(argv=None):
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, without the usage that --help gives."""
-
-    def error(self, message):
-        self.exit(2, f"figures: {message}\n")
-
-
 def make_parser():
     """The command line's parser; what it refuses, it refuses in one line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m experiments.figures",
         description=_DESCRIPTION,
         epilog=_EPILOG,

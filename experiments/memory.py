@@ -25,7 +25,7 @@ _NO_LIMIT = 1 << 62
 
 def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
     """Bytes of operands, result and intermediates; None for an opponent, whose workspace is its own."""
-    if algorithm.startswith("torch_"):
+    if algorithm not in ALGORITHMS:
         return None
     held = geometry.min_bytes(itemsize)
     if algorithm not in LAID_OUT:

@@ -4,7 +4,7 @@
 batch 128, forward and both gradients, by every algorithm of the registry and every opponent through
 PyTorch; and one image of the fifth layer, which the plain loops of the reference finish too.
 
-The paper's own times are of another GPU, and of a batch and a repeat count that it does not state; they are in
+The paper's own times, of another GPU and of a batch and a repeat count that it does not state, are in
 :mod:`experiments.paper`.
 """
 

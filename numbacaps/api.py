@@ -88,6 +88,8 @@ def capsule_conv2d(
         Shapes do not go together, the window is larger than the padded input, an axis other than N
         is empty, a number is out of range, ``product`` or ``algorithm`` is unknown, ``out`` does
         not fit or overlaps an input, or an array lies on another GPU.
+    ImportError, RuntimeError
+        ``algorithm`` takes a package, or a GPU, that is not here.
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
@@ -140,7 +142,7 @@ def capsule_votes(
 
     Raises
     ------
-    TypeError, ValueError, MemoryError
+    TypeError, ValueError, ImportError, RuntimeError, MemoryError
         As :func:`capsule_conv2d`; ValueError also for an algorithm that has no votes.
     """
     task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
@@ -191,7 +193,7 @@ def capsule_conv2d_backward(
 
     Raises
     ------
-    TypeError, ValueError, MemoryError
+    TypeError, ValueError, ImportError, RuntimeError, MemoryError
         As :func:`capsule_conv2d`; ValueError also for a ``dy`` of another shape than the output's,
         or ``needs`` that name nothing or something else.
     """

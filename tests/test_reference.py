@@ -604,6 +604,13 @@ def test_tolerance_grows_with_the_square_root_of_the_sum():
     assert ref.tolerance(np.float32, 10_000) < 2.5e-5
 
 
+def test_tolerance_of_shorter_operands():
+    assert ref.tolerance(np.float32, 0, "tf32") == ref.tolerance(np.float32, 0) + 3 * 2.0**-10
+    assert ref.tolerance(np.float32, 100, "float16") < 3e-3
+    with pytest.raises(ValueError, match="^precision: takes ieee, tf32, float16, not 'int4'"):
+        ref.tolerance(np.float32, 1, "int4")
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.int32, np.complex128])
 def test_tolerance_names_the_dtypes_it_takes(dtype):
     with pytest.raises(TypeError, match="float32 or float64"):

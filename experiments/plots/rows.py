@@ -10,9 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from experiments import records
+from experiments.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory")
-PASSES = ("forward", "backward_input", "backward_kernel")
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
 NUMBERS = (

@@ -11,7 +11,7 @@ from numbacaps.target import cuda
 
 from experiments.walk.image import DIGIT
 from experiments.walk.pictures import draw_all
-from experiments.walk.refusal import Refusal
+from experiments.refusal import Parser, Refusal
 from experiments.walk.report import Progress, report, verdict
 from experiments.walk.trace import Options, plan, walk
 
@@ -66,15 +66,8 @@ def main(argv=None):
     return 1 if trace.failed else 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, without the usage that --help gives."""
-
-    def error(self, message):
-        self.exit(2, f"walk: {message}\n")
-
-
 def _make_parser():
-    parser = _Parser(
+    parser = Parser(
         prog="python -m experiments.walk",
         description=_DESCRIPTION,
         epilog=_EPILOG,

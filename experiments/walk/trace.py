@@ -23,7 +23,7 @@ from numbacaps.target import cuda
 from numbacaps.workspace import Workspace
 
 from experiments.walk.image import Patches, crop_centre, cut_patches, read_image
-from experiments.walk.refusal import Refusal
+from experiments.refusal import Refusal
 
 # Steps (see `steps`) that take about a minute: on the simulator for the kernels, on a GPU for the
 # loop reference that checks them.

@@ -1,4 +1,6 @@
-"""The one error for an option that cannot be used."""
+"""How an experiment refuses an option that cannot be used: one error, and one line on the command line."""
+
+import argparse
 
 
 class Refusal(ValueError):
@@ -16,3 +18,10 @@ class Refusal(ValueError):
 
     def __init__(self, option, got, takes):
         super().__init__(f"{option} got {got}; it takes {takes}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line that begins with the experiment's name, without the usage of --help."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog.rsplit('.', 1)[-1]}: {message}\n")
