@@ -141,6 +141,8 @@ def _workloads(data):
     titles = {"forward": "Forward", "backward": "Backward, both gradients"}
     parts = []
     for direction, passes in DIRECTIONS.items():
+        if not any(of_pass(rows, wanted) for wanted in passes):
+            continue
         cells = [
             (name, *(added(line, rows, [name], passes) for line in lines))
             for name in distinct(rows, "workload")
