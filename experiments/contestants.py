@@ -49,11 +49,13 @@ class Variant:
 
 
 def choose(names, precisions=opponents.PRECISIONS):
-    """The variants of those algorithms, ours (which are "ieee") and opponents, ours first."""
+    """The variants of those algorithms at those precisions, ours and opponents, ours first."""
     ours = [
-        Variant(name, "capsule", "ieee", "float32", OurRun)
-        for name in ALGORITHMS
-        if name in names and "ieee" in precisions
+        Variant(name, "capsule", precision, "float32", OurRun)
+        for name, algorithm in ALGORITHMS.items()
+        if name in names
+        for precision in algorithm.precisions(np.dtype(np.float32))
+        if precision in precisions
     ]
     return ours + [
         Variant(
@@ -86,7 +88,8 @@ class OurRun:
     """An algorithm of the registry."""
 
     def __init__(self, variant, problem, wanted, sets, clock, workspace_limit=WORKSPACE):
-        g, algorithm = problem.geometry, find_algorithm(variant.algorithm)
+        g = problem.geometry
+        algorithm = find_algorithm(variant.algorithm, precision=variant.precision)
         self._clock, self._capturable = clock, algorithm.capturable
         self._workspace = Workspace(workspace_limit)
         how = {"stream": clock.numba, "workspace": self._workspace}

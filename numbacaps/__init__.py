@@ -1,7 +1,8 @@
 """numbacaps: capsule convolutions on CUDA GPUs, written in Numba.
 
 The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
-:func:`capsule_votes`; the algorithms they can run are in :data:`ALGORITHMS`; the steps of the
+:func:`capsule_votes`; :func:`plan` makes one ready to be run many times and captured into a graph,
+and :func:`explain` says what it would run. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the
 paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
@@ -9,6 +10,7 @@ from numbacaps.target import SIMULATED  # first: it chooses the target before nu
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
 from numbacaps.pipelines.registry import ALGORITHMS, available_algorithms
+from numbacaps.plan import Plan, explain, plan
 from numbacaps.product import parse_product
 from numbacaps.version import VERSION
 
@@ -18,9 +20,12 @@ __all__ = [
     "ALGORITHMS",
     "SIMULATED",
     "Geometry",
+    "Plan",
     "available_algorithms",
     "capsule_conv2d",
     "capsule_conv2d_backward",
     "capsule_votes",
+    "explain",
     "parse_product",
+    "plan",
 ]

@@ -19,7 +19,8 @@ from numbacaps.arrays import (
 from numbacaps.geometry import Geometry
 from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.shapes import geometry_of, output_shape
+from numbacaps.target import check_target, cuda
 from numbacaps.workspace import Workspace
 
 
@@ -32,6 +33,7 @@ def capsule_conv2d(
     dilation=1,
     product="ab,bc->ac",
     algorithm="auto",
+    precision="ieee",
     workspace_limit=None,
     out=None,
     stream=None,
@@ -61,10 +63,13 @@ def capsule_conv2d(
         inputs that the output lacks is summed over.
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
+    precision : str
+        How float32 is multiplied: ``"ieee"``, or ``"tf32"``, which ``"fused"`` has on GPUs of compute
+        capability 9.0: operands are cut to 11 bits of mantissa, sums stay float32.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
-        a bit of it). The other algorithms allocate none.
+        a bit of it). ``"fused"`` allocates a few copies of the kernel, the other algorithms nothing.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
         apart from the inputs in memory.
@@ -86,15 +91,16 @@ def capsule_conv2d(
         some arrays are on the host and some on the device.
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
-        is empty, a number is out of range, ``product`` or ``algorithm`` is unknown, ``out`` does
-        not fit or overlaps an input, or an array lies on another GPU.
+        is empty, a number is out of range, ``product``, ``algorithm`` or ``precision`` is unknown or
+        not to be had here, ``out`` does not fit or overlaps an input, or an array lies on another
+        GPU.
     ImportError, RuntimeError
         ``algorithm`` takes a package, or a GPU, that is not here.
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
     task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm)
+    algorithm = find_algorithm(algorithm, task.dtype, precision)
     out = task.check_out(out, task.output_shape)
     stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:
@@ -165,6 +171,7 @@ def capsule_conv2d_backward(
     dilation=1,
     product="ab,bc->ac",
     algorithm="auto",
+    precision="ieee",
     workspace_limit=None,
     needs=("input", "kernel"),
     stream=None,
@@ -178,7 +185,7 @@ def capsule_conv2d_backward(
 
     Parameters
     ----------
-    x, w, stride, padding, dilation, product, algorithm, workspace_limit, stream
+    x, w, stride, padding, dilation, product, algorithm, precision, workspace_limit, stream
         As :func:`capsule_conv2d`.
     dy : array (N, P, OH, OW, *T3), dtype of x
         Gradient of the output, in the same place as ``x``.
@@ -198,7 +205,7 @@ def capsule_conv2d_backward(
         or ``needs`` that name nothing or something else.
     """
     task = _Task.check((x, w, dy), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm)
+    algorithm = find_algorithm(algorithm, task.dtype, precision)
     needs = _check_needs(needs)
     stream = resolve_stream(stream, task.operands)
     x, w, dy = task.operands
@@ -234,31 +241,11 @@ class _Task:
         operands = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
         x, w = operands[:2]
         product = parse_product(product)
-        for operand, axes, layout in (
-            (x, product.x, "(N, C, H, W"),
-            (w, product.w, "(P, C, KH, KW"),
-        ):
-            if operand.rank != 4 + len(axes):
-                raise ValueError(
-                    f"{operand.name} has shape {operand.shape}; product={product.spec!r} takes "
-                    f"{4 + len(axes)} axes, {', '.join((layout, *axes))})"
-                )
-        for operand, axes in ((x, x.shape[1:]), (w, w.shape)):
-            if 0 in axes:
-                raise ValueError(
-                    f"{operand.name} has shape {operand.shape}; every axis takes 1 or more"
-                    + (" (N may be 0)" if operand is x else "")
-                )
-        if x.shape[1] != w.shape[1]:
-            raise ValueError(f"w has {w.shape[1]} input channels (C); x has {x.shape[1]}")
-        G, D1, D2, D3 = product.dimensions(x.shape[4:], w.shape[4:])
-        (N, C, H, W), (P, _, KH, KW) = x.shape[:4], w.shape[:4]
-        sizes = (N, C, P, H, W, KH, KW, G, D1, D2, D3)
-        geometry = Geometry(*sizes, stride, padding, dilation)
+        geometry = geometry_of(x.shape, w.shape, product, stride, padding, dilation)
         task = cls(tuple(operands), geometry, product, _check_limit(workspace_limit))
         if len(operands) == 3 and operands[2].shape != task.output_shape:
             raise ValueError(f"dy has shape {operands[2].shape}; it takes {task.output_shape}")
-        _check_target()
+        check_target()
         check_together(operands)
         return task
 
@@ -274,7 +261,7 @@ class _Task:
     def output_shape(self):
         """(N, P, OH, OW, *T3)"""
         x, w = self.operands[:2]
-        return self.geometry.output_shape[:4] + self.product.y_capsule(x.shape[4:], w.shape[4:])
+        return output_shape(self.geometry, self.product, x.shape, w.shape)
 
     @property
     def votes_shape(self):
@@ -354,15 +341,6 @@ class _Task:
         """A result of zeros: the kernel's gradient of an empty batch."""
         zeros = np.zeros(shape, self.dtype)
         return cuda.to_device(zeros, stream=stream) if self.on_device else zeros
-
-
-def _check_target():
-    """Refuse to go on where the chosen target has no GPU."""
-    if not SIMULATED and not cuda.is_available():
-        raise RuntimeError(
-            "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
-            "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
-        )
 
 
 def _check_limit(limit):

@@ -41,10 +41,10 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     kernel[(x, y, z), (across, 1, down), stream](*arguments)
 
 
-def launch_tiles(kernel, grid, block, arguments, stream=0):
-    """Launch a kernel whose threads meet at barriers again and again."""
+def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):
+    """Launch a kernel whose threads meet at barriers again and again; ``shared`` bytes by request."""
     with short_turns() if SIMULATED else nullcontext():
-        kernel[grid, block, stream](*arguments)
+        kernel[grid, block, stream, shared](*arguments)
 
 
 def flat(name, array, shape):

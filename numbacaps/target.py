@@ -78,3 +78,12 @@ cuda = _import_cuda(SIMULATED)
 # Kernels index with ``array[at(offset)]``. Numba wraps a negative index round at three instructions
 # an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative int.
 at = np.uint64
+
+
+def check_target():
+    """Refuse to go on where the chosen target has no GPU."""
+    if not SIMULATED and not cuda.is_available():
+        raise RuntimeError(
+            "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
+            "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
+        )

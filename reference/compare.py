@@ -104,8 +104,8 @@ def tolerance(dtype, terms, precision="ieee"):
     return _EPSILON[dtype] * (4 + 2 * math.sqrt(terms)) + 3 * _OPERAND[precision]
 
 
-def assert_close(actual, expected, terms):
-    """Assert that `actual` is `expected` up to the rounding of its dtype.
+def assert_close(actual, expected, terms, precision="ieee"):
+    """Assert that `actual` is `expected` up to the rounding of its dtype and precision.
 
     Parameters
     ----------
@@ -115,6 +115,8 @@ def assert_close(actual, expected, terms):
         Of the same shape.
     terms : int
         Number of products summed into one element, as for `tolerance`.
+    precision : str
+        What the operands were rounded to, as for `tolerance`.
 
     Raises
     ------
@@ -127,13 +129,13 @@ def assert_close(actual, expected, terms):
         If `actual` has another dtype.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
-    limit = tolerance(actual.dtype, terms)
+    limit = tolerance(actual.dtype, terms, precision)
     error = relative_error(actual, expected)
     if not error <= limit:
         differences = _differences(actual.astype(np.float64), expected.astype(np.float64))
         worst = tuple(int(i) for i in np.unravel_index(np.argmax(differences), actual.shape))
         raise AssertionError(
             f"relative error {error:.3e} is above the tolerance {limit:.3e} "
-            f"({actual.dtype}, {terms} terms); worst element {worst}: "
+            f"({actual.dtype}, {precision}, {terms} terms); worst element {worst}: "
             f"actual {actual[worst]!r}, expected {expected[worst]!r}"
         )

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import numbacaps
+from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.direct import make_direct
+from numbacaps.fused.pack import make_pack
+from numbacaps.fused.reduction import make_add_splits, make_reduction
+from numbacaps.fused.register_tiles import make_register_tiles
+from numbacaps.fused.shared_tiles import make_shared_tiles
+from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.pipelines import indexed, naive
 from numbacaps.stages.capsule_col2im import make_capsule_col2im
 from numbacaps.stages.capsule_im2col import make_capsule_im2col
@@ -22,12 +29,13 @@ from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_ba
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and the arguments it takes: flat arrays, then 64-bit integers."""
+    """A kernel and the arguments it takes: flat arrays, tables of offsets, then 64-bit integers."""
 
     kernel: object
     arrays: int
     integers: int
     factory: object
+    tables: int = 0
 
 
 def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False, b_shared=True):
@@ -76,12 +84,52 @@ def kernels(g, dtype):
         "naive fill": Kernel(naive.make_fill(dtype), 1, 0, naive.make_fill),
         "indexed votes": Kernel(indexed.make_votes(g, dtype), 3, 1, indexed.make_votes),
     }
+    found |= fused_kernels(g, dtype)
     for module in (indexed, naive):
         for name in ("forward", "backward_input", "backward_kernel"):
             factory = getattr(module, f"make_{name}")
             kernel = Kernel(factory(g, dtype), 3, 1, factory)
             found[f"{module.__name__.split('.')[-1]} {name}"] = kernel
     return found
+
+
+def fused_kernels(g, dtype):
+    """The fused kernels of ordinary arithmetic, of the forward pass unless the name says otherwise."""
+    product = implicit_gemm.forward(g)
+    M, size = product.M(g.N), g.P * g.Q * g.E2
+    which = (product.pixels, product.inside, product.N, product.K)
+    tile, _ = tiles.choose_tile(M * g.G, product.N, dtype.itemsize)
+    across, _ = tiles.choose_tile(product.K * g.G, product.N, dtype.itemsize)
+    reduction = make_reduction(product.pixels, product.N, product.K, across, 4, size, dtype)
+    square = tiles.Tile(16, 16, 16, 1, 1)
+    found = {
+        "direct": Kernel(make_direct(*which, dtype), 3, 1, make_direct, 1),
+        "shared_tiles": Kernel(
+            make_shared_tiles(*which, square, dtype), 3, 1, make_shared_tiles, 1
+        ),
+        "register_tiles": Kernel(
+            make_register_tiles(*which, tile, dtype), 3, 1, make_register_tiles, 1
+        ),
+        "reduction": Kernel(reduction, 3, 2, make_reduction, 1),
+        "add_splits": Kernel(make_add_splits(4, size, dtype), 2, 0, make_add_splits),
+    }
+    product = implicit_gemm.backward_input(g)[0]
+    which = (product.pixels, product.inside, product.N, product.K)
+    tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, dtype.itemsize)
+    found["register_tiles backward_input"] = Kernel(
+        make_register_tiles(*which, tile, dtype), 3, 1, make_register_tiles, 1
+    )
+    return found
+
+
+def warpgroup_kernels(product, tile, kind, dtype):
+    """The tensor cores' kernels of a product: its packing, then the product."""
+    depth, columns = (product.channels, product.D), (product.N, product.K)
+    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, kind, dtype)
+    window = warpgroup_tiles.Window.of(product)
+    steps = product.channel_steps[0]
+    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, kind, dtype)
+    return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 3, 1, make_wgmma, 1)
 
 
 def factories():

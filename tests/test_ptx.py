@@ -5,10 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from kernels import factories, kernels, matmul
+from kernels import factories, kernels, matmul, warpgroup_kernels
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
+from numbacaps.fused import implicit_gemm, warpgroup_tiles
+from numbacaps.fused.pack import make_pack
+from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.stages.strided_batched_matmul import choose_tile
@@ -29,8 +32,8 @@ _SHARED_LIMIT = 48 * 1024  # what a block gets without asking the driver for mor
 
 def _ptx(kernel, dtype, cc):
     """PTX of a kernel's body: declarations and instructions."""
-    array = types.Array(_TYPES[dtype], 1, "C")
-    signature = (array,) * kernel.arrays + (int64,) * kernel.integers
+    array, table = types.Array(_TYPES[dtype], 1, "C"), types.Array(int64, 1, "C")
+    signature = (array,) * kernel.arrays + (table,) * kernel.tables + (int64,) * kernel.integers
     text, _ = cuda.compile_ptx(kernel.kernel, signature, cc=cc)
     return text
 
@@ -92,9 +95,37 @@ def test_divisions_stay_out_of_the_way():
     assert len(divisions("capsule_im2col")) <= 4 + 1
 
 
+_PRODUCTS = {
+    "em": implicit_gemm.forward(Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4)),
+    "em backward": implicit_gemm.backward_input(
+        Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4, (2, 2))
+    )[0],
+    "caps2": implicit_gemm.forward(Geometry(128, 32, 32, 28, 28, 3, 3, 1, 2, 2, 2)),
+    "caps8": implicit_gemm.forward(Geometry(64, 16, 16, 32, 32, 3, 3, 1, 8, 8, 8)),
+    "odd": implicit_gemm.forward(Geometry(7, 5, 3, 9, 8, 2, 3, 1, 3, 3, 5, (2, 1), (1, 1))),
+}
+
+
+@pytest.mark.parametrize("case", _PRODUCTS)
+def test_warpgroup_products(case):
+    product, dtype = _PRODUCTS[case], np.dtype(np.float32)
+    tiles = warpgroup_tiles.tiles(product, dtype)
+    legal = [tile for tile in tiles if not warpgroup_tiles.why_not(tile, product, dtype)]
+    for tile in {legal[0], legal[-1]}:
+        pack, kernel = warpgroup_kernels(product, tile, "tf32", dtype)
+        text = _ptx(kernel, "float32", (9, 0))
+        _check(text, "wgmma", "float32")
+        copies = {4: "ca", 8: "ca", 16: "cg"}[warpgroup_tiles.run_bytes(product.D, 4)]
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+        assert f"cp.async.{copies}.shared.global" in text and "fence.proxy.async" in text
+        text = _ptx(pack, "float32", (9, 0))
+        _check(text, "pack", "float32")
+        assert "cvt.rna.tf32.f32" in text
+
+
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
-    covered |= {make_gather, make_index_functions}
+    covered |= {make_gather, make_index_functions, make_pack, make_wgmma}
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 

@@ -1,9 +1,12 @@
 """The one list of algorithms. The API, the tests, the experiments and the plots all read it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from numbacaps.pipelines import cublas, indexed, naive, staged
+import numpy as np
+
+from numbacaps.pipelines import cublas, fused, indexed, naive, staged
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class Algorithm:
         Calls can be captured into a CUDA graph.
     unavailable : callable
         ``unavailable()`` is None where it can run, else the exception that says why it cannot.
+    precisions : callable
+        ``precisions(dtype)``: the words of :data:`PRECISIONS` that it takes for a dtype here; its
+        functions take all but "ieee" as the keyword ``precision``.
+    prepare : callable or None
+        ``prepare(geometry, dtype, precision)``: what it keeps for a geometry, with ``explain()``.
+    zeros_outside : bool
+        Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
+        kernel element makes NaN at the input gradient's border; the others multiply nothing there.
     """
 
     summary: str
@@ -40,6 +51,22 @@ class Algorithm:
     deterministic: bool
     capturable: bool = True
     unavailable: Callable = lambda: None
+    precisions: Callable = lambda dtype: ("ieee",)
+    prepare: Callable | None = None
+    zeros_outside: bool = False
+
+    def at(self, precision):
+        """This algorithm at a precision that it takes."""
+        if precision == "ieee":
+            return self
+        forward, backward = (
+            partial(function, precision=precision) for function in (self.forward, self.backward)
+        )
+        return replace(self, forward=forward, backward=backward)
+
+
+# How float32 is multiplied; the words are those of Triton's input_precision.
+PRECISIONS = ("ieee", "tf32")
 
 
 ALGORITHMS = {
@@ -73,13 +100,23 @@ ALGORITHMS = {
         indexed.votes,
         deterministic=True,
     ),
+    "fused": Algorithm(
+        "the fold as one kernel a pass: operands gathered from capsule layout, only results written",
+        fused.forward,
+        fused.backward,
+        None,
+        deterministic=True,
+        precisions=fused.precisions,
+        prepare=fused.prepare,
+        zeros_outside=True,
+    ),
 }
 
-AUTO = "indexed"  # what algorithm="auto" runs
+AUTO = ("fused", "indexed")  # what algorithm="auto" runs: the first that can
 
 
-def find_algorithm(name, votes=False):
-    """The algorithm of that name; ``votes`` asks for one that has votes.
+def resolve(name, votes=False):
+    """The name of an algorithm: ``name``, or what ``"auto"`` stands for.
 
     Raises
     ------
@@ -87,21 +124,45 @@ def find_algorithm(name, votes=False):
         ``algorithm`` is no string.
     ValueError
         ``algorithm`` is unknown, or has no votes.
-    ImportError, RuntimeError
-        ``algorithm`` takes a package or a GPU that is not here.
     """
     names = [key for key, found in ALGORITHMS.items() if found.votes or not votes]
     takes = f"it takes one of {['auto', *names]}" + (" for votes" if votes else "")
     if not isinstance(name, str):
         raise TypeError(f"algorithm is {name!r}; {takes}")
     if name == "auto":
-        name = AUTO
+        return next(name for name in AUTO if name in names)
     if name not in names:
         raise ValueError(f"algorithm is {name!r}; {takes}")
-    reason = ALGORITHMS[name].unavailable()
+    return name
+
+
+def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=False):
+    """The algorithm of that name at a precision; ``votes`` asks for one that has votes.
+
+    Raises
+    ------
+    TypeError
+        ``algorithm`` or ``precision`` is no string.
+    ValueError
+        ``algorithm`` is unknown, has no votes, or does not take the precision for the dtype here.
+    ImportError, RuntimeError
+        ``algorithm`` takes a package or a GPU that is not here.
+    """
+    name = resolve(name, votes)
+    found = ALGORITHMS[name]
+    if not isinstance(precision, str):
+        raise TypeError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+    if precision not in found.precisions(dtype):
+        raise ValueError(
+            f"precision is {precision!r}; algorithm {name!r} takes one of "
+            f"{list(found.precisions(dtype))} for {dtype} on this device"
+        )
+    reason = found.unavailable()
     if reason:
         raise reason
-    return ALGORITHMS[name]
+    return found.at(precision)
 
 
 def available_algorithms():

@@ -1,0 +1,15 @@
+"""Fused capsule convolution: one implicit matrix product, nothing laid out in memory.
+
+A ladder to read from the bottom, each rung a diff of the one before:
+
+1. :mod:`direct`: a thread an element
+2. :mod:`shared_tiles`: a block brings tiles of both operands into shared memory
+3. :mod:`register_tiles`: a thread computes a small tile, loads run ahead; :mod:`reduction` is the
+   same for the kernel's gradient, whose sum runs over pixels
+4. :mod:`wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie;
+   :mod:`pack` lays the kernel out for them
+
+:mod:`implicit_gemm` says where each operand's element lies, for all three passes; :mod:`tiles` and
+:mod:`warpgroup_tiles` which tiles there are; :mod:`intrinsics` names the instructions that Numba has no
+words for. What runs, and why, is chosen in :mod:`numbacaps.pipelines.fused`.
+"""

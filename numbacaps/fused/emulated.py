@@ -1,0 +1,91 @@
+"""What the instructions of :mod:`numbacaps.fused.ptx` do, for the simulator, a thread at a time.
+
+A warpgroup's product reads both operands from shared memory, so each thread can compute its own part of
+the result. Copies are done at once: a missing wait or fence does not show here.
+"""
+
+import threading
+
+import numpy as np
+
+KINDS = ("tf32", "f16", "bf16")
+_ITEMSIZE = {"tf32": 4, "f16": 2, "bf16": 2}
+
+
+def compile_for(kernel, arrays, integers, shared=0):
+    """Nothing is compiled here."""
+
+
+def _nothing():
+    """An instruction that orders what is in order here."""
+
+
+cp_async_commit = fence_proxy_async = _nothing
+wgmma_fence = wgmma_commit = wgmma_wait = _nothing
+
+
+def cp_async_wait(pending):
+    """Copies are done at once."""
+
+
+def _bytes(array):
+    """An array's memory."""
+    return np.asarray(getattr(array, "_ary", array)).reshape(-1).view(np.uint8)
+
+
+def shared_address(shared):
+    """Shared memory begins at 0."""
+    return 0
+
+
+def cp_async(size, shared, address, array, index, valid):
+    """See :func:`numbacaps.fused.ptx.cp_async`."""
+    to = _bytes(shared)[address : address + size]
+    assert to.size == size and address % size == 0, "outside of shared memory, or misaligned"
+    to[:] = 0
+    if valid:
+        first = int(index) * array.dtype.itemsize
+        assert first >= 0 and first % size == 0, "before the array, or misaligned"
+        to[:] = _bytes(array)[first : first + size]
+
+
+def _matrix(memory, descriptor, rows, k, kind):
+    """(rows, k) of the matrix that a descriptor points to, in float64."""
+    itemsize = _ITEMSIZE[kind]
+    start = (descriptor & 0x3FFF) * 16
+    along_k = (descriptor >> 16 & 0x3FFF) * 16
+    along_rows = (descriptor >> 32 & 0x3FFF) * 16
+    row, column = np.asarray(rows)[:, None], np.arange(k)[None, :] * itemsize
+    at = start + row // 8 * along_rows + row % 8 * 16 + column // 16 * along_k + column % 16
+    raw = memory[at[..., None] + np.arange(itemsize)]
+    if kind == "tf32":  # the low bits are not read
+        return (raw.view(np.uint32)[..., 0] & 0xFFFFE000).view(np.float32).astype(np.float64)
+    if kind == "bf16":
+        return (raw.view(np.uint16)[..., 0].astype(np.uint32) << 16).view(np.float32).astype(float)
+    return raw.view(np.float16)[..., 0].astype(np.float64)
+
+
+def wgmma(columns, kind, acc, first, shared, a, b):
+    """See :func:`numbacaps.fused.ptx.wgmma`."""
+    word = KINDS[kind]
+    k = 32 // _ITEMSIZE[word]
+    thread = threading.current_thread().threadIdx.x % 128
+    lane, warp = thread % 32, thread // 32
+    memory = _bytes(shared)
+    A = _matrix(memory, int(a), [warp * 16 + lane // 4, warp * 16 + lane // 4 + 8], k, word)
+    n = np.arange(0, columns, 8)[:, None] + lane % 4 * 2 + np.arange(2)
+    B = _matrix(memory, int(b), n.ravel(), k, word)
+    sums = (A @ B.T).reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
+    acc[first : first + columns // 2] += sums.astype(np.float32)
+
+
+def to_tf32(value):
+    """See :func:`numbacaps.fused.ptx.to_tf32`."""
+    bits = np.asarray(value, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)[()]
+
+
+def store_pair(array, index, first, second):
+    """See :func:`numbacaps.fused.ptx.store_pair`."""
+    assert int(index) % 2 == 0
+    array[index], array[index + 1] = first, second

@@ -1,0 +1,265 @@
+"""The passes of a capsule convolution as matrix products whose operands are never laid out.
+
+::
+
+    forward          out[m, n] = sum over k of   x[m, k] * w[k, n]    m (n, oh, ow, d1)  n (p, d3)  k (c, kh, kw, d2)
+    backward_input    dx[m, n] = sum over k of  dy[m, k] * w[k, n]    m (n, h, w, d1)    n (c, d2)  k (p, kh, kw, d3)
+    backward_kernel   dw[k, n] = sum over m of   x[m, k] * dy[m, n]   m, k, n as in forward
+
+This is the fold: M = N*OH*OW*D1, N = P*D3, K = Q*D2, once for each g. An element of the gathered
+operand, ``x`` or ``dy``, lies at ``base(pixel) + offset(tap)``: m is the pixel's side and k the
+tap's. That is Algorithm 5's idea, kept: index functions instead of copies, worked out once for a
+geometry and kept in a table of 4*K + 2*N offsets. Where a tap reaches over the edge, a zero
+is multiplied.
+
+``backward_input`` is one such product for each residue of the stride, because the windows that
+cover an input pixel are those whose taps share its residue.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The m side: images, rows, columns and D1, and how far apart their neighbours lie, in elements.
+
+    Attributes
+    ----------
+    rows, columns, D1 : int
+        m counts ((image * rows + row) * columns + column) * D1 + d1.
+    gathered : tuple of int
+        Elements from where one image, row, column and d1 reads in the gathered array to the next.
+    unit : tuple of int
+        Elements from one row and column of the gathered array to the next.
+    other : tuple of int
+        The same in the array on the other side: the result, or ``dy`` in backward_kernel.
+    first : int
+        Where that array's first pixel lies.
+    top, left : tuple of int
+        (step, start): the gathered array's row (column) that tap 0 of a pixel's row (column) reads.
+    extent : tuple of int
+        Rows and columns of the gathered array.
+    steps : tuple of int
+        Elements from one g to the next of the gathered array, the kernel and the other array.
+    """
+
+    rows: int
+    columns: int
+    D1: int
+    gathered: tuple
+    unit: tuple
+    other: tuple
+    first: int
+    top: tuple
+    left: tuple
+    extent: tuple
+    steps: tuple
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One matrix product: its pixels, and the tables of its taps and columns.
+
+    k counts ((channel * rows of taps + tap row) * columns of taps + tap column) * D + d.
+
+    Attributes
+    ----------
+    pixels : Pixels
+    channels, D : int
+        Channels of the gathered array, and elements of each that a pixel's d1 has: C and D2 forward,
+        P and D3 for the input's gradient.
+    channel_steps, element_steps : tuple of int
+        (in the gathered array, in the kernel) from one channel, one of the D elements, to the next.
+    tap_rows, tap_columns : int64 arrays
+        How far down and across the taps read from tap 0 of a pixel.
+    kernel_rows, kernel_columns : int64 arrays
+        Where these taps lie in the kernel.
+    kernel_n, other_n : int64 arrays (N,)
+        Where column n lies in the kernel and in a pixel of the other array.
+    """
+
+    pixels: Pixels
+    channels: int
+    D: int
+    channel_steps: tuple
+    element_steps: tuple
+    tap_rows: np.ndarray
+    tap_columns: np.ndarray
+    kernel_rows: np.ndarray
+    kernel_columns: np.ndarray
+    kernel_n: np.ndarray
+    other_n: np.ndarray
+
+    @property
+    def taps(self):
+        """Window positions."""
+        return len(self.tap_rows) * len(self.tap_columns)
+
+    @property
+    def K(self):
+        """Products summed into an element of the result."""
+        return self.channels * self.taps * self.D
+
+    @property
+    def N(self):
+        """Columns of the result."""
+        return len(self.kernel_n)
+
+    def M(self, images):
+        """Rows of the result for so many images."""
+        return images * self.pixels.rows * self.pixels.columns * self.pixels.D1
+
+    @property
+    def inside(self):
+        """No tap of any pixel reaches over the edge."""
+        p = self.pixels
+        return self.taps == 0 or all(
+            start + taps.min() >= 0 and start + step * (count - 1) + taps.max() < size
+            for (step, start), count, taps, size in (
+                (p.top, p.rows, self.tap_rows, p.extent[0]),
+                (p.left, p.columns, self.tap_columns, p.extent[1]),
+            )
+        )
+
+    @property
+    def table(self):
+        """Offsets in one int64 array: K, K, K and K of the taps, then N and N of the columns.
+
+        Of tap k: from a pixel's base to what it reads in the gathered array, rows down, columns across,
+        and where it lies in the kernel. Of column n: ``kernel_n``, then ``other_n``.
+        """
+        channel, row, column, d = _axes(
+            self.channels, len(self.tap_rows), len(self.tap_columns), self.D
+        )
+        down, across = self.tap_rows[row], self.tap_columns[column]
+        p = self.pixels
+        gathered = (
+            channel * self.channel_steps[0]
+            + (down + p.top[1]) * p.unit[0]
+            + (across + p.left[1]) * p.unit[1]
+            + d * self.element_steps[0]
+        )
+        kernel = (
+            channel * self.channel_steps[1]
+            + self.kernel_rows[row]
+            + self.kernel_columns[column]
+            + d * self.element_steps[1]
+        )
+        parts = (gathered, down, across, kernel, self.kernel_n, self.other_n)
+        return np.concatenate(parts).astype(np.int64)
+
+
+def _axes(*sizes):
+    """The indices of every element of a C-contiguous array, axis by axis."""
+    return [axis.ravel() for axis in np.indices(sizes)]
+
+
+def forward(geometry):
+    """The product of the forward pass (and, read the other way, of backward_kernel).
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+
+    Returns
+    -------
+    Product
+    """
+    g = geometry
+    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
+    p, d3 = _axes(g.P, g.D3)
+    kh, kw = np.arange(g.KH), np.arange(g.KW)
+    pixels = Pixels(
+        rows=g.OH,
+        columns=g.OW,
+        D1=g.D1,
+        gathered=(g.C * g.H * g.W * g.E1, SH * g.W * g.E1, SW * g.E1, g.D2),
+        unit=(g.W * g.E1, g.E1),
+        other=(g.P * g.L * g.E3, g.OW * g.E3, g.E3, g.D3),
+        first=0,
+        top=(SH, -PH),
+        left=(SW, -PW),
+        extent=(g.H, g.W),
+        steps=(g.D1 * g.D2, g.D2 * g.D3, g.D1 * g.D3),
+    )
+    return Product(
+        pixels,
+        channels=g.C,
+        D=g.D2,
+        channel_steps=(g.H * g.W * g.E1, g.KH * g.KW * g.E2),
+        element_steps=(1, g.D3),
+        tap_rows=kh * DH,
+        tap_columns=kw * DW,
+        kernel_rows=kh * g.KW * g.E2,
+        kernel_columns=kw * g.E2,
+        kernel_n=p * g.Q * g.E2 + d3,
+        other_n=p * g.L * g.E3 + d3,
+    )
+
+
+def backward_input(geometry):
+    """The products of the gradient of the input, one for each residue of the stride.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+
+    Returns
+    -------
+    list of Product
+        Together they write every element of dx once; one without taps writes zeros.
+    """
+    g = geometry
+    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
+    c, d2 = _axes(g.C, g.D2)
+    found = []
+    for residues in product(range(SH), range(SW)):
+        rows, first_row, khs, downs = _residue(residues[0], SH, PH, DH, g.KH, g.H)
+        columns, first_column, kws, acrosses = _residue(residues[1], SW, PW, DW, g.KW, g.W)
+        if rows < 1 or columns < 1:
+            continue
+        row0, column0 = SH * first_row + residues[0] - PH, SW * first_column + residues[1] - PW
+        pixels = Pixels(
+            rows=rows,
+            columns=columns,
+            D1=g.D1,
+            gathered=(g.P * g.L * g.E3, g.OW * g.E3, g.E3, g.D3),
+            unit=(g.OW * g.E3, g.E3),
+            other=(g.C * g.H * g.W * g.E1, SH * g.W * g.E1, SW * g.E1, g.D2),
+            first=(row0 * g.W + column0) * g.E1,
+            top=(1, first_row),
+            left=(1, first_column),
+            extent=(g.OH, g.OW),
+            steps=(g.D1 * g.D3, g.D2 * g.D3, g.D1 * g.D2),
+        )
+        found.append(
+            Product(
+                pixels,
+                channels=g.P,
+                D=g.D3,
+                channel_steps=(g.L * g.E3, g.Q * g.E2),
+                element_steps=(1, 1),
+                tap_rows=downs,
+                tap_columns=acrosses,
+                kernel_rows=khs * g.KW * g.E2,
+                kernel_columns=kws * g.E2,
+                kernel_n=c * g.KH * g.KW * g.E2 + d2 * g.D3,
+                other_n=c * g.H * g.W * g.E1 + d2,
+            )
+        )
+    return found
+
+
+def _residue(residue, stride, padding, dilation, window, size):
+    """Along one axis: how many pixels have the residue, their first step, their taps and its shifts.
+
+    Pixel i of them lies at ``stride * (first + i) + residue - padding``; its tap t was read at output
+    position ``first + i + shift``.
+    """
+    first = -((residue - padding) // stride)  # the first that does not lie before the array
+    count = (size - 1 + padding - residue) // stride - first + 1
+    taps = np.array([t for t in range(window) if (t * dilation - residue) % stride == 0], np.int64)
+    return count, first, taps, -((taps * dilation - residue) // stride)

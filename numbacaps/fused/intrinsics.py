@@ -1,0 +1,84 @@
+"""The PTX that Numba has no words for: asynchronous copies, warpgroup matrix products, rounding.
+
+On the simulator the same names are what these instructions do, written in NumPy
+(:mod:`numbacaps.fused.emulated`), so indexing can be tested without a GPU.
+
+Addresses are byte addresses of a block's shared memory. A matrix that ``wgmma`` reads is made of *core
+matrices*: 8 rows of 16 bytes, 128 bytes in one run. A descriptor says where the first one begins,
+how far the next 16 bytes of k are, and how far the next 8 rows (no swizzle): see
+:func:`descriptor_strides`.
+"""
+
+from numbacaps.target import SIMULATED
+
+CHUNK = 16  # bytes of k in a core matrix's row
+
+
+def descriptor_strides(along_k, along_rows):
+    """The part of a matrix descriptor that does not depend on the address.
+
+    Parameters
+    ----------
+    along_k : int
+        Bytes from a core matrix to the one with the next 16 bytes of k.
+    along_rows : int
+        Bytes from a core matrix to the one with the next 8 rows.
+
+    Returns
+    -------
+    int
+        To be added to ``address // 16``.
+    """
+    return along_k // 16 << 16 | along_rows // 16 << 32
+
+
+if SIMULATED:
+    from numbacaps.fused.emulated import (
+        KINDS,
+        compile_for,
+        cp_async,
+        cp_async_commit,
+        cp_async_wait,
+        fence_proxy_async,
+        shared_address,
+        store_pair,
+        to_tf32,
+        wgmma,
+        wgmma_commit,
+        wgmma_fence,
+        wgmma_wait,
+    )
+else:
+    from numbacaps.fused.ptx import (
+        KINDS,
+        compile_for,
+        cp_async,
+        cp_async_commit,
+        cp_async_wait,
+        fence_proxy_async,
+        shared_address,
+        store_pair,
+        to_tf32,
+        wgmma,
+        wgmma_commit,
+        wgmma_fence,
+        wgmma_wait,
+    )
+
+__all__ = [
+    "CHUNK",
+    "KINDS",
+    "compile_for",
+    "cp_async",
+    "cp_async_commit",
+    "cp_async_wait",
+    "descriptor_strides",
+    "fence_proxy_async",
+    "shared_address",
+    "store_pair",
+    "to_tf32",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_wait",
+]

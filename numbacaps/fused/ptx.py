@@ -1,0 +1,181 @@
+"""Inline PTX for a real GPU; :mod:`numbacaps.fused.intrinsics` says what the names mean.
+
+Everything that leans on how Numba hands arrays to LLVM is here.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import from_dtype
+from numba.core import types
+from numba.cuda.extending import intrinsic
+
+from cuda.bindings import driver
+from numbacaps.target import cuda
+
+KINDS = ("tf32", "f16", "bf16")
+_I32, _I64, _F32, _VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
+
+
+def _data(context, builder, kind, value):
+    """Pointer to an array's first element."""
+    return context.make_array(kind)(context, builder, value).data
+
+
+def _asm(builder, result, operands, text, constraints, side_effect=True):
+    """Call inline PTX."""
+    function = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
+
+
+def compile_for(kernel, arrays, integers, shared=0):
+    """Compile a kernel for flat arrays of some dtypes, then 64-bit integers.
+
+    A block may ask for ``shared`` bytes of shared memory from then on; past 48 KB the driver has to be told.
+    """
+    kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
+    kernel.compile((*kinds, *[types.int64] * integers))
+    if shared > 48 * 1024:
+        (compiled,) = kernel.overloads.values()
+        driver.cuKernelSetAttribute(
+            driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            shared,
+            compiled._codelibrary.get_cufunc().handle,
+            cuda.get_current_device().id,
+        )
+
+
+def _instruction(text):
+    """An intrinsic without operands that nothing may be moved across."""
+
+    @intrinsic
+    def instruction(typing_context):
+        def codegen(context, builder, signature, arguments):
+            _asm(builder, _VOID, [], text, "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return instruction
+
+
+cp_async_commit = _instruction("cp.async.commit_group;")
+fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
+wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
+wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
+wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
+
+
+@intrinsic
+def cp_async_wait(typing_context, pending):
+    """Wait until at most ``pending`` of this thread's groups of copies are on their way."""
+    if not isinstance(pending, types.IntegerLiteral):
+        return None
+    text = f"cp.async.wait_group {pending.literal_value};"
+
+    def codegen(context, builder, signature, arguments):
+        _asm(builder, _VOID, [], text, "~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(pending), codegen
+
+
+@intrinsic
+def shared_address(typing_context, array):
+    """Where a shared array begins in the block's shared memory, in bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        data = _data(context, builder, signature.args[0], arguments[0])
+        pointer = builder.ptrtoint(data, _I64)
+        return _asm(builder, _I64, [pointer], "cvta.to.shared.u64 $0, $1;", "=l,l", False)
+
+    return types.int64(array), codegen
+
+
+@intrinsic
+def cp_async(typing_context, size, shared, address, array, index, valid):
+    """Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    count = size.literal_value
+    how = "cg" if count == 16 else "ca"
+
+    def codegen(context, builder, signature, arguments):
+        _, _, address, array, index, valid = arguments
+        kind = signature.args[3]
+        base = builder.ptrtoint(_data(context, builder, kind, array), _I64)
+        itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        source = builder.add(base, builder.mul(index, ir.Constant(_I64, itemsize)))
+        read = builder.select(valid, ir.Constant(_I32, count), ir.Constant(_I32, 0))
+        operands = [builder.trunc(address, _I32), source, read]
+        text = f"cp.async.{how}.shared.global [$0], [$1], {count}, $2;"
+        _asm(builder, _VOID, operands, text, "r,l,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(size, shared, types.int64, array, types.int64, types.boolean), codegen
+
+
+@intrinsic
+def wgmma(typing_context, columns, kind, acc, first, shared, a, b):
+    """The product of a warpgroup: acc[first:] += A (64 x k) @ B (columns x k)^T, two chunks of k.
+
+    ``columns`` is a multiple of 8 from 8 to 256, and a thread holds columns / 2 elements of the sum,
+    which is float32; ``kind`` is what A and B hold, a number of :data:`KINDS`.
+    """
+    if not isinstance(columns, types.IntegerLiteral) or not isinstance(kind, types.IntegerLiteral):
+        return None
+    count, word = columns.literal_value // 2, KINDS[kind.literal_value]
+    k, transposes = (8, "") if word == "tf32" else (16, ", 0, 0")
+    sums = ", ".join(f"${i}" for i in range(count))
+    text = (
+        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k{k}.f32.{word}.{word} "
+        f"{{{sums}}}, ${2 * count}, ${2 * count + 1}, 1, 1, 1{transposes};"
+    )
+    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l"])
+
+    def codegen(context, builder, signature, arguments):
+        _, _, acc, first, _, a, b = arguments
+        data = _data(context, builder, signature.args[2], acc)
+        places = [
+            builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
+        ]
+        operands = [*(builder.load(place) for place in places), a, b]
+        returned = ir.LiteralStructType([_F32] * count)
+        sums = _asm(builder, returned, operands, text, constraints)
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(sums, i), place)
+        return context.get_dummy_value()
+
+    arguments = (columns, kind, acc, types.int64, shared, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
+@intrinsic
+def to_tf32(typing_context, value):
+    """``value`` rounded to TF32, to nearest, ties away from zero."""
+
+    def codegen(context, builder, signature, arguments):
+        bits = _asm(builder, _I32, [arguments[0]], "cvt.rna.tf32.f32 $0, $1;", "=r,f", False)
+        return builder.bitcast(bits, _F32)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def store_pair(typing_context, array, index, first, second):
+    """array[index], array[index + 1] = first, second in one store; index is even."""
+
+    def codegen(context, builder, signature, arguments):
+        array, index, first, second = arguments
+        kind = signature.args[0]
+        element = context.get_data_type(kind.dtype)
+        pair = ir.VectorType(element, 2)
+        value = ir.Constant(pair, ir.Undefined)
+        value = builder.insert_element(value, first, ir.Constant(_I32, 0))
+        value = builder.insert_element(value, second, ir.Constant(_I32, 1))
+        place = builder.gep(_data(context, builder, kind, array), [index])
+        builder.store(
+            value, builder.bitcast(place, pair.as_pointer()), align=2 * kind.dtype.bitwidth // 8
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, array.dtype, array.dtype), codegen

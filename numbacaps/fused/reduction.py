@@ -1,0 +1,154 @@
+"""Register tiles the other way round: the sum runs over pixels, which no index table could hold.
+
+    dw[k, n] = sum over m of x[m, k] * dy[m, n]
+
+What changed from rung 3: a block's tile is BM taps by BN columns, and it walks the pixels BK at a time.
+A thread's tap and column are the same all along, so their offsets stay in registers; where the pixels
+after the next lie is worked out by BK threads into shared memory while all multiply.
+There are few tiles and a long sum, so it is cut into ``splits``, each added up by blocks of its own; a
+second kernel adds the splits in their order, so the same input gives the same bits.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.target import at, cuda
+
+_NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
+
+
+@cache
+def make_reduction(pixels, N, K, tile, splits, size, dtype):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; ``size`` elements a split."""
+    BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
+    THREADS = tile.threads
+    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
+    ROW_STEP, ROW_START = pixels.top
+    COLUMN_STEP, COLUMN_START = pixels.left
+    HEIGHT, WIDTH = pixels.extent
+    A_G, B_G, C_G = pixels.steps
+    A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
+    A_APART, B_APART = THREADS // BM, THREADS // BN  # pixels from a thread's load to its next
+    A_SIZE, B_SIZE, PLACES = BK * BM, BK * BN, 2 * BK
+    DOWN, ACROSS = BM // TM, BN // TN
+    ELEMENTS = TM * TN
+    SPLITS, SIZE = splits, size
+    NOWHERE = _NOWHERE
+    ZERO = dtype.type(0)
+
+    @cuda.jit(cache=True)
+    def reduction_kernel(
+        a,  # in   the gathered array
+        c,  # in   the other array
+        b,  # out  (splits, size): the kernel's gradient, a partial sum each
+        table,  # in   Product.table
+        M,
+        per_split,  # pixels, a multiple of BK
+    ):
+        a_tile = cuda.shared.array(A_SIZE, dtype)  # (BK, BM)
+        c_tile = cuda.shared.array(B_SIZE, dtype)  # (BK, BN)
+        base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two steps
+        other = cuda.shared.array(PLACES, np.int64)
+        top = cuda.shared.array(PLACES, np.int32)
+        left = cuda.shared.array(PLACES, np.int32)
+        a_next = cuda.local.array(A_LOADS, dtype)
+        c_next = cuda.local.array(B_LOADS, dtype)
+        total = cuda.local.array(ELEMENTS, dtype)
+        thread = cuda.threadIdx.x
+        k0 = cuda.blockIdx.x * BM
+        n0 = cuda.blockIdx.y * BN
+        g = cuda.blockIdx.z // SPLITS
+        split = cuda.blockIdx.z % SPLITS
+        first = split * per_split
+        last = min(M, first + per_split)
+        steps = (last - first + BK - 1) // BK
+        a_k, a_m = thread % BM, thread // BM  # a thread's loads of a tile lie in one column of it
+        c_n, c_m = thread % BN, thread // BN
+        offset, down, across = 0, NOWHERE, 0
+        if k0 + a_k < K:
+            offset, down = table[at(k0 + a_k)], table[at(K + k0 + a_k)]
+            across = table[at(2 * K + k0 + a_k)]
+        column_offset = -1
+        if n0 + c_n < N:
+            column_offset = table[at(4 * K + N + n0 + c_n)]
+        for i in range(ELEMENTS):
+            total[i] = ZERO
+        for step in range(-2, steps):
+            if step + 2 < steps and thread < BK:
+                m = first + (step + 2) * BK + thread
+                place = step % 2 * BK + thread
+                column = m // D1 % COLUMNS
+                row = m // (D1 * COLUMNS) % ROWS
+                image = m // (D1 * COLUMNS * ROWS)
+                d1 = m % D1
+                top[at(place)] = row * ROW_STEP + ROW_START if m < last else NOWHERE
+                left[at(place)] = column * COLUMN_STEP + COLUMN_START
+                base[at(place)] = (
+                    g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
+                )
+                other[at(place)] = (
+                    g * C_G + image * C_IMAGE + row * C_ROW + column * C_COLUMN + d1 * C_D1
+                )
+            if -1 <= step and step + 1 < steps:
+                for load in range(A_LOADS):
+                    place = (step + 1) % 2 * BK + a_m + load * A_APART
+                    h, w = top[at(place)] + down, left[at(place)] + across
+                    value = ZERO
+                    if h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH:
+                        value = a[at(base[at(place)] + offset)]
+                    a_next[load] = value
+                for load in range(B_LOADS):
+                    place = (step + 1) % 2 * BK + c_m + load * B_APART
+                    value = ZERO
+                    if column_offset >= 0 and top[at(place)] > NOWHERE:
+                        value = c[at(other[at(place)] + column_offset)]
+                    c_next[load] = value
+            if step >= 0:
+                for m in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            total[i * TN + j] += (
+                                a_tile[at(m * BM + thread // ACROSS + i * DOWN)]
+                                * c_tile[at(m * BN + thread % ACROSS + j * ACROSS)]
+                            )
+            cuda.syncthreads()  # the tiles have been read, and the places are there
+            if -1 <= step and step + 1 < steps:
+                for load in range(A_LOADS):
+                    a_tile[at((a_m + load * A_APART) * BM + a_k)] = a_next[load]
+                for load in range(B_LOADS):
+                    c_tile[at((c_m + load * B_APART) * BN + c_n)] = c_next[load]
+            cuda.syncthreads()  # the next tiles are there
+        for i in range(TM):
+            k = k0 + thread // ACROSS + i * DOWN
+            if k < K:
+                for j in range(TN):
+                    n = n0 + thread % ACROSS + j * ACROSS
+                    if n < N:
+                        to = g * B_G + table[at(3 * K + k)] + table[at(4 * K + n)]
+                        b[at(split * SIZE + to)] = total[i * TN + j]
+
+    return reduction_kernel
+
+
+@cache
+def make_add_splits(splits, size, dtype):
+    """Kernel that adds the partial sums of ``splits`` splits in their order."""
+    SPLITS, SIZE = splits, size
+    ZERO = dtype.type(0)
+
+    @cuda.jit(cache=True)
+    def add_splits_kernel(
+        partial,  # in   (splits, size)
+        dw,  # out  (size,)
+    ):
+        i = cuda.grid(1)
+        if i < SIZE:
+            total = ZERO
+            for split in range(SPLITS):
+                total += partial[at(split * SIZE + i)]
+            dw[at(i)] = total
+
+    return add_splits_kernel

@@ -1,0 +1,126 @@
+"""Rung 3, register tiles: a thread computes TM x TN elements, and loads run ahead of multiplications.
+
+    c[m, n] = sum over k of a[m, k] * b[k, n]
+
+What changed: TM + TN reads of shared memory now serve TM * TN multiplications; where a thread's rows
+lie in the gathered array is worked out once, before the loop; the next tiles are on their way to
+registers while these are multiplied.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.target import at, cuda
+
+_NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
+
+
+@cache
+def make_register_tiles(pixels, inside, N, K, tile, dtype):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; see :mod:`..tiles`."""
+    BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
+    THREADS = tile.threads
+    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
+    C_FIRST = pixels.first
+    ROW_STEP, ROW_START = pixels.top
+    COLUMN_STEP, COLUMN_START = pixels.left
+    HEIGHT, WIDTH = pixels.extent
+    A_G, B_G, C_G = pixels.steps
+    INSIDE = inside
+    A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
+    A_APART, B_APART = (
+        THREADS // BK,
+        THREADS // BN,
+    )  # rows of a tile from a thread's load to the next
+    A_PITCH = BM + 4  # consecutive k of a row fall on banks of their own
+    A_SIZE, B_SIZE = BK * A_PITCH, BK * BN
+    DOWN, ACROSS = BM // TM, BN // TN
+    STEPS = -(-K // BK)
+    ELEMENTS = TM * TN
+    NOWHERE = _NOWHERE
+    ZERO = dtype.type(0)
+
+    @cuda.jit(cache=True)
+    def register_tiles_kernel(
+        a,  # in   the gathered array
+        b,  # in   the kernel
+        c,  # out  the other array
+        table,  # in   Product.table
+        M,
+    ):
+        a_tile = cuda.shared.array(A_SIZE, dtype)  # (BK, BM + 4)
+        b_tile = cuda.shared.array(B_SIZE, dtype)  # (BK, BN)
+        a_next = cuda.local.array(A_LOADS, dtype)
+        b_next = cuda.local.array(B_LOADS, dtype)
+        base = cuda.local.array(A_LOADS, np.int64)
+        top = cuda.local.array(A_LOADS, np.int32)
+        left = cuda.local.array(A_LOADS, np.int32)
+        total = cuda.local.array(ELEMENTS, dtype)
+        thread = cuda.threadIdx.x
+        m0 = cuda.blockIdx.x * BM
+        n0 = cuda.blockIdx.y * BN
+        g = cuda.blockIdx.z
+        a_k, a_m = thread % BK, thread // BK  # a thread's loads of a tile lie in one column of it
+        b_n, b_k = thread % BN, thread // BN
+        b_base = g * B_G
+        if n0 + b_n < N:
+            b_base += table[at(4 * K + n0 + b_n)]
+        for load in range(A_LOADS):
+            m = m0 + a_m + load * A_APART
+            column = m // D1 % COLUMNS
+            row = m // (D1 * COLUMNS) % ROWS
+            image = m // (D1 * COLUMNS * ROWS)
+            top[load] = row * ROW_STEP + ROW_START if m < M else NOWHERE
+            left[load] = column * COLUMN_STEP + COLUMN_START
+            base[load] = g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + m % D1 * A_D1
+        for i in range(ELEMENTS):
+            total[i] = ZERO
+        for step in range(STEPS + 1):
+            if step < STEPS:
+                k = step * BK + a_k
+                if k < K:
+                    offset, down, across = table[at(k)], table[at(K + k)], table[at(2 * K + k)]
+                for load in range(A_LOADS):
+                    value = ZERO  # over the edge lie zeros, and they multiply
+                    if k < K:
+                        h, w = top[load] + down, left[load] + across
+                        if h >= 0 and (INSIDE or (h < HEIGHT and w >= 0 and w < WIDTH)):
+                            value = a[at(base[load] + offset)]
+                    a_next[load] = value
+                for load in range(B_LOADS):
+                    k = step * BK + b_k + load * B_APART
+                    value = ZERO
+                    if k < K and n0 + b_n < N:
+                        value = b[at(b_base + table[at(3 * K + k)])]
+                    b_next[load] = value
+            if step > 0:
+                for k in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            total[i * TN + j] += (
+                                a_tile[at(k * A_PITCH + thread // ACROSS + i * DOWN)]
+                                * b_tile[at(k * BN + thread % ACROSS + j * ACROSS)]
+                            )
+                cuda.syncthreads()  # the tiles have been read
+            if step < STEPS:
+                for load in range(A_LOADS):
+                    a_tile[at(a_k * A_PITCH + a_m + load * A_APART)] = a_next[load]
+                for load in range(B_LOADS):
+                    b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
+                cuda.syncthreads()  # the next ones are there
+        for i in range(TM):
+            m = m0 + thread // ACROSS + i * DOWN
+            if m < M:
+                column = m // D1 % COLUMNS
+                row = m // (D1 * COLUMNS) % ROWS
+                image = m // (D1 * COLUMNS * ROWS)
+                to = C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + m % D1 * C_D1
+                for j in range(TN):
+                    n = n0 + thread % ACROSS + j * ACROSS
+                    if n < N:
+                        c[at(g * C_G + to + table[at(4 * K + N + n)])] = total[i * TN + j]
+
+    return register_tiles_kernel

@@ -1,0 +1,261 @@
+"""The fold as one kernel a pass: operands gathered from capsule layout, nothing but results written.
+
+:mod:`numbacaps.fused` holds the kernels; here one is chosen for a geometry and a precision, its
+offsets are worked out and sent to the GPU once, and it is launched.
+"""
+
+import time
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from numbacaps.fused import implicit_gemm, warpgroup_tiles
+from numbacaps.fused.intrinsics import compile_for
+from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.reduction import make_add_splits, make_reduction
+from numbacaps.fused.register_tiles import make_register_tiles
+from numbacaps.fused.tiles import choose_splits, choose_tile
+from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside
+from numbacaps.fused.wgmma import make_wgmma
+from numbacaps.launch import ceil_div, flat_operands, launch, launch_tiles
+from numbacaps.target import SIMULATED, cuda
+
+_KEPT = 64  # geometries whose tables stay on the GPU
+_WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
+
+
+class Gather:
+    """A product that gathers one operand, by ordinary arithmetic: forward, or a residue of dx.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    """
+
+    packed = 0  # elements of workspace
+
+    def __init__(self, product, images, G, dtype):
+        self.M = product.M(images)
+        tile, self.why = choose_tile(self.M * G, product.N, dtype.itemsize)
+        self.tile = tile
+        self.table = cuda.to_device(product.table)
+        which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
+        self.kernel = make_register_tiles(*which)
+        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1)
+        self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
+
+    def __call__(self, gathered, kernel, result, stream, packed):
+        """Launch it on runs of elements; it needs no room for a packed kernel."""
+        arguments = (gathered, kernel, result, self.table, self.M)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+
+    def __str__(self):
+        return f"register_tiles {self.tile} ({self.why})"
+
+
+class WarpgroupGather:
+    """The same by warpgroup products of the tensor cores; the kernel is packed before each.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    tile : numbacaps.fused.warpgroup_tiles.WarpgroupTile
+    why : str
+    """
+
+    def __init__(self, product, images, G, dtype, tile, why):
+        p = product
+        self.images, self.tile, self.why = images, tile, why
+        self.table = cuda.to_device(p.table)
+        depth = (p.channels, p.D)
+        self.packed = packed_size(*depth, p.taps, p.N, G, tile.BN, tile.CHUNKS, dtype)
+        columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, tile.CHUNKS)
+        self.pack = make_pack(*depth, p.taps, *columns, "tf32", dtype)
+        compile_for(self.pack, (dtype, dtype, np.int64), 0)
+        window = Window.of(p)
+        rows, across = window.patch(p.pixels, tile)
+        stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
+        self.shared = tile.shared_bytes(stage)
+        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, "tf32", dtype)
+        self.kernel = make_wgmma(*which)
+        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1, self.shared)
+        blocks = warpgroup_tiles.blocks_of(tile, p, images)
+        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+
+    def __call__(self, gathered, kernel, result, stream, packed):
+        """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
+        packed = packed[: self.packed]
+        launch(self.pack, self.packed, 1, (kernel, packed, self.table), stream)
+        arguments = (gathered, packed, result, self.table, self.images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"wgmma {self.tile} ({self.why})"
+
+
+class Reduce:
+    """The product of the kernel's gradient, whose sum over pixels is cut into splits.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+        Of the forward pass.
+    images, G, size : int
+        ``size`` elements of the kernel.
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, product, images, G, size, dtype):
+        self.M, self.size, self.dtype = product.M(images), size, dtype
+        self.tile, self.why = choose_tile(product.K * G, product.N, dtype.itemsize)
+        tile = self.tile
+        down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
+        self.splits, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
+        self.grid = (down, across, G * self.splits)
+        self.partial_shape = (self.splits * size if self.splits > 1 else 0,)
+        self.table = cuda.to_device(product.table)
+        which = (product.pixels, product.N, product.K, tile, self.splits, size, dtype)
+        self.kernel = make_reduction(*which)
+        self.add = make_add_splits(self.splits, size, dtype)
+        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 2)
+        compile_for(self.add, (dtype, dtype), 0)
+
+    def __call__(self, x, dy, dw, stream, workspace):
+        """Launch it on runs of elements."""
+        partial = dw
+        if self.splits > 1:
+            arrays = workspace.arrays({"partial": self.partial_shape}, self.dtype)
+            partial = arrays["partial"]
+        arguments = (x, dy, partial, self.table, self.M, self.per_split)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+        if self.splits > 1:
+            launch(self.add, self.size, 1, (partial, dw), stream)
+
+    def __str__(self):
+        return f"reduction {self.tile}, {self.splits} splits ({self.why})"
+
+
+class Prepared:
+    """The kernels and tables of one geometry, each pass's made when first asked for.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    precision : str
+    """
+
+    def __init__(self, geometry, dtype, precision):
+        self.geometry, self.dtype, self.precision = geometry, dtype, precision
+        self.seconds = 0.0  # of compiling, or of reading what was compiled before
+
+    def _made(self, make):
+        """What ``make`` returns, its time counted."""
+        start = time.perf_counter()
+        made = make()
+        self.seconds += time.perf_counter() - start
+        return made
+
+    def _gather(self, product):
+        g = self.geometry
+        if self.precision == "tf32":
+            found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, _multiprocessors())
+            if found[0]:
+                return WarpgroupGather(product, g.N, g.G, self.dtype, *found)
+        return Gather(product, g.N, g.G, self.dtype)
+
+    @cached_property
+    def forward(self):
+        """The forward pass's product, in a list of one."""
+        return self._made(lambda: [self._gather(implicit_gemm.forward(self.geometry))])
+
+    @cached_property
+    def backward_input(self):
+        """The products of the input's gradient, one for each residue of the stride."""
+        products = implicit_gemm.backward_input(self.geometry)
+        return self._made(lambda: [self._gather(product) for product in products])
+
+    @cached_property
+    def backward_kernel(self):
+        """The product of the kernel's gradient."""
+        g = self.geometry
+        which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
+        return self._made(lambda: Reduce(*which))
+
+    def workspaces(self):
+        """Shapes of the workspace of each pass; all kernels are made ready for it."""
+        shapes = {
+            "forward": {"packed": (_most_packed(self.forward),)},
+            "input": {"packed": (_most_packed(self.backward_input),)},
+            "kernel": {"partial": self.backward_kernel.partial_shape},
+        }
+        return {
+            wanted: {name: shape for name, shape in arrays.items() if shape[0]}
+            for wanted, arrays in shapes.items()
+        }
+
+    def explain(self):
+        """Which kernels run, with which tiles, and why; what making them ready took."""
+        passes = {
+            "forward": self.forward,
+            "backward_input": self.backward_input,
+            "backward_kernel": [self.backward_kernel],
+        }
+        lines = [f"{name}: {one}" for name, kernels in passes.items() for one in kernels]
+        return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
+
+
+@lru_cache(_KEPT)
+def prepare(geometry, dtype, precision="ieee"):
+    """What a geometry needs, kept for the last so many."""
+    return Prepared(geometry, dtype, precision)
+
+
+def precisions(dtype):
+    """The precisions that there are for a dtype on this device."""
+    if dtype != np.float32:
+        return ("ieee",)
+    capable = SIMULATED or cuda.get_current_device().compute_capability == _WARPGROUPS
+    return ("ieee", "tf32") if capable else ("ieee",)
+
+
+def _multiprocessors():
+    return 1 if SIMULATED else cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+
+def _most_packed(gathers):
+    """Elements of workspace that the products of a pass share."""
+    return max((gather.packed for gather in gathers), default=0)
+
+
+def _run(gathers, operands, stream, workspace):
+    """Launch the products of a pass, one after the other."""
+    most = _most_packed(gathers)
+    dtype = operands[0].dtype
+    packed = workspace.arrays({"packed": (most,)}, dtype)["packed"] if most else None
+    for gather in gathers:
+        gather(*operands, stream, packed)
+
+
+def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
+    """One product. The tensor cores take a workspace of one packed copy of ``w``."""
+    operands = flat_operands(geometry, x=x, w=w, out=out)
+    _run(prepare(geometry, x.dtype, precision).forward, operands, stream, workspace)
+
+
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
+    """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted.
+
+    The kernel's gradient takes a workspace of a few copies of ``dw``.
+    """
+    prepared = prepare(geometry, dy.dtype, precision)
+    if dx is not None:
+        operands = flat_operands(geometry, dy=dy, w=w, dx=dx)
+        _run(prepared.backward_input, operands, stream, workspace)
+    if dw is not None:
+        x, dy, dw = flat_operands(geometry, x=x, dy=dy, dw=dw)
+        prepared.backward_kernel(x, dy, dw, stream, workspace)

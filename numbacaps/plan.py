@@ -1,0 +1,246 @@
+"""A capsule convolution decided once and run many times.
+
+Checking, the choice of kernels and tiles, compilation, tables of offsets and workspace are done when a
+plan is made. A call of it only launches, so it can be captured into a CUDA graph.
+"""
+
+from math import prod
+
+import numpy as np
+
+from numbacaps.arrays import DTYPES, check_out, check_together, describe, resolve_stream
+from numbacaps.pipelines.registry import find_algorithm, resolve
+from numbacaps.product import parse_product
+from numbacaps.shapes import geometry_of, output_shape
+from numbacaps.target import check_target
+from numbacaps.workspace import Workspace
+
+
+def plan(
+    x_shape,
+    w_shape,
+    dtype="float32",
+    *,
+    stride=1,
+    padding=0,
+    dilation=1,
+    product="ab,bc->ac",
+    algorithm="auto",
+    precision="ieee",
+    workspace_limit=None,
+):
+    """Decide how a capsule convolution is computed, and make it ready.
+
+    Parameters
+    ----------
+    x_shape : tuple of int
+        (N, C, H, W, *T1), N at least 1.
+    w_shape : tuple of int
+        (P, C, KH, KW, *T2)
+    dtype : str or numpy.dtype
+        float32 or float64.
+    stride, padding, dilation, product, algorithm, precision, workspace_limit
+        As :func:`numbacaps.capsule_conv2d`; ``product`` names each capsule's axes in the order in which
+        the kernels read them, as ``"ab,bc->ac"`` and ``"gab,gbc->gac"`` do.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As :func:`numbacaps.capsule_conv2d`; ValueError also for a product in another order.
+    """
+    x_shape, w_shape = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype is {dtype!r}; it takes float32 or float64") from None
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype is {dtype}; it takes float32 or float64")
+    product = parse_product(product)
+    geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
+    if geometry.N == 0:
+        raise ValueError("x_shape has N = 0; a plan takes 1 or more")
+    orders = (product.x_order, product.w_order, product.y_order)
+    if any(order != tuple(range(len(order))) for order in orders):
+        raise ValueError(
+            f"product is {product.spec!r}; a plan takes axes in the order in which kernels read them: "
+            f"{product.g}{product.d1}{product.d2},{product.g}{product.d2}{product.d3}"
+            f"->{product.g}{product.d1}{product.d3}"
+        )
+    check_target()
+    found = find_algorithm(algorithm, dtype, precision)
+    shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
+    return Plan(geometry, shapes, dtype, resolve(algorithm), found, precision, workspace_limit)
+
+
+def explain(x_shape, w_shape, dtype="float32", **options):
+    """Which kernels, with which tiles, would compute a capsule convolution, and why.
+
+    Parameters
+    ----------
+    x_shape, w_shape, dtype, options
+        As :func:`plan`.
+
+    Returns
+    -------
+    str
+        A line for each kernel, and how long making them ready took.
+    """
+    return plan(x_shape, w_shape, dtype, **options).explain()
+
+
+class Plan:
+    """A capsule convolution made ready by :func:`plan`; call it with device arrays.
+
+    Attributes
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    x_shape, w_shape, y_shape : tuple of int
+    dtype : numpy.dtype
+    algorithm, precision : str
+    """
+
+    def __init__(self, geometry, shapes, dtype, name, algorithm, precision, workspace_limit):
+        self.geometry, self.dtype = geometry, dtype
+        self.x_shape, self.w_shape, self.y_shape = shapes
+        self.algorithm, self.precision = name, precision
+        self._algorithm = algorithm
+        self._workspaces = {
+            wanted: Workspace(workspace_limit) for wanted in ("forward", "input", "kernel")
+        }
+        self._prepared = None
+        if algorithm.prepare:
+            self._prepared = algorithm.prepare(geometry, dtype, precision)
+            for wanted, arrays in self._prepared.workspaces().items():
+                self._workspaces[wanted].arrays(arrays, dtype)
+
+    def __call__(self, x, w, out, *, stream=None):
+        """The forward pass.
+
+        Parameters
+        ----------
+        x, w, out : device arrays of ``x_shape``, ``w_shape`` and ``y_shape``
+            C-contiguous, of the plan's dtype.
+        stream : optional
+            As :func:`numbacaps.capsule_conv2d`; it may be capturing.
+
+        Returns
+        -------
+        ``out``
+
+        Raises
+        ------
+        TypeError, ValueError
+            An array does not fit.
+        """
+        inputs = self._inputs(x=x, w=w)
+        result = self._result("out", out, self.y_shape, inputs)
+        stream = resolve_stream(stream, (*inputs, result))
+        g = self.geometry
+        self._algorithm.forward(
+            g,
+            inputs[0].reshaped(g.input_shape),
+            inputs[1].reshaped(g.kernel_shape),
+            result.reshaped(g.output_shape),
+            stream=stream,
+            workspace=self._workspaces["forward"],
+        )
+        return out
+
+    def backward(self, x, w, dy, dx=None, dw=None, *, stream=None):
+        """Both gradients, or the one that there is an array for.
+
+        Parameters
+        ----------
+        x, w, dy : device arrays of ``x_shape``, ``w_shape`` and ``y_shape``
+        dx, dw : device arrays of ``x_shape`` and ``w_shape``, or None
+            Where to write; None leaves that gradient out.
+        stream : optional
+            As for a call.
+
+        Returns
+        -------
+        (``dx``, ``dw``)
+
+        Raises
+        ------
+        TypeError, ValueError
+            An array does not fit, or neither gradient is wanted.
+        """
+        if dx is None and dw is None:
+            raise ValueError("dx and dw are None; at least one takes an array")
+        inputs = self._inputs(x=x, w=w, dy=dy)
+        wanted = {"dx": (dx, self.x_shape), "dw": (dw, self.w_shape)}
+        results = {
+            name: self._result(name, array, shape, inputs)
+            for name, (array, shape) in wanted.items()
+            if array is not None
+        }
+        stream = resolve_stream(stream, (*inputs, *results.values()))
+        g = self.geometry
+        shapes = (g.input_shape, g.kernel_shape, g.output_shape)
+        x, w, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
+        if dx is not None:
+            gradients = results["dx"].reshaped(g.input_shape), None
+            run = {"stream": stream, "workspace": self._workspaces["input"]}
+            self._algorithm.backward(g, None, w, dy, *gradients, **run)
+        if dw is not None:
+            gradients = None, results["dw"].reshaped(g.kernel_shape)
+            run = {"stream": stream, "workspace": self._workspaces["kernel"]}
+            self._algorithm.backward(g, x, None, dy, *gradients, **run)
+        return dx, dw
+
+    def explain(self):
+        """Which kernels run, with which tiles, and why; and how long making them ready took."""
+        head = f"algorithm {self.algorithm}, precision {self.precision}, {self.dtype}"
+        if self._prepared is None:
+            return f"{head}\nkernels are compiled at the first call"
+        return f"{head}\n{self._prepared.explain()}"
+
+    def _inputs(self, **arrays):
+        """The operands, checked."""
+        shapes = {"x": self.x_shape, "w": self.w_shape, "dy": self.y_shape}
+        operands = [describe(name, array) for name, array in arrays.items()]
+        for operand in operands:
+            if operand.shape != shapes[operand.name]:
+                raise ValueError(
+                    f"{operand.name} has shape {operand.shape}; the plan takes {shapes[operand.name]}"
+                )
+            self._check(operand)
+        check_together(operands)
+        return operands
+
+    def _result(self, name, array, shape, inputs):
+        """The operand to write to, checked."""
+        result = describe(name, array)
+        self._check(result)
+        check_together([inputs[0], result])
+        check_out(result, shape, inputs)
+        return result
+
+    def _check(self, operand):
+        """Refuse what a plan cannot use as it lies."""
+        if not operand.on_device:
+            raise TypeError(f"{operand.name} is on the host; a plan takes device arrays")
+        if operand.dtype != self.dtype:
+            raise TypeError(
+                f"{operand.name} has dtype {operand.dtype}; the plan takes {self.dtype}"
+            )
+        if not operand.is_contiguous:
+            raise ValueError(
+                f"{operand.name} is not C-contiguous; a plan takes C-contiguous arrays"
+            )
+
+
+def _shape(name, shape):
+    """A shape as a tuple of int."""
+    try:
+        sizes = tuple(int(size) for size in shape)
+        if prod(sizes) < 0 or sizes != tuple(shape):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {shape!r}; it takes a tuple of sizes") from None
+    return sizes

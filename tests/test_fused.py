@@ -1,0 +1,190 @@
+"""The fused kernels, rung by rung, and how one is chosen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import GEOMETRIES, nan, operands, sums
+
+import numbacaps
+import reference
+from numbacaps import Geometry
+from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.direct import make_direct
+from numbacaps.fused.intrinsics import KINDS
+from numbacaps.fused.shared_tiles import make_shared_tiles
+from numbacaps.launch import ceil_div, launch_tiles
+from numbacaps.pipelines import fused
+from numbacaps.target import SIMULATED, cuda
+from numbacaps.workspace import Workspace
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+_F4 = np.dtype(np.float32)
+_ROOM = 1 << 30
+
+# What the tensor cores' kernels tell apart: the run that one copy takes (4, 8, 16 bytes and two
+# chunks side by side), strides, padding, dilation, groups, d1 that does not divide 64.
+WARPGROUPS = {
+    "one-float": Geometry(2, 5, 3, 2, 3, 2, 2, 1, 2, 1, 3),
+    "two-floats": Geometry(1, 3, 2, 3, 2, 3, 2, 1, 4, 2, 2, (2, 1), (1, 0)),
+    "three-floats": Geometry(1, 2, 1, 1, 3, 1, 2, 1, 3, 3, 1),
+    "one-chunk": Geometry(17, 2, 2, 2, 2, 2, 2, 1, 4, 4, 4),
+    "two-chunks": Geometry(1, 2, 3, 2, 2, 2, 1, 1, 8, 8, 1, (1, 1), (1, 0)),
+    "groups": Geometry(1, 2, 2, 3, 3, 2, 2, 2, 3, 4, 2, (2, 1), (0, 1), (1, 2)),
+}
+_LARGER = {} if SIMULATED else {"N": 37, "C": 11, "P": 19, "H": 17, "W": 13}
+
+
+def _warpgroups(case):
+    return replace(WARPGROUPS[case], **_LARGER)
+
+
+def _oracle(g, x, w, dy):
+    arrays = [array.astype(np.float64) for array in (x, w, dy)]
+    how = (g.stride, g.padding, g.dilation)
+    return (
+        reference.capsule_convolution_einsum(*arrays[:2], *how),
+        *reference.capsule_convolution_backward_einsum(*arrays, *how),
+    )
+
+
+def _launch_direct(product, g, arrays):
+    M = product.M(g.N)
+    kernel = make_direct(product.pixels, product.inside, product.N, product.K, _F4)
+    table = cuda.to_device(product.table)
+    threads = 32 if SIMULATED else 128
+    kernel[(ceil_div(M * product.N, threads), g.G), threads](*arrays, table, M)
+
+
+def _launch_shared(product, g, arrays):
+    M = product.M(g.N)
+    side = 4 if SIMULATED else 16
+    tile = tiles.Tile(side, side, side, 1, 1)
+    kernel = make_shared_tiles(product.pixels, product.inside, product.N, product.K, tile, _F4)
+    grid = (ceil_div(M, tile.BM), ceil_div(product.N, tile.BN), g.G)
+    launch_tiles(kernel, grid, tile.threads, (*arrays, cuda.to_device(product.table), M))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("launch", [_launch_direct, _launch_shared])
+@pytest.mark.parametrize("case", ["primes", "strides", "dilated", "rank3"])
+def test_lower_rungs(case, launch, rng):
+    g = GEOMETRIES[case]
+    x, w, dy = operands(g, "float32", rng)
+    want_y, want_dx, _ = _oracle(g, x, w, dy)
+    x, w, dy = (cuda.to_device(array.ravel()) for array in (x, w, dy))
+    out, dx = nan(dy.shape, _F4), nan(x.shape, _F4)
+    launch(implicit_gemm.forward(g), g, (x, w, out))
+    for product in implicit_gemm.backward_input(g):
+        launch(product, g, (dy, w, dx))
+    terms = sums(g)
+    reference.assert_close(out.copy_to_host().reshape(want_y.shape), want_y, terms[0])
+    reference.assert_close(dx.copy_to_host().reshape(want_dx.shape), want_dx, terms[1])
+
+
+def _skip_without_tf32():
+    if "tf32" not in fused.precisions(_F4):
+        pytest.skip("this GPU has no warpgroup products")
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", WARPGROUPS)
+def test_tf32(case, rng):
+    _skip_without_tf32()
+    g = _warpgroups(case)
+    x, w, dy = operands(g, "float32", rng)
+    want = _oracle(g, x, w, dy)
+    prepared = fused.prepare(g, _F4, "tf32")
+    assert "wgmma" in str(prepared.forward[0])
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, _F4) for array in (dy, x, w))
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
+    fused.forward(g, X, W, out, **run)
+    fused.backward(g, X, W, DY, dx, dw, **run)
+    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
+        reference.assert_close(array.copy_to_host(), wanted, terms, precision="tf32")
+
+
+def test_tf32_is_cut_not_float32(rng):
+    """The tensor cores read 10 bits behind the point: a value that needs more comes out changed."""
+    _skip_without_tf32()
+    x, w = np.full((1, 1, 1, 1, 4, 4), 1 + 2.0**-12, _F4), np.ones((1, 1, 1, 1, 4, 4), _F4)
+    for precision, want in (("ieee", 4 + 2.0**-10), ("tf32", 4)):
+        y = numbacaps.capsule_conv2d(x, w, algorithm="fused", precision=precision)
+        np.testing.assert_array_equal(y, np.full_like(y, want))
+
+
+def test_every_element_lies_where_the_tables_say():
+    """The products in NumPy, table by table, against the oracle."""
+    rng = np.random.default_rng(3)
+    for g in [*GEOMETRIES.values()][:8] if SIMULATED else [GEOMETRIES["rank3"]]:
+        x, w, dy = (array.astype(np.float64) for array in operands(g, "float64", rng))
+        want_y, want_dx, want_dw = _oracle(g, x, w, dy)
+        out, dx, dw = (np.full(array.size, np.nan) for array in (dy, x, w))
+        for product, gathered, result in (
+            (implicit_gemm.forward(g), x, out),
+            *((product, dy, dx) for product in implicit_gemm.backward_input(g)),
+        ):
+            for group in range(g.G):
+                A, kernel, other = _laid_out(product, g, group, gathered.ravel())
+                result[other] = A @ w.ravel()[kernel]
+        product = implicit_gemm.forward(g)
+        for group in range(g.G):
+            A, kernel, other = _laid_out(product, g, group, x.ravel())
+            dw[kernel] = A.T @ dy.ravel()[other]
+        for array, want in ((out, want_y), (dx, want_dx), (dw, want_dw)):
+            assert reference.relative_error(array.reshape(want.shape), want) < 1e-12
+
+
+def _laid_out(product, g, group, gathered):
+    """(A, where B lies, where C lies) of a product."""
+    p, K, N = product.pixels, product.K, product.N
+    offset, down, across, kernel_k = np.split(product.table[: 4 * K], 4)
+    kernel_n, other_n = np.split(product.table[4 * K :], 2)
+    axes = np.indices((g.N, p.rows, p.columns, p.D1)).reshape(4, -1)
+    base = group * p.steps[0] + np.tensordot(p.gathered, axes, 1)
+    other = group * p.steps[2] + p.first + np.tensordot(p.other, axes, 1)
+    h = (axes[1] * p.top[0] + p.top[1])[:, None] + down
+    w = (axes[2] * p.left[0] + p.left[1])[:, None] + across
+    inside = (h >= 0) & (h < p.extent[0]) & (w >= 0) & (w < p.extent[1])
+    assert product.inside == bool(inside.all())
+    A = np.where(inside, gathered[np.where(inside, base[:, None] + offset, 0)], 0)
+    return A, group * p.steps[1] + kernel_k[:, None] + kernel_n, other[:, None] + other_n
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300, 10**6])
+@pytest.mark.parametrize("columns", [1, 7, 64, 1000])
+def test_a_tile_is_always_found(rows, columns):
+    tile, why = tiles.choose_tile(rows, columns, 8)
+    assert tiles.why_not(tile, rows, columns, 8) is None and why
+
+
+def test_why_a_tile_cannot_be_taken():
+    large = tiles.Tile(256, 256, 32, 8, 8)
+    assert "bytes of shared memory" in tiles.why_not(large, 10**6, 10**6, 8)
+    uneven = tiles.Tile(24, 16, 8, 2, 2)
+    assert "threads" in tiles.why_not(uneven, 10**6, 10**6, 4)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 65, 4, 1), "D1 is 65"),
+        (Geometry(1, 1, 1, 900, 900, 9, 9, 1, 1, 4, 1, (90, 90)), "shared memory"),
+    ],
+)
+def test_why_warpgroups_cannot_be_used(geometry, reason):
+    product = implicit_gemm.forward(geometry)
+    tile, why = warpgroup_tiles.choose_tile(product, 1, 1, _F4, 132)
+    assert tile is None and reason in why
+
+
+def test_half_precision_kinds_are_words_of_ptx():
+    assert KINDS == ("tf32", "f16", "bf16")
+
+
+def test_splits_cover_every_pixel_once():
+    for tiles_, M, BK in ((1, 1, 8), (3, 1000, 8), (500, 1000, 8), (7, 10**6, 16)):
+        splits, per_split = tiles.choose_splits(tiles_, M, BK)
+        assert per_split % BK == 0
+        assert (splits - 1) * per_split < M <= splits * per_split

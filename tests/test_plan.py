@@ -1,0 +1,131 @@
+"""Plans: decided once, run many times."""
+
+import numpy as np
+import pytest
+from cases import nan
+
+import numbacaps
+import reference
+from numbacaps.target import SIMULATED, cuda
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+_X, _W = (2, 2, 3, 3, 1, 2), (2, 2, 2, 2, 2, 2)
+_HOW = {"stride": (2, 1), "padding": (1, 0)}
+
+
+def _arrays(rng, dtype="float32"):
+    plan = numbacaps.plan(_X, _W, dtype, **_HOW)
+    return [
+        rng.standard_normal(shape).astype(dtype)
+        for shape in (plan.x_shape, plan.w_shape, plan.y_shape)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("algorithm", ["auto", *numbacaps.available_algorithms()])
+def test_a_plan_computes_what_the_functions_do(algorithm, dtype, rng):
+    x, w, dy = _arrays(rng, dtype)
+    plan = numbacaps.plan(_X, _W, dtype, algorithm=algorithm, **_HOW)
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, dtype) for array in (dy, x, w))
+    assert plan(X, W, out) is out
+    assert plan.backward(X, W, DY, dx, dw) == (dx, dw)
+    want_y = numbacaps.capsule_conv2d(x, w, algorithm=algorithm, **_HOW)
+    wants = numbacaps.capsule_conv2d_backward(x, w, dy, algorithm=algorithm, **_HOW)
+    for array, want in zip((out, dx, dw), (want_y, *wants)):
+        reference.assert_close(array.copy_to_host(), want.astype(np.float64), 200)
+
+
+def test_one_gradient_alone(rng):
+    x, w, dy = map(cuda.to_device, _arrays(rng))
+    plan = numbacaps.plan(_X, _W, **_HOW)
+    both = nan(_X, "float32"), nan(_W, "float32")
+    plan.backward(x, w, dy, *both)
+    dx, dw = nan(_X, "float32"), nan(_W, "float32")
+    assert plan.backward(x, w, dy, dx) == (dx, None)
+    assert plan.backward(x, w, dy, dw=dw) == (None, dw)
+    for one, other in zip(both, (dx, dw)):
+        np.testing.assert_array_equal(one.copy_to_host(), other.copy_to_host())
+
+
+def test_explain_names_kernel_tile_and_reason():
+    text = numbacaps.explain(_X, _W, **_HOW)
+    assert text.startswith("algorithm fused, precision ieee, float32")
+    for line in ("forward: register_tiles", "backward_kernel: reduction", "kernels made ready in"):
+        assert line in text
+    assert "first call" in numbacaps.explain(_X, _W, algorithm="naive")
+
+
+@pytest.mark.skipif(SIMULATED, reason="a graph takes a GPU")
+def test_a_plan_is_captured_and_allocates_nothing(rng):
+    from experiments.measure import clock
+
+    x, w, dy = _arrays(rng)
+    plan = numbacaps.plan(_X, _W, **_HOW)
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, "float32") for array in (dy, x, w))
+    stream = clock().numba
+    free = cuda.current_context().get_memory_info().free
+
+    def step():
+        plan(X, W, out, stream=stream)
+        plan.backward(X, W, DY, dx, dw, stream=stream)
+
+    replay = clock().capture([step])
+    assert cuda.current_context().get_memory_info().free >= free - (1 << 22)  # the graph's own
+    replay.run()
+    clock().synchronize()
+    want = numbacaps.capsule_conv2d(x, w, **_HOW)
+    np.testing.assert_array_equal(out.copy_to_host(), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"dtype": "float16"}, TypeError, "dtype is float16; it takes float32 or float64"),
+        ({"dtype": "no"}, TypeError, "dtype is 'no'"),
+        ({"x_shape": 7}, TypeError, "x_shape is 7"),
+        ({"x_shape": (2, 2, 3, 3, 1)}, ValueError, "takes 6 axes"),
+        ({"x_shape": (0, 2, 3, 3, 1, 2)}, ValueError, "N = 0"),
+        ({"w_shape": (2, 4, 2, 2, 2, 2)}, ValueError, "w has 4 input channels"),
+        ({"algorithm": "fast"}, ValueError, "algorithm is 'fast'"),
+        ({"precision": "tf64"}, ValueError, "precision is 'tf64'; it takes one of"),
+        ({"precision": 32}, TypeError, "precision is 32"),
+        ({"precision": "tf32", "algorithm": "indexed"}, ValueError, "algorithm 'indexed' takes"),
+        ({"precision": "tf32", "dtype": "float64"}, ValueError, r"\['ieee'\] for float64"),
+        (
+            {"product": "ba,bc->ac", "x_shape": (2, 2, 3, 3, 2, 1)},
+            ValueError,
+            "order in which kernels read them: ab,bc->ac",
+        ),
+    ],
+)
+def test_what_a_plan_refuses(change, error, message):
+    arguments = {"x_shape": _X, "w_shape": _W, **_HOW, **change}
+    with pytest.raises(error, match=message):
+        numbacaps.plan(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": np.zeros(_X, np.float32)}, TypeError, "x is on the host"),
+        ({"w": (1, 2, 2, 2, 2, 2)}, ValueError, "w has shape .* the plan takes"),
+        ({"out": (2, 2, 1, 2, 1, 2)}, ValueError, "out has shape"),
+    ],
+)
+def test_what_a_call_refuses(change, error, message):
+    plan = numbacaps.plan(_X, _W, **_HOW)
+    shapes = {"x": plan.x_shape, "w": plan.w_shape, "out": plan.y_shape} | change
+    arrays = {
+        name: nan(shape, "float32") if isinstance(shape, tuple) else shape
+        for name, shape in shapes.items()
+    }
+    with pytest.raises(error, match=message):
+        plan(**arrays)
+
+
+def test_a_backward_call_wants_something(rng):
+    x, w, dy = map(cuda.to_device, _arrays(rng))
+    with pytest.raises(ValueError, match="dx and dw are None"):
+        numbacaps.plan(_X, _W, **_HOW).backward(x, w, dy)
