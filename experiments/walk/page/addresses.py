@@ -2,7 +2,7 @@
 
 A thread's elements in one memory are runs (start, step, count, times). Threads mostly do the same
 at another place, so runs are kept once as a pattern that begins at 0, and each thread keeps which
-pattern it follows and from where.
+pattern it follows and from where; neighbours that follow one pattern at even steps share a note.
 """
 
 import numpy as np
@@ -23,8 +23,8 @@ def written_short(launch):
         ``kernel``, ``grid``, ``block``; and ``memories``: for each its name, size, whether it is
         ``shared``, and for each kind of access that it saw (``read``, ``write``, ``atomic``) the
         ``count``, ``transactions`` (see :meth:`Launch.transactions`; global memory alone), and
-        ``threads``: flat (thread, count) of shared memory; flat (thread, pattern, start) and the
-        ``patterns`` of global memory.
+        ``threads``: flat (thread, accesses, threads alike) of shared memory; flat (thread, pattern,
+        start, step, threads alike) and the ``patterns`` of global memory.
     """
     return {
         "kernel": launch.kernel.__name__,
@@ -57,17 +57,33 @@ def _by_thread(launch, rows):
 
 
 def _shared(launch, rows):
-    counts = [(thread, len(elements)) for thread, elements in _by_thread(launch, rows)]
-    return {"threads": [number for pair in counts for number in pair]}
+    groups = []
+    for thread, elements in _by_thread(launch, rows):
+        if groups and groups[-2:] == [len(elements), thread - groups[-3]]:
+            groups[-1] += 1
+        else:
+            groups += thread, len(elements), 1
+    return {"threads": groups}
 
 
 def _global(launch, rows):
-    patterns, threads = {}, []
+    patterns, groups = {}, []
     for thread, elements in _by_thread(launch, rows):
         start = int(elements[0])
         pattern = patterns.setdefault(tuple(runs((elements - start).tolist())), len(patterns))
-        threads += thread, pattern, start
-    return {"patterns": list(patterns), "threads": threads}
+        if groups and _continues(groups[-5:], thread, pattern, start):
+            groups[-2] = start - groups[-3] if groups[-1] == 1 else groups[-2]
+            groups[-1] += 1
+        else:
+            groups += thread, pattern, start, 0, 1
+    return {"patterns": list(patterns), "threads": groups}
+
+
+def _continues(group, thread, pattern, start):
+    """Whether a thread is the next of a group: same pattern, one step further."""
+    first, known, begin, step, count = group
+    even = count == 1 or start == begin + step * count
+    return thread == first + count and pattern == known and even
 
 
 def runs(elements):
