@@ -3,7 +3,7 @@
 // A map is a table of capsules (sheets of them where there are output channels), each a small table
 // of cells. Under the veil of a second canvas lies what the chosen cell has nothing to do with.
 
-const CAPSULE_GAP = 1, SHEET_GAP = 6;  // pixels
+const CAPSULE_GAP = 1, SHEET_GAP = 6, MARGIN = 2;  // pixels; the margin is for frames
 
 // Sheet, row and column at which a capsule stands.
 const PLACES = {
@@ -64,7 +64,8 @@ class HeatMap {
 
   room() {
     const style = getComputedStyle(this.panel);
-    return [this.panel.querySelector(".map").clientWidth, parseFloat(style.getPropertyValue("--map-height"))];
+    const width = this.panel.querySelector(".map").clientWidth;
+    return [width - 2 * MARGIN, parseFloat(style.getPropertyValue("--map-height")) - 2 * MARGIN];
   }
 
   // Size of a cell if so many sheets stand side by side.
@@ -84,10 +85,12 @@ class HeatMap {
 
   fit() {
     const ratio = devicePixelRatio || 1;
-    this.size = Math.max(1 / ratio, Math.floor(this.cellSize(this.wide) * ratio) / ratio);
-    this.lefts = this.edges(this.grid.width, this.columns, this.across * this.columns);
-    this.tops = this.edges(this.grid.height, this.rows, this.down * this.rows);
-    const width = this.lefts.at(-1), height = this.tops.at(-1);
+    const size = Math.max(1 / ratio, this.cellSize(this.wide));
+    const across = edges(this.grid.width, size, this.columns, this.across * this.columns, ratio);
+    const down = edges(this.grid.height, size, this.rows, this.down * this.rows, ratio);
+    [this.lefts, this.rights] = across;
+    [this.tops, this.bottoms] = down;
+    const width = this.rights.at(-1) + MARGIN, height = this.bottoms.at(-1) + MARGIN;
     for (const canvas of [this.paper, this.veil]) {
       canvas.width = Math.ceil(width * ratio);
       canvas.height = Math.ceil(height * ratio);
@@ -97,58 +100,67 @@ class HeatMap {
     }
   }
 
-  // Where cells begin in pixels, one more for the end.
-  edges(count, capsule, sheet) {
-    return range(count + 1).map((i) => i * this.size + Math.floor(i / capsule) * CAPSULE_GAP
-      + (i < count ? Math.floor(i / sheet) * SHEET_GAP : (Math.ceil(count / sheet) - 1) * SHEET_GAP));
+  // The rectangle of a cell, or of all from one to another.
+  box(flat, last = flat) {
+    const [x, y] = [this.lefts[this.X[flat]], this.tops[this.Y[flat]]];
+    return [x, y, this.rights[this.X[last]] - x, this.bottoms[this.Y[last]] - y];
+  }
+
+  // The capsule's first and last cell as they stand on the map.
+  corners(flat) {
+    const x = this.X[flat] - this.X[flat] % this.columns, y = this.Y[flat] - this.Y[flat] % this.rows;
+    const {width, cells} = this.grid;
+    return [cells[y * width + x], cells[(y + this.rows - 1) * width + x + this.columns - 1]];
+  }
+
+  clear(context) {
+    context.clearRect(0, 0, this.rights.at(-1) + MARGIN, this.bottoms.at(-1) + MARGIN);
   }
 
   paint() {
     const context = this.paper.getContext("2d"), colours = scaleOf(roleOf(this.name));
-    context.clearRect(0, 0, this.lefts.at(-1), this.tops.at(-1));
-    context.fillStyle = ink("--line");
-    for (let y = 0; y < this.grid.height; y += this.rows) {
-      for (let x = 0; x < this.grid.width; x += this.columns) {
-        if (this.grid.cells[y * this.grid.width + x] < 0) continue;
-        context.fillRect(this.lefts[x] - 1, this.tops[y] - 1,
-          this.columns * this.size + 2, this.rows * this.size + 2);
-      }
-    }
     const {steps} = this.array;
+    this.clear(context);
+    context.strokeStyle = ink("--line");
+    context.lineWidth = 2;
     for (let flat = 0; flat < steps.length; flat++) {
-      context.fillStyle = colours[Math.round((steps[flat] / 32767 + 1) * 128)];
-      context.fillRect(this.lefts[this.X[flat]], this.tops[this.Y[flat]], this.size, this.size);
+      const corners = this.corners(flat);
+      if (corners[0] === flat) context.strokeRect(...this.box(...corners));
+    }
+    for (let flat = 0; flat < steps.length; flat++) {
+      context.fillStyle = colours[colourOf(steps[flat])];
+      context.fillRect(...this.box(flat));
     }
   }
 
   // Lift the veil off the marked cells and draw a line round their capsules.
   light(marks) {
-    const context = this.veil.getContext("2d"), {first, steps} = this.array, s = this.size;
-    const width = this.columns * s, height = this.rows * s;
-    context.clearRect(0, 0, this.lefts.at(-1), this.tops.at(-1));
+    const context = this.veil.getContext("2d"), {first, steps} = this.array;
+    this.clear(context);
     context.fillStyle = ink("--veil");
-    context.fillRect(0, 0, this.lefts.at(-1), this.tops.at(-1));
+    context.fillRect(0, 0, this.rights.at(-1) + MARGIN, this.bottoms.at(-1) + MARGIN);
     const capsules = new Map();
     let own = -1;
     for (let flat = 0; flat < steps.length; flat++) {
       const mark = marks[first + flat];
       if (!mark) continue;
       if (mark === 3) own = flat;
-      context.clearRect(this.lefts[this.X[flat]], this.tops[this.Y[flat]], s, s);
-      const x = this.X[flat] - this.X[flat] % this.columns, y = this.Y[flat] - this.Y[flat] % this.rows;
-      capsules.set(`${x} ${y}`, [this.lefts[x], this.tops[y], mark]);
+      context.clearRect(...this.box(flat));
+      const corners = this.corners(flat);
+      capsules.set(corners[0], [corners, mark]);
     }
+    const frame = (box, width, out) => {
+      const [x, y, wide, high] = box;
+      context.lineWidth = width;
+      context.strokeRect(x - out, y - out, wide + 2 * out, high + 2 * out);
+    };
     context.strokeStyle = ink("--ink");
-    for (const [x, y, mark] of capsules.values()) {
+    for (const [corners, mark] of capsules.values()) {
       context.setLineDash(mark === 2 ? [2, 2] : []);
-      context.lineWidth = mark === 3 ? 2 : 1;
-      context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
+      frame(this.box(...corners), mark === 3 ? 2 : 1, 0.5);
     }
-    if (own >= 0) {
-      context.setLineDash([]);
-      context.lineWidth = 2;
-      context.strokeRect(this.lefts[this.X[own]] - 1, this.tops[this.Y[own]] - 1, s + 2, s + 2);
-    }
+    context.setLineDash([]);
+    if (own >= 0) frame(this.box(own), 2, 1);
   }
 
   // The cell under a point of the canvas, or -1.
@@ -169,6 +181,13 @@ class HeatMap {
   }
 }
 
+// Where cells begin and end in pixels, whole ones of the screen.
+function edges(count, size, capsule, sheet, ratio) {
+  const gaps = (i) => MARGIN + Math.floor(i / capsule) * CAPSULE_GAP + Math.floor(i / sheet) * SHEET_GAP;
+  const at = (i, k) => Math.round(i * size * ratio) / ratio + gaps(k);
+  return [range(count).map((i) => at(i, i)), range(count).map((i) => at(i + 1, i))];
+}
+
 // A colour of the style sheet as [red, green, blue].
 function channels(colour) {
   const context = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -178,6 +197,15 @@ function channels(colour) {
 }
 
 const ink = (variable) => getComputedStyle(document.body).getPropertyValue(variable);
+
+// Where a value, in steps of 1/32767, stands among a role's colours.
+const colourOf = (steps) => Math.round((steps / 32767 + 1) * 128);
+
+// Whether words on a colour of a scale are better dark.
+const isBright = (colour) => {
+  const [red, green, blue] = colour.match(/\d+/g).map(Number);
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 140;
+};
 
 // 257 colours of a role: negative, zero in the middle, positive.
 const scales = new Map();

@@ -150,8 +150,8 @@ class Numbers {
       const line = table.insertRow();
       for (let c = 0; c < columns; c++) {
         const cell = line.insertCell(), at = start + r * columns + c, steps = graph.arrays[name].steps[at];
-        cell.style.background = colours[Math.round((steps / 32767 + 1) * 128)];
-        cell.classList.toggle("strong", Math.abs(steps) > 0.6 * 32767);
+        cell.style.background = colours[colourOf(steps)];
+        cell.classList.add(isBright(colours[colourOf(steps)]) ? "bright" : "deep");
         cell.classList.toggle("lit", framed.has(at));
         cell.dataset.cell = `${name} ${at}`;
         cell.title = `${title(graph, name, at)} = ${shown(graph.value(name, at), 4)}`;

@@ -11,6 +11,9 @@ let graph, marks, stage;
 const maps = {};
 const numbers = new Numbers($("#numbers")), threads = new Threads($("#threads"));
 
+const inWords = (name) => name.replace("strided_batched_matmul", "batched multiply")
+  .replace("gradient_matmul", "gradient").replaceAll("_", " ");
+
 // ---- the board
 
 for (const name of ORDER) {
@@ -20,7 +23,7 @@ for (const name of ORDER) {
   panel.classList.add(`role-${roleOf(name)}`);
   panel.querySelector(".name").textContent = name;
   panel.querySelector(".step").textContent = made < 0 ? "given" : `${made + 1}`;
-  panel.querySelector(".stage").textContent = made < 0 ? "" : data.stages[made].name.replace(/_matmul$/, "_multiply");
+  panel.querySelector(".stage").textContent = made < 0 ? "" : inWords(data.stages[made].name);
   panel.querySelector(".figure").textContent = (made < 0 ? "" : data.stages[made].where).match(/Figure \d|$/)[0];
   maps[name] = new HeatMap(panel, name);
   (made < 0 ? ["I", "K"].includes(name) : data.stages[made].direction === "forward")
@@ -90,19 +93,19 @@ function pin() {
 }
 
 function showStage() {
-  const card = $("#stage"), run = data.runs[state.run], number = data.stages.indexOf(stage);
+  const card = $("#stage"), code = $("#sources"), run = data.runs[state.run];
   const shape = (name) => `${name} (${run.arrays[name].axes.join(", ")}) = (${run.arrays[name].shape.join(", ")})`;
   const [error, tolerance] = run.checks[stage.name];
-  card.querySelector("h2").textContent = `${number + 1}  ${stage.paper}`;
-  card.querySelector(".where").textContent = stage.where;
+  card.querySelector("h2").textContent = `${data.stages.indexOf(stage) + 1}  ${stage.paper}`;
   card.querySelector(".formula").textContent = stage.formula;
   card.querySelector(".shapes").textContent = `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
-  card.querySelector(".check").textContent = `Read back from the kernel; its largest difference from the `
-    + `float64 reference is ${error.toExponential(1)} of the largest value (at most ${tolerance.toExponential(1)}).`;
-  card.querySelector(".reference-source").innerHTML = data.references[stage.reference];
-  card.querySelector(".reference-name").textContent = `reference.${stage.reference}`;
-  card.querySelector(".own-source").innerHTML = run.launches[stage.name]
-    .map((launch) => data.kernels[launch.kernel]).join("\n");
+  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel; off the float64 `
+    + `reference by ${error.toExponential(1)} of the largest value (at most ${tolerance.toExponential(1)}).`;
+  const kernels = run.launches[stage.name].map((launch) => launch.kernel);
+  code.querySelector(".own-name").textContent = kernels.join(", ");
+  code.querySelector(".own-source").innerHTML = kernels.map((kernel) => data.kernels[kernel]).join("\n");
+  code.querySelector(".reference-name").textContent = stage.reference;
+  code.querySelector(".reference-source").innerHTML = data.references[stage.reference];
   const notes = data.errata.filter((erratum) => erratum.stages.includes(stage.name));
   card.querySelector(".notes").replaceChildren(...notes.map((note) => {
     const box = element("aside", "note");
@@ -126,7 +129,7 @@ data.stages.forEach((one, number) => {
   const tab = element("button", `role-${roleOf(one.output)}`);
   tab.type = "button";
   tab.dataset.output = one.output;
-  tab.append(element("b", "", `${number + 1}`), ` ${one.name.replaceAll("_", " ").replace("matmul", "multiply")}`);
+  tab.append(element("b", "", `${number + 1}`), ` ${inWords(one.name)}`);
   tab.title = `${one.paper}   ${one.where}`;
   tab.addEventListener("click", () => maps[one.output].panel.focus());
   $("#strip").append(tab);

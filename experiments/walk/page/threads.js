@@ -243,12 +243,13 @@ class Threads {
     put("the fewest", ["", "", "", ""], least, "least");
     this.section.querySelector(".direction").textContent = direction === "forward"
       ? "the forward pass" : "both gradients";
-    const of = (name) => totals.find(({words}) => words === name);
-    const [staged, indexed] = [of("staged"), of("indexed")];
-    this.section.querySelector(".moral").textContent = indexed
-      ? `Laying everything out writes ${thousands(staged.global[1])} numbers to memory; `
-        + `indexed writes ${thousands(indexed.global[1])}, the result alone, `
-        + `and reads ${thousands(indexed.global[0])} where staged reads ${thousands(staged.global[0])}.`
-      : `Laying everything out writes ${thousands(staged.global[1])} numbers to memory.`;
+    this.section.querySelector(".moral").textContent = totals.filter(({words}) => words !== "naive")
+      .map(({words, global, bytes}) => `${words} reads ${thousands(global[0])} numbers, writes `
+        + `${thousands(global[1])} and moves ${shown(bytes / least, 1)} times the bytes that it must`)
+      .join("; ") + ".";
+    const {gemm, G} = run.geometry;
+    this.section.querySelector(".fold").textContent = `The fold: ${G > 1 ? "for each g it" : "it"} is one matrix `
+      + `product, M × K by K × N, with M = N·OH·OW·D1 = ${gemm[0]}, N = P·D3 = ${gemm[1]} and `
+      + `K = C·KH·KW·D2 = ${gemm[2]}: nothing has to be laid out.`;
   }
 }
