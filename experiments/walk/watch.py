@@ -65,7 +65,9 @@ class Launch:
     def count(self, kind, shared):
         """Accesses of a kind to global or to shared memory, all threads together."""
         return sum(
-            len(self.of(i, kind)) for i, memory in enumerate(self.memories) if memory.shared == shared
+            len(self.of(i, kind))
+            for i, memory in enumerate(self.memories)
+            if memory.shared == shared
         )
 
     def transactions(self, memory, kind):
@@ -258,6 +260,7 @@ class _Block:
                 if thread.exception:
                     raise thread.exception[0].with_traceback(thread.exception[1])
             threads = [thread for thread in threads if not thread.over]
+
 
 def _make_thread(*arguments):
     """A simulated thread that waits for its turn."""

@@ -40,8 +40,7 @@ def contents(runs):
         "errata": [vars(erratum) for erratum in ERRATA],
         "kernels": {name: coloured(kernel) for name, kernel in kernels.items()},
         "references": {
-            function.__name__: coloured(function)
-            for function in map(reference_of, STAGES)
+            function.__name__: coloured(function) for function in map(reference_of, STAGES)
         },
         "runs": [_run(variant, trace) for variant, trace in runs],
     }

@@ -60,7 +60,9 @@ def make(accepted, trace, path, progress):
         progress(f"page: run {number} of {len(found)}")
         run = trace if variant.plan is accepted else walk(variant.plan, watch=watching)
         if run.failed:
-            raise ArithmeticError(f"{run.failed} checks failed with {variant.name}; no page written")
+            raise ArithmeticError(
+                f"{run.failed} checks failed with {variant.name}; no page written"
+            )
         runs.append((variant, run))
     write(html(contents(runs), _TITLE), path)
     return len(runs)
