@@ -68,12 +68,12 @@ class HeatMap {
     return [width - 2 * MARGIN, parseFloat(style.getPropertyValue("--map-height")) - 2 * MARGIN];
   }
 
-  // Size of a cell if so many sheets stand side by side.
-  cellSize(wide) {
+  // Size of a cell if so many sheets stand side by side, with so wide a gap between capsules.
+  cellSize(wide, gap = CAPSULE_GAP) {
     const [width, height] = this.room(), high = Math.ceil(this.sheets / wide);
-    const across = (width - (wide - 1) * SHEET_GAP - wide * this.across * CAPSULE_GAP)
+    const across = (width - (wide - 1) * SHEET_GAP - wide * this.across * gap)
       / (wide * this.across * this.columns);
-    const down = (height - (high - 1) * SHEET_GAP - high * this.down * CAPSULE_GAP)
+    const down = (height - (high - 1) * SHEET_GAP - high * this.down * gap)
       / (high * this.down * this.rows);
     return Math.min(across, down);
   }
@@ -85,9 +85,10 @@ class HeatMap {
 
   fit() {
     const ratio = devicePixelRatio || 1;
-    const size = Math.max(1 / ratio, this.cellSize(this.wide));
-    const across = edges(this.grid.width, size, this.columns, this.across * this.columns, ratio);
-    const down = edges(this.grid.height, size, this.rows, this.down * this.rows, ratio);
+    const gap = this.cellSize(this.wide) * ratio < 2 ? 0 : CAPSULE_GAP;
+    const size = Math.max(1 / ratio, this.cellSize(this.wide, gap));
+    const across = edges(this.grid.width, size, gap, this.columns, this.across * this.columns, ratio);
+    const down = edges(this.grid.height, size, gap, this.rows, this.down * this.rows, ratio);
     [this.lefts, this.rights] = across;
     [this.tops, this.bottoms] = down;
     const width = this.rights.at(-1) + MARGIN, height = this.bottoms.at(-1) + MARGIN;
@@ -182,8 +183,8 @@ class HeatMap {
 }
 
 // Where cells begin and end in pixels, whole ones of the screen.
-function edges(count, size, capsule, sheet, ratio) {
-  const gaps = (i) => MARGIN + Math.floor(i / capsule) * CAPSULE_GAP + Math.floor(i / sheet) * SHEET_GAP;
+function edges(count, size, gap, capsule, sheet, ratio) {
+  const gaps = (i) => MARGIN + Math.floor(i / capsule) * gap + Math.floor(i / sheet) * SHEET_GAP;
   const at = (i, k) => Math.round(i * size * ratio) / ratio + gaps(k);
   return [range(count).map((i) => at(i, i)), range(count).map((i) => at(i + 1, i))];
 }

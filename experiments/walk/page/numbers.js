@@ -41,7 +41,13 @@ function counts(graph, marks, mark) {
   }).filter(({cells}) => cells);
 }
 
-// The lit cell of an array that says most: the largest; the chosen one if it is there.
+// The cell of an array with the largest value.
+function largest(graph, name) {
+  const {steps} = graph.arrays[name];
+  return steps.reduce((best, step, flat) => (Math.abs(step) > Math.abs(steps[best]) ? flat : best), 0);
+}
+
+// The lit cell of an array that says most: the largest; the chosen one if it is there; else -1.
 function foremost(graph, marks, name) {
   const {first, steps} = graph.arrays[name];
   let best = -1, size = -1;

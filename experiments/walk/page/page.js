@@ -46,7 +46,8 @@ function point(event, name, how) {
 // Coming to an array by Tab: its cell that has most to do with the chosen one.
 function enter(name) {
   if (state.pinned[0] === name) return;
-  state.pinned = [name, Math.max(0, foremost(graph, graph.reach(...state.pinned), name))];
+  const flat = foremost(graph, graph.reach(...state.pinned), name);
+  state.pinned = [name, flat < 0 ? largest(graph, name) : flat];
   pin();
 }
 
@@ -99,8 +100,9 @@ function showStage() {
   card.querySelector("h2").textContent = `${data.stages.indexOf(stage) + 1}  ${stage.paper}`;
   card.querySelector(".formula").textContent = stage.formula;
   card.querySelector(".shapes").textContent = `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
-  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel; off the float64 `
-    + `reference by ${error.toExponential(1)} of the largest value (at most ${tolerance.toExponential(1)}).`;
+  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel and `
+    + (error ? `off the float64 reference by ${error.toExponential(1)} of the largest value, `
+      + `of ${tolerance.toExponential(1)} allowed.` : "equal to the reference in every element.");
   const kernels = run.launches[stage.name].map((launch) => launch.kernel);
   code.querySelector(".own-name").textContent = kernels.join(", ");
   code.querySelector(".own-source").innerHTML = kernels.map((kernel) => data.kernels[kernel]).join("\n");
@@ -163,7 +165,7 @@ for (const [name, words] of Object.entries(SLIDERS)) {
   });
 }
 
-// Show a run, and in it the output cell that says most.
+// Show a run, and in it the largest cell of the array that was shown, at first of the output.
 function load(number) {
   state.run = number;
   const run = data.runs[number];
@@ -174,8 +176,8 @@ function load(number) {
     $(`#${name} + output`).textContent = words(run);
   }
   draw();
-  const name = state.pinned ? state.pinned[0] : "O", {steps} = graph.arrays[name];
-  state.pinned = [name, steps.reduce((best, step, flat) => (Math.abs(step) > Math.abs(steps[best]) ? flat : best), 0)];
+  const name = state.pinned ? state.pinned[0] : "O";
+  state.pinned = [name, largest(graph, name)];
   for (const map of Object.values(maps)) {
     const {axes, shape} = map.array;
     map.panel.setAttribute("aria-label", `${map.name}, ${axes.map((axis, i) => `${axis} ${shape[i]}`).join(", ")}; `

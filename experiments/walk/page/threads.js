@@ -130,7 +130,9 @@ class Threads {
     const before = this.choice.selectedOptions[0]?.textContent;
     this.launches = offers.map(([, launch]) => new Launch(launch));
     this.choice.replaceChildren(...offers.map(([words]) => element("option", "", words)));
-    this.choice.selectedIndex = Math.max(0, offers.findIndex(([words]) => words === before));
+    const again = offers.findIndex(([words]) => words === before);
+    const maker = this.launches.findIndex((launch) => launch.whoTouched(name, flat, ["write", "atomic"]).length);
+    this.choice.selectedIndex = again >= 0 ? again : Math.max(0, maker);
     this.render();
     this.compare(made || stage.direction);
   }
@@ -190,7 +192,7 @@ class Threads {
       for (const [kind, word] of Object.entries(KINDS)) {
         if (!memory[kind]) continue;
         const threads = launch.touched(memory, kind), own = threads.get(thread) || [];
-        const role = memory.name in this.graph.arrays ? roleOf(memory.name) : "product";
+        const colour = memory.name in this.graph.arrays ? `--${roleOf(memory.name)}-ink` : "--quiet";
         const figure = element("figure"), canvas = element("canvas");
         const words = own.length ? `${word} ${ranges(own)}` : `no ${word} by this thread`;
         figure.append(canvas, element("figcaption", "", `${memory.name} [0–${memory.size - 1}]: ${words}`));
@@ -199,12 +201,12 @@ class Threads {
         canvas.width = width * ratio;
         canvas.height = 14 * ratio;
         const context = canvas.getContext("2d"), unit = canvas.width / memory.size;
-        const mark = (elements, colour) => {
-          context.fillStyle = colour;
+        const mark = (elements, fill) => {
+          context.fillStyle = fill;
           for (const one of elements) context.fillRect(one * unit, 0, Math.max(unit, ratio), canvas.height);
         };
         mark(warp.flatMap((other) => threads.get(other) || []), ink("--warp"));
-        mark(own, ink(`--${role}-ink`));
+        mark(own, ink(colour));
       }
     }
   }
