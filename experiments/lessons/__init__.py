@@ -4,7 +4,7 @@
 2. `lesson_2_replicate`: columns and kernel are copied until every product has operands of its own
 3. `lesson_3_multiply`: all small products in one strided batch
 4. `lesson_4_reduce_and_back`: their sums, and the same way back for the gradients
-5. `lesson_5_why_fused_wins`: the same sums as one matrix product that lays nothing out
+5. `lesson_5_why_fused_wins`: the same sums as one matrix product, nothing laid out
 
 ``python -m experiments.lessons.lesson_1_window_to_column`` runs one; editors show the ``# %%`` cells
 as a notebook. Each ends in an exercise: a function to write, and ``check`` to judge it. Solutions

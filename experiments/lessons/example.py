@@ -1,4 +1,4 @@
-"""What the lessons convolve: the digit as capsules of 4 x 4 pixels, and two kernels drawn at random."""
+"""What the lessons convolve: the digit as capsules of 4 x 4 pixels, and a random kernel."""
 
 import numpy as np
 

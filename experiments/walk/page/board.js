@@ -87,10 +87,9 @@ class HeatMap {
     const ratio = devicePixelRatio || 1;
     const gap = this.cellSize(this.wide) * ratio < 2 ? 0 : CAPSULE_GAP;
     const size = Math.max(1 / ratio, this.cellSize(this.wide, gap));
-    const across = edges(this.grid.width, size, gap, this.columns, this.across * this.columns, ratio);
-    const down = edges(this.grid.height, size, gap, this.rows, this.down * this.rows, ratio);
-    [this.lefts, this.rights] = across;
-    [this.tops, this.bottoms] = down;
+    const {width: wide, height: high} = this.grid, {rows, columns} = this;
+    [this.lefts, this.rights] = edges(wide, size, gap, columns, this.across * columns, ratio);
+    [this.tops, this.bottoms] = edges(high, size, gap, rows, this.down * rows, ratio);
     const width = this.rights.at(-1) + MARGIN, height = this.bottoms.at(-1) + MARGIN;
     for (const canvas of [this.paper, this.veil]) {
       canvas.width = Math.ceil(width * ratio);
@@ -109,9 +108,9 @@ class HeatMap {
 
   // The capsule's first and last cell as they stand on the map.
   corners(flat) {
-    const x = this.X[flat] - this.X[flat] % this.columns, y = this.Y[flat] - this.Y[flat] % this.rows;
-    const {width, cells} = this.grid;
-    return [cells[y * width + x], cells[(y + this.rows - 1) * width + x + this.columns - 1]];
+    const {X, Y, rows, columns, grid: {width, cells}} = this;
+    const x = X[flat] - X[flat] % columns, y = Y[flat] - Y[flat] % rows;
+    return [cells[y * width + x], cells[(y + rows - 1) * width + x + columns - 1]];
   }
 
   clear(context) {
@@ -212,10 +211,11 @@ const isBright = (colour) => {
 const scales = new Map();
 function scaleOf(role) {
   if (!scales.has(role)) {
-    const [low, zero, high] = ["--negative", "--zero", `--${role}-ink`].map((name) => channels(ink(name)));
+    const [low, zero, high] = ["--negative", "--zero", `--${role}-ink`].map(ink).map(channels);
     scales.set(role, range(257).map((i) => {
       const end = i < 128 ? low : high, share = Math.abs(i - 128) / 128;
-      return `rgb(${range(3).map((k) => Math.round(zero[k] + (end[k] - zero[k]) * share)).join(" ")})`;
+      const mixed = range(3).map((k) => Math.round(zero[k] + (end[k] - zero[k]) * share));
+      return `rgb(${mixed.join(" ")})`;
     }));
   }
   return scales.get(role);

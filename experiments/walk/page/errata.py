@@ -1,4 +1,4 @@
-"""What the paper writes, what holds, and which stages it concerns: the README's table, for the page."""
+"""What the paper writes, what holds, and at which stages to say so: the README's table."""
 
 from dataclasses import dataclass
 

@@ -47,6 +47,20 @@ const READS = {
   },
 };
 
+// An index with oh, ow set from its l, and c, kh, kw from its q.
+function unfolded(i, {OW, KH, KW}) {
+  if ("l" in i) {
+    i.oh = Math.floor(i.l / OW);
+    i.ow = i.l % OW;
+  }
+  if ("q" in i) {
+    i.c = Math.floor(i.q / (KH * KW));
+    i.kh = Math.floor(i.q / KW) % KH;
+    i.kw = i.q % KW;
+  }
+  return i;
+}
+
 // Cells of all arrays have one numbering, array after array, in which the edges are kept.
 class Graph {
   constructor(run) {
@@ -88,20 +102,15 @@ class Graph {
       i[letters[axis]] = flat % shape[axis];
       flat = Math.floor(flat / shape[axis]);
     }
-    if ("l" in i) { i.oh = Math.floor(i.l / OW); i.ow = i.l % OW; }
-    else if ("oh" in i) i.l = i.oh * OW + i.ow;
-    if ("q" in i) { i.c = Math.floor(i.q / (KH * KW)); i.kh = Math.floor(i.q / KW) % KH; i.kw = i.q % KW; }
-    else if ("kh" in i) i.q = (i.c * KH + i.kh) * KW + i.kw;
+    if ("oh" in i) i.l = i.oh * OW + i.ow;
+    if ("kh" in i) i.q = (i.c * KH + i.kh) * KW + i.kw;
     if (!("n" in i)) i.n = 0;
-    return i;
+    return unfolded(i, this.g);
   }
 
   // The cell of an index; l and q hold where the array has oh, ow or c, kh, kw.
   flat(name, i) {
-    const {letters, shape} = this.arrays[name], {OW, KH, KW} = this.g;
-    const found = {...i};
-    if ("l" in i) { found.oh = Math.floor(i.l / OW); found.ow = i.l % OW; }
-    if ("q" in i) { found.c = Math.floor(i.q / (KH * KW)); found.kh = Math.floor(i.q / KW) % KH; found.kw = i.q % KW; }
+    const {letters, shape} = this.arrays[name], found = unfolded({...i}, this.g);
     return letters.reduce((flat, letter, axis) => flat * shape[axis] + found[letter], 0);
   }
 

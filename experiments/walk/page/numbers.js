@@ -1,7 +1,9 @@
 // A cell in numbers: what it is, the small product behind it written out, and the sum.
 
 const PRODUCTS = {"O'": ["I'", "K'"], "dK'": ["I'", "dO'"], "dI'": ["dO'", "K'"]};
-const SUMS = {"O": ["O'", "q"], "dK": ["dK'", "l"], "dI_flat": ["dI'", "p"], "dI": ["dI_flat", "l, q"]};
+const SUMS = {
+  "O": ["O'", "q"], "dK": ["dK'", "l"], "dI_flat": ["dI'", "p"], "dI": ["dI_flat", "l, q"],
+};
 const COPIES = {"I_flat": "I", "I'": "I_flat", "K'": "K", "dO'": "dO"};
 const GIVEN = {
   "I": "Given: a pixel of the digit.",
@@ -17,7 +19,8 @@ const BESIDE = {
 };
 const MOST_DIGITS = 6;  // rows or columns of a capsule whose numbers can still be read
 
-const shown = (value, digits = 2) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
+const shown = (value, digits = 2) => value.toFixed(digits)
+  .replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
 
 // I_flat[l 4, q 2 | 1, 3]: a capsule and a cell of it.
 function title(graph, name, flat) {
@@ -31,7 +34,8 @@ function title(graph, name, flat) {
 // How many cells and capsules of each array are lit, by mark.
 function counts(graph, marks, mark) {
   return ORDER.map((name) => {
-    const {first, steps, shape} = graph.arrays[name], elements = shape.slice(-3).reduce((a, b) => a * b);
+    const {first, steps, shape} = graph.arrays[name];
+    const elements = shape.slice(-3).reduce((a, b) => a * b);
     const capsules = new Set();
     let cells = 0;
     for (let flat = 0; flat < steps.length; flat++) {
@@ -44,7 +48,8 @@ function counts(graph, marks, mark) {
 // The cell of an array with the largest value.
 function largest(graph, name) {
   const {steps} = graph.arrays[name];
-  return steps.reduce((best, step, flat) => (Math.abs(step) > Math.abs(steps[best]) ? flat : best), 0);
+  const size = (flat) => Math.abs(steps[flat]);
+  return steps.reduce((best, _, flat) => (size(flat) > size(best) ? flat : best), 0);
 }
 
 // The lit cell of an array that says most: the largest; the chosen one if it is there; else -1.

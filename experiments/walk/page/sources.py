@@ -1,4 +1,4 @@
-"""Kernels and the reference's loops as coloured HTML. Pygments (the extra ``page``) colours them."""
+"""Kernels and the reference's loops as HTML, coloured by Pygments (the extra ``page``)."""
 
 import ast
 import inspect
