@@ -1,4 +1,4 @@
-"""The page: its values are the kernels', it lights what the reference says, and it writes whole files.
+"""The page: its values are the kernels', it lights what the reference says, it is written whole.
 
 What a page does when it is pointed at is tried in a headless Chromium (Debian's chromium and
 chromium-driver), which ``.ci/run`` installs; without them those tests are skipped and say so.
@@ -280,7 +280,7 @@ def browser():
     """A headless Chromium; skipped, loudly, where there is none."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if missing:
-        reason = f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian: chromium, chromium-driver)"
+        reason = f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian's packages)"
         pytest.skip(reason)
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="selenium: the extra 'test' has it"
@@ -317,7 +317,8 @@ def shown(browser, page):
 LIT = """
 const lit = {};
 for (const [name, map] of Object.entries(walk.maps)) {
-  const {data, width} = map.veil.getContext("2d").getImageData(0, 0, map.veil.width, map.veil.height);
+  const {veil} = map;
+  const {data, width} = veil.getContext("2d").getImageData(0, 0, veil.width, veil.height);
   lit[name] = Array.from(map.X.keys()).filter((flat) => {
     const [x, y, wide, high] = map.box(flat);
     return data[4 * (Math.floor(y + high / 2) * width + Math.floor(x + wide / 2)) + 3] === 0;
@@ -403,7 +404,7 @@ def test_keys_move_and_tab_changes_stage(shown):
     driver.execute_script(
         "arguments[0].focus()", driver.find_element("css selector", '[data-name="I_flat"]')
     )
-    spot = "const [name, flat] = walk.state.pinned, map = walk.maps[name]; return [map.X[flat], map.Y[flat]]"
+    spot = "const [name, i] = walk.state.pinned; return [walk.maps[name].X[i], walk.maps[name].Y[i]]"
     driver.execute_script("walk.state.pinned = ['I_flat', 0]")
     for keys, expected in (
         ([Keys.ARROW_RIGHT], [1, 0]),

@@ -1,4 +1,4 @@
-"""Watching a kernel: every access is kept, once, and the kernel computes what it would unwatched."""
+"""Watching a kernel: every access is kept, once, and it computes what it would unwatched."""
 
 import numpy as np
 import pytest

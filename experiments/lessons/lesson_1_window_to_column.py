@@ -5,7 +5,8 @@
 # paper's pipeline begins by gathering what each window sees into a column (Algorithm 3, step 1,
 # Figure 3):
 #
-#     I_flat[n, l, q] = I[n, c, oh*stride + kh*dilation - padding, ow*stride + kw*dilation - padding]
+#     I_flat[n, l, q] = I[n, c, h, w]
+#     h = oh*stride + kh*dilation - padding,  w = ow*stride + kw*dilation - padding
 #
 # A position of the window is l = oh*OW + ow. An element of the window is q = (c*KH + kh)*KW + kw.
 
@@ -38,8 +39,8 @@ print(f"I_flat: {I_flat.shape}, the same as the reference's in every element")
 
 # %% [markdown]
 # Windows overlap where the stride is smaller than the window, so capsules are copied more than
-# once: the smaller the stride, the more often. A stride as wide as the window leaves none twice, and
-# some at the edge not at all.
+# once: the smaller the stride, the more often. With a stride as wide as the window none is copied
+# twice, and some at the edge are not copied at all.
 
 # %%
 times = reference.capsule_col2im(

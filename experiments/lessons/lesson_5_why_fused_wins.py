@@ -22,7 +22,7 @@ laid_out = sum(LAYER.whole.traffic(stage, 4)[0] for stage in stages.FORWARD)
 least = LAYER.min_bytes(4)
 print("second layer of the published network, batch 128:")
 print(
-    f"laid out: {laid_out / 1e6:.0f} MB; unavoidable: {least / 1e6:.1f} MB; {laid_out / least:.0f} x"
+    f"laid out {laid_out / 1e6:.0f} MB, unavoidable {least / 1e6:.1f} MB: {laid_out / least:.0f} x"
 )
 print(f"FLOP a byte: {LAYER.flop / laid_out:.1f} laid out, {LAYER.flop / least:.0f} at best")
 assert laid_out > least

@@ -4,7 +4,7 @@ Nothing here knows a formula. The arrays that a kernel is given, and those it sh
 wrapped so that every access leaves a row behind: who, where, and by which instruction. Local arrays
 are registers and leave none.
 
-A warp's accesses meet where its threads execute one instruction for the same time; the hardware then
+A warp's accesses meet where its threads come by one instruction equally often; the hardware then
 moves every 32-byte sector that any of them touches. A thread that skips a turn in a loop is counted
 with the turn that it takes next.
 """

@@ -40,8 +40,8 @@ class HeatMap {
     this.columns = isInput ? patch.columns : capsule[2];
     const elements = capsule[0] * capsule[1] * capsule[2];
     const place = PLACES[axes.slice(0, lead).join(", ")];
-    const spots = range(steps.length / elements).map(
-      (k) => place(this.graph.index(this.name, k * elements), g));
+    const spots = range(steps.length / elements)
+                      .map((k) => place(this.graph.index(this.name, k * elements), g));
     const most = (axis) => Math.max(...spots.map((spot) => spot[axis])) + 1;
     [this.sheets, this.down, this.across] = [most(0), most(1), most(2)];
     this.wide = this.sheetsAcross();
@@ -54,8 +54,8 @@ class HeatMap {
       const [sheet, row, column] = spots[Math.floor(flat / elements)];
       const element = flat % elements, at = isInput ? patch.place[element] : element;
       const x = ((sheet % this.wide) * this.across + column) * this.columns + at % this.columns;
-      const y = (Math.floor(sheet / this.wide) * this.down + row) * this.rows
-        + Math.floor(at / this.columns);
+      const y = (Math.floor(sheet / this.wide) * this.down + row) * this.rows +
+          Math.floor(at / this.columns);
       this.X[flat] = x;
       this.Y[flat] = y;
       this.grid.cells[y * width + x] = flat;
@@ -71,16 +71,17 @@ class HeatMap {
   // Size of a cell if so many sheets stand side by side, with so wide a gap between capsules.
   cellSize(wide, gap = CAPSULE_GAP) {
     const [width, height] = this.room(), high = Math.ceil(this.sheets / wide);
-    const across = (width - (wide - 1) * SHEET_GAP - wide * this.across * gap)
-      / (wide * this.across * this.columns);
-    const down = (height - (high - 1) * SHEET_GAP - high * this.down * gap)
-      / (high * this.down * this.rows);
+    const across = (width - (wide - 1) * SHEET_GAP - wide * this.across * gap) /
+        (wide * this.across * this.columns);
+    const down =
+        (height - (high - 1) * SHEET_GAP - high * this.down * gap) / (high * this.down * this.rows);
     return Math.min(across, down);
   }
 
   sheetsAcross() {
-    return range(this.sheets).map((i) => i + 1)
-      .reduce((best, wide) => (this.cellSize(wide) > this.cellSize(best) ? wide : best), 1);
+    return range(this.sheets)
+        .map((i) => i + 1)
+        .reduce((best, wide) => (this.cellSize(wide) > this.cellSize(best) ? wide : best), 1);
   }
 
   fit() {

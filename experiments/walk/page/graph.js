@@ -3,10 +3,17 @@
 // A cell is one number of one array. Its index is an object of the glossary's letters, such as
 // {n, p, l, q, g, d1, d3}; `l` always goes with `oh` and `ow`, and `q` with `c`, `kh` and `kw`.
 
-const ORDER = ["I", "I_flat", "I'", "K", "K'", "O'", "O",
-               "dO", "dO'", "dK'", "dK", "dI'", "dI_flat", "dI"];
-const ROLE = {"I": "input", "I_flat": "input", "I'": "input", "K": "kernel", "K'": "kernel",
-              "O'": "product", "O": "output"};
+const ORDER =
+    ["I", "I_flat", "I'", "K", "K'", "O'", "O", "dO", "dO'", "dK'", "dK", "dI'", "dI_flat", "dI"];
+const ROLE = {
+  "I": "input",
+  "I_flat": "input",
+  "I'": "input",
+  "K": "kernel",
+  "K'": "kernel",
+  "O'": "product",
+  "O": "output"
+};
 const roleOf = (name) => ROLE[name] || "gradient";
 
 const range = (count) => Array.from({length: count}, (_, i) => i);
@@ -36,8 +43,8 @@ const READS = {
       for (let kw = 0; kw < g.KW; kw++) {
         const oh = (i.h + g.padding[0] - kh * g.dilation[0]) / g.stride[0];
         const ow = (i.w + g.padding[1] - kw * g.dilation[1]) / g.stride[1];
-        if (Number.isInteger(oh) && Number.isInteger(ow)
-            && oh >= 0 && oh < g.OH && ow >= 0 && ow < g.OW) {
+        if (Number.isInteger(oh) && Number.isInteger(ow) && oh >= 0 && oh < g.OH && ow >= 0 &&
+            ow < g.OW) {
           const l = oh * g.OW + ow, q = (i.c * g.KH + kh) * g.KW + kw;
           found.push(["dI_flat", {...i, l, q}]);
         }
@@ -127,7 +134,10 @@ class Graph {
       const todo = [own];
       while (todo.length) {
         edges.each(todo.pop(), (next) => {
-          if (!marks[next]) { marks[next] = mark; todo.push(next); }
+          if (!marks[next]) {
+            marks[next] = mark;
+            todo.push(next);
+          }
         });
       }
     }

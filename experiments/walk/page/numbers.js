@@ -1,10 +1,22 @@
 // A cell in numbers: what it is, the small product behind it written out, and the sum.
 
-const PRODUCTS = {"O'": ["I'", "K'"], "dK'": ["I'", "dO'"], "dI'": ["dO'", "K'"]};
-const SUMS = {
-  "O": ["O'", "q"], "dK": ["dK'", "l"], "dI_flat": ["dI'", "p"], "dI": ["dI_flat", "l, q"],
+const PRODUCTS = {
+  "O'": ["I'", "K'"],
+  "dK'": ["I'", "dO'"],
+  "dI'": ["dO'", "K'"]
 };
-const COPIES = {"I_flat": "I", "I'": "I_flat", "K'": "K", "dO'": "dO"};
+const SUMS = {
+  "O": ["O'", "q"],
+  "dK": ["dK'", "l"],
+  "dI_flat": ["dI'", "p"],
+  "dI": ["dI_flat", "l, q"],
+};
+const COPIES = {
+  "I_flat": "I",
+  "I'": "I_flat",
+  "K'": "K",
+  "dO'": "dO"
+};
 const GIVEN = {
   "I": "Given: a pixel of the digit.",
   "K": "Given: a weight, drawn at random.",
@@ -12,15 +24,25 @@ const GIVEN = {
 };
 // The product and the sum that are written out beside a cell of each array.
 const BESIDE = {
-  "I": ["O'", "O"], "I_flat": ["O'", "O"], "I'": ["O'", "O"], "K": ["O'", "O"], "K'": ["O'", "O"],
-  "O'": ["O'", "O"], "O": ["O'", "O"], "dO": ["dI'", "dI_flat"], "dO'": ["dI'", "dI_flat"],
-  "dK'": ["dK'", "dK"], "dK": ["dK'", "dK"], "dI'": ["dI'", "dI_flat"],
-  "dI_flat": ["dI'", "dI_flat"], "dI": ["dI'", "dI"],
+  "I": ["O'", "O"],
+  "I_flat": ["O'", "O"],
+  "I'": ["O'", "O"],
+  "K": ["O'", "O"],
+  "K'": ["O'", "O"],
+  "O'": ["O'", "O"],
+  "O": ["O'", "O"],
+  "dO": ["dI'", "dI_flat"],
+  "dO'": ["dI'", "dI_flat"],
+  "dK'": ["dK'", "dK"],
+  "dK": ["dK'", "dK"],
+  "dI'": ["dI'", "dI_flat"],
+  "dI_flat": ["dI'", "dI_flat"],
+  "dI": ["dI'", "dI"],
 };
 const MOST_DIGITS = 6;  // rows or columns of a capsule whose numbers can still be read
 
-const shown = (value, digits = 2) => value.toFixed(digits)
-  .replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
+const shown = (value, digits = 2) =>
+    value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
 
 // I_flat[l 4, q 2 | 1, 3]: a capsule and a cell of it.
 function title(graph, name, flat) {
@@ -33,16 +55,21 @@ function title(graph, name, flat) {
 
 // How many cells and capsules of each array are lit, by mark.
 function counts(graph, marks, mark) {
-  return ORDER.map((name) => {
-    const {first, steps, shape} = graph.arrays[name];
-    const elements = shape.slice(-3).reduce((a, b) => a * b);
-    const capsules = new Set();
-    let cells = 0;
-    for (let flat = 0; flat < steps.length; flat++) {
-      if (marks[first + flat] === mark) { cells++; capsules.add(Math.floor(flat / elements)); }
-    }
-    return {name, cells, capsules: capsules.size};
-  }).filter(({cells}) => cells);
+  return ORDER
+      .map((name) => {
+        const {first, steps, shape} = graph.arrays[name];
+        const elements = shape.slice(-3).reduce((a, b) => a * b);
+        const capsules = new Set();
+        let cells = 0;
+        for (let flat = 0; flat < steps.length; flat++) {
+          if (marks[first + flat] === mark) {
+            cells++;
+            capsules.add(Math.floor(flat / elements));
+          }
+        }
+        return {name, cells, capsules: capsules.size};
+      })
+      .filter(({cells}) => cells);
 }
 
 // The cell of an array with the largest value.
@@ -59,7 +86,10 @@ function foremost(graph, marks, name) {
   for (let flat = 0; flat < steps.length; flat++) {
     const mark = marks[first + flat];
     if (mark === 3) return flat;
-    if (mark && Math.abs(steps[flat]) > size) { best = flat; size = Math.abs(steps[flat]); }
+    if (mark && Math.abs(steps[flat]) > size) {
+      best = flat;
+      size = Math.abs(steps[flat]);
+    }
   }
   return best;
 }
@@ -77,7 +107,7 @@ class Numbers {
     if (made >= 0) {
       parts.push(this.product(product, made));
       const total = graph.reach(product, made);
-      const added = marks[graph.arrays[sum].first] === undefined ? -1 : this.sumOf(sum, marks, total);
+      const added = this.sumOf(sum, marks, total);
       if (added >= 0) parts.push(this.sum(sum, added));
     }
     this.pane.replaceChildren(...parts);
@@ -101,7 +131,7 @@ class Numbers {
     for (const [mark, word] of [[1, "read from"], [2, "feeds"]]) {
       const found = counts(this.graph, marks, mark);
       list.append(element("dt", "", word));
-      const line = element("dd", "", found.length ? "" : mark === 1 ? "nothing: it is given" : "nothing");
+      const line = element("dd", "", found.length ? "" : "nothing");
       for (const one of found) {
         const chip = element("span", `chip role-${roleOf(one.name)}`, `${one.name} `);
         chip.append(element("b", "", `${one.cells}`));
@@ -121,7 +151,8 @@ class Numbers {
       if (!sources.length) return "A zero: the window reaches into the padding here.";
       return `A copy of ${title(graph, ...graph.cell(sources[0]))}.`;
     }
-    if (name in PRODUCTS) return `One cell of one small product: ${sources.length / 2} multiplications.`;
+    if (name in PRODUCTS)
+      return `One cell of one small product: ${sources.length / 2} multiplications.`;
     const [terms, letter] = SUMS[name];
     if (!sources.length) return "No window covers it: its gradient is zero.";
     return `The sum over ${letter} of ${sources.length} cells of ${terms}.`;
@@ -134,9 +165,11 @@ class Numbers {
     box.append(element("h3", "", `The small product ${title(graph, name, flat)}`));
     const row = element("div", "equation");
     row.append(
-      this.capsule(left, sources[0][1], sources), element("span", "sign", name === "dK'" ? "ᵀ @" : "@"),
-      this.capsule(right, sources[1][1], sources), element("span", "sign", name === "dI'" ? "ᵀ =" : "="),
-      this.capsule(name, flat, [[name, flat]]));
+        this.capsule(left, sources[0][1], sources),
+        element("span", "sign", name === "dK'" ? "ᵀ @" : "@"),
+        this.capsule(right, sources[1][1], sources),
+        element("span", "sign", name === "dI'" ? "ᵀ =" : "="),
+        this.capsule(name, flat, [[name, flat]]));
     const terms = range(sources.length / 2).map((k) => [sources[2 * k], sources[2 * k + 1]]);
     const line = element("p", "written");
     terms.forEach(([a, b], k) => {
@@ -160,7 +193,8 @@ class Numbers {
     for (let r = 0; r < rows; r++) {
       const line = table.insertRow();
       for (let c = 0; c < columns; c++) {
-        const cell = line.insertCell(), at = start + r * columns + c, steps = graph.arrays[name].steps[at];
+        const cell = line.insertCell(), at = start + r * columns + c,
+              steps = graph.arrays[name].steps[at];
         cell.style.background = colours[colourOf(steps)];
         cell.classList.add(isBright(colours[colourOf(steps)]) ? "bright" : "deep");
         cell.classList.toggle("lit", framed.has(at));
@@ -173,7 +207,8 @@ class Numbers {
   }
 
   number(name, flat, digits = 2) {
-    const made = element("span", `number role-${roleOf(name)}`, shown(this.graph.value(name, flat), digits));
+    const made =
+        element("span", `number role-${roleOf(name)}`, shown(this.graph.value(name, flat), digits));
     made.dataset.cell = `${name} ${flat}`;
     made.title = title(this.graph, name, flat);
     return made;
@@ -181,15 +216,20 @@ class Numbers {
 
   sum(name, flat) {
     const {graph} = this, box = element("section", "sum"), [terms, letter] = SUMS[name];
-    const sources = graph.reads.list(graph.arrays[name].first + flat).map((number) => graph.cell(number));
+    const sources =
+        graph.reads.list(graph.arrays[name].first + flat).map((number) => graph.cell(number));
     box.append(element("h3", "", `The sum over ${letter}: ${title(graph, name, flat)}`));
     const line = element("p", "written");
     sources.forEach(([other, cell], k) => {
       const value = graph.value(other, cell), i = graph.index(other, cell);
       if (k) line.append(" + ");
       const made = this.number(other, cell);
-      made.title = `${letter.split(", ").map((one) => `${one} ${i[one]}`).join(", ")}: ${made.title}`;
-      if (value < 0) line.append("(", made, ")"); else line.append(made);
+      made.title =
+          `${letter.split(", ").map((one) => `${one} ${i[one]}`).join(", ")}: ${made.title}`;
+      if (value < 0)
+        line.append("(", made, ")");
+      else
+        line.append(made);
     });
     line.append(" = ", this.number(name, flat, 3));
     box.append(line);

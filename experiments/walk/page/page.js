@@ -3,16 +3,21 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector) => document.querySelector(selector);
 
-const state = {run: 0, pinned: null, hover: null};
-const stageOf = (name) => data.stages.find((stage) => stage.output === name)
-  || data.stages.find((stage) => stage.inputs.includes(name));
+const state = {
+  run: 0,
+  pinned: null,
+  hover: null
+};
+const stageOf = (name) => data.stages.find((stage) => stage.output === name) ||
+    data.stages.find((stage) => stage.inputs.includes(name));
 
 let graph, marks, stage;
 const maps = {};
 const numbers = new Numbers($("#numbers")), threads = new Threads($("#threads"));
 
 const inWords = (name) => name.replace("strided_batched_matmul", "batched multiply")
-  .replace("gradient_matmul", "gradient").replaceAll("_", " ");
+                              .replace("gradient_matmul", "gradient")
+                              .replaceAll("_", " ");
 
 // ---- the board
 
@@ -24,14 +29,19 @@ for (const name of ORDER) {
   panel.querySelector(".name").textContent = name;
   panel.querySelector(".step").textContent = made < 0 ? "given" : `${made + 1}`;
   panel.querySelector(".stage").textContent = made < 0 ? "" : inWords(data.stages[made].name);
-  panel.querySelector(".figure").textContent = (made < 0 ? "" : data.stages[made].where).match(/Figure \d|$/)[0];
+  panel.querySelector(".figure").textContent =
+      (made < 0 ? "" : data.stages[made].where).match(/Figure \d|$/)[0];
   maps[name] = new HeatMap(panel, name);
-  (made < 0 ? ["I", "K"].includes(name) : data.stages[made].direction === "forward")
-    ? $("#forward").append(panel) : $("#backward").append(panel);
+  (made < 0 ? ["I", "K"].includes(name) : data.stages[made].direction === "forward") ?
+      $("#forward").append(panel) :
+      $("#backward").append(panel);
   panel.addEventListener("focus", () => enter(name));
   panel.addEventListener("keydown", (event) => move(event, name));
   panel.addEventListener("pointermove", (event) => point(event, name, "hover"));
-  panel.addEventListener("pointerleave", () => { state.hover = null; light(); });
+  panel.addEventListener("pointerleave", () => {
+    state.hover = null;
+    light();
+  });
   panel.addEventListener("click", (event) => point(event, name, "pinned"));
 }
 
@@ -40,7 +50,10 @@ function point(event, name, how) {
   const flat = maps[name].at(event.clientX - box.left, event.clientY - box.top);
   if (flat < 0 || (how === "hover" && event.pointerType === "touch")) return;
   state[how] = [name, flat];
-  if (how === "pinned") pin(); else light();
+  if (how === "pinned")
+    pin();
+  else
+    light();
 }
 
 // Coming to an array by Tab: its cell that has most to do with the chosen one.
@@ -51,7 +64,12 @@ function enter(name) {
   pin();
 }
 
-const ARROWS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+const ARROWS = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, -1],
+  ArrowDown: [0, 1]
+};
 
 function move(event, name) {
   if (!(event.key in ARROWS)) return;
@@ -85,9 +103,10 @@ function pin() {
   state.hover = null;
   light();
   const [name, flat] = state.pinned;
-  const tell = (mark) => counts(graph, marks, mark).map((one) => `${one.cells} of ${one.name}`).join(", ");
-  $("#told").textContent = `${title(graph, name, flat)} is ${shown(graph.value(name, flat), 4)}. `
-    + `Read from: ${tell(1) || "nothing"}. Feeds: ${tell(2) || "nothing"}.`;
+  const tell = (mark) =>
+      counts(graph, marks, mark).map((one) => `${one.cells} of ${one.name}`).join(", ");
+  $("#told").textContent = `${title(graph, name, flat)} is ${shown(graph.value(name, flat), 4)}. ` +
+      `Read from: ${tell(1) || "nothing"}. Feeds: ${tell(2) || "nothing"}.`;
   stage = stageOf(name);
   showStage();
   threads.show(data, data.runs[state.run], graph, stage, name, flat);
@@ -95,17 +114,21 @@ function pin() {
 
 function showStage() {
   const card = $("#stage"), code = $("#sources"), run = data.runs[state.run];
-  const shape = (name) => `${name} (${run.arrays[name].axes.join(", ")}) = (${run.arrays[name].shape.join(", ")})`;
+  const shape = (name) =>
+      `${name} (${run.arrays[name].axes.join(", ")}) = (${run.arrays[name].shape.join(", ")})`;
   const [error, tolerance] = run.checks[stage.name];
   card.querySelector("h2").textContent = `${data.stages.indexOf(stage) + 1}  ${stage.paper}`;
   card.querySelector(".formula").textContent = stage.formula;
-  card.querySelector(".shapes").textContent = `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
-  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel and `
-    + (error ? `off the float64 reference by ${error.toExponential(1)} of the largest value, `
-      + `of ${tolerance.toExponential(1)} allowed.` : "equal to the reference in every element.");
+  card.querySelector(".shapes").textContent =
+      `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
+  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel and ` +
+      (error ? `off the float64 reference by ${error.toExponential(1)} of the largest value, ` +
+               `of ${tolerance.toExponential(1)} allowed.` :
+               "equal to the reference in every element.");
   const kernels = run.launches[stage.name].map((launch) => launch.kernel);
   code.querySelector(".own-name").textContent = kernels.join(", ");
-  code.querySelector(".own-source").innerHTML = kernels.map((kernel) => data.kernels[kernel]).join("\n");
+  code.querySelector(".own-source").innerHTML =
+      kernels.map((kernel) => data.kernels[kernel]).join("\n");
   code.querySelector(".reference-name").textContent = stage.reference;
   code.querySelector(".reference-source").innerHTML = data.references[stage.reference];
   const notes = data.errata.filter((erratum) => erratum.stages.includes(stage.name));
@@ -159,9 +182,13 @@ for (const [name, words] of Object.entries(SLIDERS)) {
   slider.addEventListener("input", () => {
     const wanted = stops[name][slider.value];
     const likeness = (run) => Object.keys(SLIDERS)
-      .filter((other) => JSON.stringify(run[other]) === JSON.stringify(data.runs[state.run][other])).length;
+                                  .filter(
+                                      (other) => JSON.stringify(run[other]) ===
+                                          JSON.stringify(data.runs[state.run][other]))
+                                  .length;
     const fitting = data.runs.filter((run) => key(run) === wanted);
-    load(data.runs.indexOf(fitting.reduce((best, run) => (likeness(run) > likeness(best) ? run : best))));
+    load(data.runs.indexOf(
+        fitting.reduce((best, run) => (likeness(run) > likeness(best) ? run : best))));
   });
 }
 
@@ -180,8 +207,10 @@ function load(number) {
   state.pinned = [name, largest(graph, name)];
   for (const map of Object.values(maps)) {
     const {axes, shape} = map.array;
-    map.panel.setAttribute("aria-label", `${map.name}, ${axes.map((axis, i) => `${axis} ${shape[i]}`).join(", ")}; `
-      + "arrow keys move by a cell, with Shift by a capsule");
+    map.panel.setAttribute(
+        "aria-label",
+        `${map.name}, ${axes.map((axis, i) => `${axis} ${shape[i]}`).join(", ")}; ` +
+            "arrow keys move by a cell, with Shift by a capsule");
   }
   pin();
 }
@@ -197,9 +226,17 @@ function redraw() {
 }
 
 let waiting;
-addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 150); });
+addEventListener("resize", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(redraw, 150);
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 load(0);
 
 // For whoever wants to ask the page: what is lit where.
-window.walk = {state, maps, marks: () => marks, graph: () => graph};
+window.walk = {
+  state,
+  maps,
+  marks: () => marks,
+  graph: () => graph
+};

@@ -1,7 +1,12 @@
-// Who computes a cell: the block, the thread and the addresses, as they were counted on the simulator.
+// Who computes a cell: the block, the thread and the addresses, as they were counted on the
+// simulator.
 
 const WARP = 32, SECTOR = 32;
-const KINDS = {read: "reads", write: "writes", atomic: "atomic adds"};
+const KINDS = {
+  read: "reads",
+  write: "writes",
+  atomic: "atomic adds"
+};
 const LISTED = 6;  // runs of addresses that are written out
 
 // A launch, with its short notes spread out when they are asked for.
@@ -51,7 +56,8 @@ class Launch {
   }
 
   place(thread) {
-    const dims = (number, [x, y]) => [number % x, Math.floor(number / x) % y, Math.floor(number / (x * y))];
+    const dims =
+        (number, [x, y]) => [number % x, Math.floor(number / x) % y, Math.floor(number / (x * y))];
     return {
       block: dims(Math.floor(thread / this.block_size), this.grid),
       thread: dims(thread % this.block_size, this.block),
@@ -68,7 +74,7 @@ class Launch {
 
   total(kind, shared) {
     return this.memories.filter((one) => one.shared === shared && one[kind])
-      .reduce((sum, one) => sum + one[kind].count, 0);
+        .reduce((sum, one) => sum + one[kind].count, 0);
   }
 
   // Sectors that all warps moved: an atomic add reads and writes.
@@ -76,7 +82,8 @@ class Launch {
     let sum = 0;
     for (const memory of this.memories) {
       for (const kind of Object.keys(KINDS)) {
-        if (!memory.shared && memory[kind]) sum += memory[kind].transactions[1] * (kind === "atomic" ? 2 : 1);
+        if (!memory.shared && memory[kind])
+          sum += memory[kind].transactions[1] * (kind === "atomic" ? 2 : 1);
       }
     }
     return sum;
@@ -99,7 +106,10 @@ function ranges(elements) {
   const sorted = [...new Set(elements)].sort((a, b) => a - b), found = [];
   for (const element of sorted) {
     const last = found.at(-1);
-    if (last && last[1] === element - 1) last[1] = element; else found.push([element, element]);
+    if (last && last[1] === element - 1)
+      last[1] = element;
+    else
+      found.push([element, element]);
   }
   const words = found.slice(0, LISTED).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`));
   return words.join(", ") + (found.length > LISTED ? `, … (${found.length} runs)` : "");
@@ -119,7 +129,8 @@ class Threads {
   show(data, run, graph, stage, name, flat) {
     Object.assign(this, {data, run, graph, name, flat});
     const made = {O: "forward", dI: "backward", dK: "backward"}[stage.output];
-    const offers = run.launches[stage.name].map((launch) => [`${stage.name}: ${launch.kernel}`, launch]);
+    const offers =
+        run.launches[stage.name].map((launch) => [`${stage.name}: ${launch.kernel}`, launch]);
     for (const [algorithm, told] of Object.entries(run.algorithms)) {
       for (const launch of (made && told[made]) || []) {
         if (launch.memories.some((one) => one.name === stage.output && (one.atomic || one.write))) {
@@ -131,7 +142,8 @@ class Threads {
     this.launches = offers.map(([, launch]) => new Launch(launch));
     this.choice.replaceChildren(...offers.map(([words]) => element("option", "", words)));
     const again = offers.findIndex(([words]) => words === before);
-    const maker = this.launches.findIndex((launch) => launch.whoTouched(name, flat, ["write", "atomic"]).length);
+    const maker = this.launches.findIndex(
+        (launch) => launch.whoTouched(name, flat, ["write", "atomic"]).length);
     this.choice.selectedIndex = again >= 0 ? again : Math.max(0, maker);
     this.render();
     this.compare(made || stage.direction);
@@ -145,12 +157,13 @@ class Threads {
     const who = this.section.querySelector(".who"), place = launch.place(thread);
     const verb = makers.length ? "writes" : found.length ? "reads" : "does not touch";
     who.replaceChildren(
-      `Block `, element("b", "", dims(place.block)), `, thread `, element("b", "", dims(place.thread)),
-      ` (lane ${place.lane} of warp ${place.warp}) ${verb} `,
-      element("b", `role-${roleOf(name)}`, title(this.graph, name, flat)),
-      found.length > 1 ? `, as do ${found.length - 1} others` : "",
-      `. Grid ${dims(launch.grid)}, block ${dims(launch.block)}: `
-      + `${thousands(launch.grid.reduce((a, b) => a * b) * launch.block_size)} threads.`);
+        `Block `, element("b", "", dims(place.block)), `, thread `,
+        element("b", "", dims(place.thread)),
+        ` (lane ${place.lane} of warp ${place.warp}) ${verb} `,
+        element("b", `role-${roleOf(name)}`, title(this.graph, name, flat)),
+        found.length > 1 ? `, as do ${found.length - 1} others` : "",
+        `. Grid ${dims(launch.grid)}, block ${dims(launch.block)}: ` +
+            `${thousands(launch.grid.reduce((a, b) => a * b) * launch.block_size)} threads.`);
     this.table(launch, thread);
     this.strips(launch, thread);
     this.section.querySelector(".kernel-source").innerHTML = this.data.kernels[launch.kernel];
@@ -167,12 +180,19 @@ class Threads {
         const head = element("th", role, memory.name);
         head.scope = "row";
         row.append(head);
-        const put = (words) => { row.insertCell().textContent = words; };
+        const put = (words) => {
+          row.insertCell().textContent = words;
+        };
         put(memory.shared ? "shared" : "global");
         put(word);
         put(thousands(launch.count(memory, kind, thread)));
         put(thousands(count));
-        if (!transactions) { put("–"); put("–"); put("within the block"); continue; }
+        if (!transactions) {
+          put("–");
+          put("–");
+          put("within the block");
+          continue;
+        }
         const [requests, sectors, fewest] = transactions;
         put(thousands(requests));
         put(`${thousands(sectors)} / ${thousands(fewest)}`);
@@ -192,10 +212,12 @@ class Threads {
       for (const [kind, word] of Object.entries(KINDS)) {
         if (!memory[kind]) continue;
         const threads = launch.touched(memory, kind), own = threads.get(thread) || [];
-        const colour = memory.name in this.graph.arrays ? `--${roleOf(memory.name)}-ink` : "--quiet";
+        const colour =
+            memory.name in this.graph.arrays ? `--${roleOf(memory.name)}-ink` : "--quiet";
         const figure = element("figure"), canvas = element("canvas");
         const words = own.length ? `${word} ${ranges(own)}` : `no ${word} by this thread`;
-        figure.append(canvas, element("figcaption", "", `${memory.name} [0–${memory.size - 1}]: ${words}`));
+        figure.append(
+            canvas, element("figcaption", "", `${memory.name} [0–${memory.size - 1}]: ${words}`));
         box.append(figure);
         const width = canvas.clientWidth || 300, ratio = devicePixelRatio || 1;
         canvas.width = width * ratio;
@@ -203,7 +225,8 @@ class Threads {
         const context = canvas.getContext("2d"), unit = canvas.width / memory.size;
         const mark = (elements, fill) => {
           context.fillStyle = fill;
-          for (const one of elements) context.fillRect(one * unit, 0, Math.max(unit, ratio), canvas.height);
+          for (const one of elements)
+            context.fillRect(one * unit, 0, Math.max(unit, ratio), canvas.height);
         };
         mark(warp.flatMap((other) => threads.get(other) || []), ink("--warp"));
         mark(own, ink(colour));
@@ -217,10 +240,12 @@ class Threads {
     const passes = direction === "forward" ? ["forward"] : ["backward_input", "backward_kernel"];
     const stages = [...new Set(passes.flatMap((pass) => data.passes[pass]))];
     const rows = [["staged", stages.flatMap((stage) => run.launches[stage])]];
-    for (const [algorithm, told] of Object.entries(run.algorithms)) rows.push([algorithm, told[direction]]);
+    for (const [algorithm, told] of Object.entries(run.algorithms))
+      rows.push([algorithm, told[direction]]);
     const totals = rows.map(([words, told]) => {
       const launches = told.map((launch) => new Launch(launch));
-      const sum = (kind, shared) => launches.reduce((all, launch) => all + launch.total(kind, shared), 0);
+      const sum = (kind, shared) =>
+          launches.reduce((all, launch) => all + launch.total(kind, shared), 0);
       return {
         words,
         global: [sum("read", false), sum("write", false), sum("atomic", false)],
@@ -232,10 +257,12 @@ class Threads {
     const body = this.section.querySelector(".totals tbody");
     body.replaceChildren();
     const put = (words, numbers, bytes, look) => {
-      const row = body.insertRow(), head = element("th", "", words), bar = element("div", `bar ${look}`);
+      const row = body.insertRow(), head = element("th", "", words),
+            bar = element("div", `bar ${look}`);
       head.scope = "row";
       row.append(head);
-      for (const number of numbers) row.insertCell().textContent = number === "" ? "" : thousands(number);
+      for (const number of numbers)
+        row.insertCell().textContent = number === "" ? "" : thousands(number);
       bar.style.width = `${Math.max(0.5, 100 * bytes / most)}%`;
       const cell = row.insertCell();
       cell.className = "bars";
@@ -243,15 +270,21 @@ class Threads {
     };
     for (const {words, global, shared, bytes} of totals) put(words, [...global, shared], bytes, "");
     put("the fewest", ["", "", "", ""], least, "least");
-    this.section.querySelector(".direction").textContent = direction === "forward"
-      ? "the forward pass" : "both gradients";
-    this.section.querySelector(".moral").textContent = totals.filter(({words}) => words !== "naive")
-      .map(({words, global, bytes}) => `${words} reads ${thousands(global[0])} numbers, writes `
-        + `${thousands(global[1])} and moves ${shown(bytes / least, 1)} times the bytes that it must`)
-      .join("; ") + ".";
+    this.section.querySelector(".direction").textContent =
+        direction === "forward" ? "the forward pass" : "both gradients";
+    this.section.querySelector(".moral").textContent =
+        totals.filter(({words}) => words !== "naive")
+            .map(
+                ({words, global, bytes}) =>
+                    `${words} reads ${thousands(global[0])} numbers, writes ` +
+                    `${thousands(global[1])} and moves ${
+                        shown(bytes / least, 1)} times the bytes that it must`)
+            .join("; ") +
+        ".";
     const {gemm, G} = run.geometry;
-    this.section.querySelector(".fold").textContent = `The fold: ${G > 1 ? "for each g it" : "it"} is one matrix `
-      + `product, M × K by K × N, with M = N·OH·OW·D1 = ${gemm[0]}, N = P·D3 = ${gemm[1]} and `
-      + `K = C·KH·KW·D2 = ${gemm[2]}: nothing has to be laid out.`;
+    this.section.querySelector(".fold").textContent =
+        `The fold: ${G > 1 ? "for each g it" : "it"} is one matrix ` +
+        `product, M × K by K × N, with M = N·OH·OW·D1 = ${gemm[0]}, N = P·D3 = ${gemm[1]} and ` +
+        `K = C·KH·KW·D2 = ${gemm[2]}: nothing has to be laid out.`;
   }
 }
