@@ -404,7 +404,9 @@ def test_keys_move_and_tab_changes_stage(shown):
     driver.execute_script(
         "arguments[0].focus()", driver.find_element("css selector", '[data-name="I_flat"]')
     )
-    spot = "const [name, i] = walk.state.pinned; return [walk.maps[name].X[i], walk.maps[name].Y[i]]"
+    spot = (
+        "const [name, i] = walk.state.pinned; return [walk.maps[name].X[i], walk.maps[name].Y[i]]"
+    )
     driver.execute_script("walk.state.pinned = ['I_flat', 0]")
     for keys, expected in (
         ([Keys.ARROW_RIGHT], [1, 0]),

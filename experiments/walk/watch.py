@@ -14,9 +14,10 @@ import inspect
 import linecache
 import sys
 import threading
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import prod
 from unittest.mock import patch
 
@@ -138,7 +139,8 @@ class _Watch:
     def __init__(self, kernel, names, arguments):
         self.kernel = kernel
         self.memories = []
-        self.threads, self.instructions = [], {}
+        self.threads = []
+        self.starts, self.instructions = {}, {}  # numbers by (code, first byte), by (code, byte)
         parameters = inspect.signature(kernel.fn).parameters
         self.names = {
             _address(array): name
@@ -178,10 +180,18 @@ class _Watch:
     def note(self, memory, kind, element, frame):
         """Keep an access of the thread that runs."""
         thread = threading.current_thread()
-        place = frame.f_code, _start_of(frame.f_code)[frame.f_lasti]
-        instruction = self.instructions.setdefault(place, len(self.instructions))
+        place = id(frame.f_code), frame.f_lasti
+        instruction = self.instructions.get(place)
+        if instruction is None:
+            instruction = self.instructions[place] = self.number(frame)
         turn = thread.turns[instruction] = thread.turns.get(instruction, 0) + 1
         thread.accesses += memory, kind, element, instruction, turn
+
+    def number(self, frame):
+        """A number for the instruction that a frame is at, wherever in it (some have a tail)."""
+        starts = [instruction.offset for instruction in dis.get_instructions(frame.f_code)]
+        start = id(frame.f_code), starts[bisect_right(starts, frame.f_lasti) - 1]
+        return self.starts.setdefault(start, len(self.starts))
 
     def launch(self):
         """What was seen."""
@@ -194,15 +204,6 @@ class _Watch:
             rows.append(np.insert(accesses, 0, [[number[0]], [number[1]]], axis=1))
         rows = np.concatenate(rows)
         return Launch(self.kernel.fn, grid, block, tuple(self.memories), rows)
-
-
-@cache
-def _start_of(code):
-    """Where the instruction begins that a byte of the code belongs to (some have a tail)."""
-    starts = np.zeros(len(code.co_code), np.int64)
-    for instruction in dis.get_instructions(code):
-        starts[instruction.offset :] = instruction.offset
-    return starts.tolist()
 
 
 class _Watched:
