@@ -129,24 +129,34 @@ class Threads {
   show(data, run, graph, stage, name, flat) {
     Object.assign(this, {data, run, graph, name, flat});
     const made = {O: "forward", dI: "backward", dK: "backward"}[stage.output];
-    const offers =
-        run.launches[stage.name].map((launch) => [`${stage.name}: ${launch.kernel}`, launch]);
+    const offers = [[stage.name, run.launches[stage.name]]];
     for (const [algorithm, told] of Object.entries(run.algorithms)) {
-      for (const launch of (made && told[made]) || []) {
-        if (launch.memories.some((one) => one.name === stage.output && (one.atomic || one.write))) {
-          offers.push([`${algorithm}: ${launch.kernel}`, launch]);
-        }
-      }
+      const makes = (launch) =>
+          launch.memories.some((one) => one.name === stage.output && (one.atomic || one.write));
+      if (made) offers.push([algorithm, told[made].filter(makes)]);
     }
-    const before = this.choice.selectedOptions[0]?.textContent;
-    this.launches = offers.map(([, launch]) => new Launch(launch));
-    this.choice.replaceChildren(...offers.map(([words]) => element("option", "", words)));
-    const again = offers.findIndex(([words]) => words === before);
-    const maker = this.launches.findIndex(
-        (launch) => launch.whoTouched(name, flat, ["write", "atomic"]).length);
-    this.choice.selectedIndex = again >= 0 ? again : Math.max(0, maker);
+    this.launches =
+        offers.flatMap(([who, told]) => told.map((launch) => new Launch({who, ...launch})));
+    this.choose();
     this.render();
     this.compare(made || stage.direction);
+  }
+
+  // Fill the list; stay with who was chosen, and there with a launch that makes the cell.
+  choose() {
+    const before = this.choice.selectedOptions[0]?.dataset.who;
+    this.choice.replaceChildren(...this.launches.map((launch) => {
+      const words = `${launch.who}: ${launch.kernel}, grid ${dims(launch.grid)}`;
+      const option = element("option", "", words);
+      option.dataset.who = launch.who;
+      return option;
+    }));
+    const {name, flat, launches} = this, who = launches.some((launch) => launch.who === before);
+    const fits = (launch) => (!who || launch.who === before) &&
+        launch.whoTouched(name, flat, ["write", "atomic"]).length;
+    const found = launches.findIndex(fits);
+    const same = launches.findIndex((launch) => launch.who === before);
+    this.choice.selectedIndex = found >= 0 ? found : Math.max(0, same);
   }
 
   render() {

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from experiments.refusal import Refusal
 from experiments.walk.page.sources import style
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
 
 MOST_BYTES = 3_000_000
 _HERE = Path(__file__).resolve().parent
+_COLOURS = ROLES | {"negative": NEGATIVE, "ink": OUTLINE}  # one meaning here and in the pictures
 _SCRIPTS = ("graph.js", "board.js", "numbers.js", "threads.js", "page.js")
 
 
@@ -32,7 +33,7 @@ def html(contents, title):
     data = json.dumps(contents, separators=(",", ":")).replace("</", "<\\/")
     parts = {
         "title": escape(title),
-        "roles": "".join(f"--{role}:{colour};" for role, colour in ROLES.items()),
+        "colours": "".join(f" --{name}: {colour};" for name, colour in _COLOURS.items()),
         "style": _read("page.css"),
         "code-light": style("light"),
         "code-dark": style("dark"),
