@@ -212,6 +212,18 @@ def test_a_failed_run_beside_it_makes_no_page(tmp_path, monkeypatch, trace):
     assert not list(tmp_path.iterdir())
 
 
+def test_on_a_gpu_the_page_is_made_on_the_simulator(tmp_path, capsys, monkeypatch):
+    runs = []
+    monkeypatch.setattr(command, "SIMULATED", False)
+    monkeypatch.setattr(command.subprocess, "run", lambda words, **how: runs.append((words, how)))
+    arguments = [*SMALL, "--algorithm", "indexed", "--html", str(tmp_path / "walk.html")]
+    assert command.main(arguments) == 0
+    ((words, how),) = runs
+    assert words[:3] == [sys.executable, "-m", "experiments.walk"]
+    assert words[3 : 3 + len(arguments)] == arguments and how["check"]
+    assert how["env"]["NUMBACAPS_TARGET"] == "sim"
+
+
 def test_sources_lose_their_docstring_alone():
     text = re.sub("<[^>]+>", "", sources.coloured(reference.input_extend))
     assert "extended[n, p] = columns[n]" in text and "Parameters" not in text

@@ -153,6 +153,7 @@ function showStage() {
 data.stages.forEach((one, number) => {
   const tab = element("button", `role-${roleOf(one.output)}`);
   tab.type = "button";
+  tab.tabIndex = -1;  // Tab goes to the arrays themselves
   tab.dataset.output = one.output;
   tab.append(element("b", "", `${number + 1}`), ` ${inWords(one.name)}`);
   tab.title = `${one.paper}   ${one.where}`;
