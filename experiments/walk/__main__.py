@@ -91,6 +91,8 @@ def _make_page(parser, accepted, trace, path, argv):
         runs = page.make(accepted, trace, path, progress)
     except Refusal as refusal:
         parser.error(str(refusal))
+    except ArithmeticError as failure:
+        parser.exit(1, f"walk: {failure}\n")
     progress.clear()
     print(f"page: {path}, {runs} runs, {path.stat().st_size:,} bytes")
 

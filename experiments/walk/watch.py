@@ -17,7 +17,7 @@ import threading
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from unittest.mock import patch
 
@@ -241,14 +241,14 @@ class _Block:
     """
 
     def __init__(self, watch, function, grid, block, debug):
-        self.watch = watch
-        self.function, self._grid_dim, self._block_dim, self.debug = function, grid, block, debug
+        self.watch, self.function, self.debug = watch, function, debug
+        self._block_dim = block  # under this name, and the next, its threads look for them
         self.block_state = np.zeros(block, np.bool_)
 
     def run(self, place, *arguments):
         """Run the block at a place of the grid."""
         threads = [
-            _make_thread(lambda: self.function(*arguments), self, place, point, self.debug)
+            _thread_type()(lambda: self.function(*arguments), self, place, point, self.debug)
             for point in np.ndindex(*self._block_dim)
         ]
         self.watch.threads += threads
@@ -263,8 +263,9 @@ class _Block:
             threads = [thread for thread in threads if not thread.over]
 
 
-def _make_thread(*arguments):
-    """A simulated thread that waits for its turn."""
+@cache
+def _thread_type():
+    """The type of a simulated thread that waits for its turn."""
     from numba.cuda.simulator.kernel import BlockThread
 
     class Thread(BlockThread):
@@ -283,4 +284,4 @@ def _make_thread(*arguments):
             self.halted.release()
             self.go.acquire()
 
-    return Thread(*arguments)
+    return Thread

@@ -48,12 +48,14 @@ for (const name of ORDER) {
 function point(event, name, how) {
   const box = maps[name].veil.getBoundingClientRect();
   const flat = maps[name].at(event.clientX - box.left, event.clientY - box.top);
-  if (flat < 0 || (how === "hover" && event.pointerType === "touch")) return;
-  state[how] = [name, flat];
-  if (how === "pinned")
+  if (flat < 0) return;
+  if (how === "pinned") {
+    state.pinned = [name, flat];
     pin();
-  else
+  } else if (event.pointerType !== "touch" && String(state.hover) !== String([name, flat])) {
+    state.hover = [name, flat];
     light();
+  }
 }
 
 // Coming to an array by Tab: its cell that has most to do with the chosen one.
@@ -99,6 +101,7 @@ function light() {
   numbers.show(graph, name, flat, marks);
 }
 
+// Show all of what is pinned, which is chosen for good.
 function pin() {
   state.hover = null;
   light();
@@ -182,11 +185,9 @@ for (const [name, words] of Object.entries(SLIDERS)) {
   slider.disabled = stops[name].length < 2;
   slider.addEventListener("input", () => {
     const wanted = stops[name][slider.value];
-    const likeness = (run) => Object.keys(SLIDERS)
-                                  .filter(
-                                      (other) => JSON.stringify(run[other]) ===
-                                          JSON.stringify(data.runs[state.run][other]))
-                                  .length;
+    const same = (run, other) =>
+        JSON.stringify(run[other]) === JSON.stringify(data.runs[state.run][other]);
+    const likeness = (run) => Object.keys(SLIDERS).filter((other) => same(run, other)).length;
     const fitting = data.runs.filter((run) => key(run) === wanted);
     load(data.runs.indexOf(
         fitting.reduce((best, run) => (likeness(run) > likeness(best) ? run : best))));
@@ -234,10 +235,8 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 load(0);
 
-// For whoever wants to ask the page: what is lit where.
+// For whoever wants to ask the page: what is chosen, and what is drawn where.
 window.walk = {
   state,
-  maps,
-  marks: () => marks,
-  graph: () => graph
+  maps
 };
