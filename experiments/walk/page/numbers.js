@@ -75,8 +75,7 @@ function counts(graph, marks, mark) {
 // The cell of an array with the largest value.
 function largest(graph, name) {
   const {steps} = graph.arrays[name];
-  const size = (flat) => Math.abs(steps[flat]);
-  return steps.reduce((best, _, flat) => (size(flat) > size(best) ? flat : best), 0);
+  return steps.reduce((best, step, flat) => (step > steps[best] ? flat : best), 0);
 }
 
 // The lit cell of an array that says most: the largest; the chosen one if it is there; else -1.
