@@ -77,18 +77,27 @@ class Launch:
         The fewest is what each request's distinct elements fill when they lie side by side.
         """
         rows, itemsize = self.of(memory, kind), self.memories[memory].itemsize
-        request = np.column_stack([rows[:, 0], rows[:, 1] // WARP, rows[:, 5:]])
+        request = _numbered(rows[:, 0], rows[:, 1] // WARP, rows[:, 5], rows[:, 6])
         byte = rows[:, 4] * itemsize
 
         def per_request(places):
             """How many different places each request touches."""
-            touched = np.unique(np.column_stack([request, places]), axis=0)[:, :4]
-            return np.unique(touched, axis=0, return_counts=True)[1]
+            _, first = np.unique(_numbered(request, places), return_index=True)
+            return np.bincount(request[first])
 
         elements = per_request(byte)
         fewest = -(-elements * itemsize // SECTOR)
         sectors, lines = per_request(byte // SECTOR), per_request(byte // LINE)
         return tuple(int(n) for n in (len(elements), sectors.sum(), fewest.sum(), lines.sum()))
+
+
+def _numbered(*columns):
+    """The same number for every row that holds the same, from 0 on without a gap."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, place = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * (len(column) + 1) + place, return_inverse=True)
+    return number
 
 
 @contextmanager
