@@ -1,4 +1,5 @@
-# make walk    install into .venv, then walk through one capsule convolution on a real digit
+# make walk    install into .venv, then walk through one capsule convolution on a real digit; the
+#              pictures are in walk/, the page is walk.html
 # make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
 # make gpu     run the gpu tier and record it under experiments/results/
 #
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/installed
 .PHONY: walk test gpu clean
 
 walk: $(INSTALLED)
-	$(PY) -m experiments.walk
+	$(PY) -m experiments.walk --html walk.html
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --tier ptx
@@ -28,5 +29,5 @@ clean:
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[test,$(CUDA)]'
+	$(PY) -m pip install --quiet --editable '.[test,page,$(CUDA)]'
 	touch $@

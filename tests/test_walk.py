@@ -23,7 +23,7 @@ RECORDS = len(STAGES) + 2 * len(available_algorithms())
 def walk(arguments):
     """The trace of a walk from its command line, without the command's output."""
     options = vars(command._make_parser().parse_args(arguments))
-    del options["out"], options["pictures"]
+    del options["out"], options["pictures"], options["html"]
     return tracing.walk(tracing.plan(tracing.Options(**options)))
 
 
@@ -234,7 +234,7 @@ def test_help_names_every_option(capsys):
     text = capsys.readouterr().out
     for option in (
         "--image --crop --kernel --stride --padding --dilation --channels --product --sizes "
-        "--algorithm --dtype --seed --out --no-pictures"
+        "--algorithm --dtype --seed --out --html --no-pictures"
     ).split():
         assert option in text
     assert text.count("python -m experiments.walk --") >= 2

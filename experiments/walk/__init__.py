@@ -9,6 +9,8 @@ a capsule is a patch of the digit's pixels.
 `trace`     runs and checks the stages and the algorithms; returns plain records
 `report`    the records as text
 `pictures`  the records as pictures
+`watch`     which thread of a kernel reads and writes what
+`page`      the records as one interactive page
 `refusal`   how an option that cannot be used is refused
 ==========  ====================================================================
 """

@@ -1,7 +1,9 @@
 """The command line: ``python -m experiments.walk``."""
 
 import argparse
+import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -10,10 +12,12 @@ from numbacaps import SIMULATED, available_algorithms
 from numbacaps.target import cuda
 
 from experiments.walk.image import DIGIT
+from experiments.walk.page import make as page
 from experiments.walk.pictures import draw_all
 from experiments.refusal import Parser, Refusal
 from experiments.walk.report import Progress, report, verdict
 from experiments.walk.trace import Options, plan, walk
+from experiments.walk.watch import watching
 
 _MOST = 1_000_000  # for any one size, so that a product of some of them stays a printable number
 _DESCRIPTION = """\
@@ -24,6 +28,7 @@ _EPILOG = """\
 examples:
   python -m experiments.walk --kernel 2 --stride 1 --crop 20,20
   python -m experiments.walk --product gab,gbc->gac --channels 2,3 --image photo.png --crop 24,24
+  python -m experiments.walk --html walk.html --no-pictures
 
 Without a GPU the kernels run on Numba's simulator; NUMBACAPS_TARGET=sim chooses it anywhere.
 exit status: 0 all passed, 1 something failed, 2 an option cannot be used
@@ -44,26 +49,52 @@ def main(argv=None):
         0 if everything passed, 1 if not. An option that cannot be used exits with 2.
     """
     parser = _make_parser()
+    argv = sys.argv[1:] if argv is None else argv
     arguments = vars(parser.parse_args(argv))
     folder, draws = Path(arguments.pop("out")), arguments.pop("pictures")
+    html = arguments.pop("html")
     if not SIMULATED and not cuda.is_available():
         parser.error("NUMBACAPS_TARGET got 'cuda', but there is no GPU; it takes sim here")
     try:
         accepted = plan(Options(**arguments))
+        if html is not None:
+            page.check(accepted, html)
         if draws:
             _make_folder(folder)
-    except Refusal as refusal:
+    except (Refusal, ImportError) as refusal:
         parser.error(str(refusal))
     progress = Progress()
-    trace = walk(accepted, progress)
+    counts = html is not None and SIMULATED
+    trace = walk(accepted, progress, watching) if counts else walk(accepted, progress)
     drawn = draw_all(trace, folder, progress) if draws else []
     progress.clear()
     print(report(trace))
     print()
     if drawn:
         print(f"pictures: {len(drawn)} in {folder}, {drawn[0].name} to {drawn[-1].name}")
+    if html is not None and not trace.failed:
+        _make_page(parser, accepted, trace, html, argv)
     print(verdict(trace))
     return 1 if trace.failed else 0
+
+
+def _make_page(parser, accepted, trace, path, argv):
+    """Write the page; where kernels run on a GPU, by a walk of its own on the simulator."""
+    if not SIMULATED:
+        command = [sys.executable, "-m", "experiments.walk", *argv, "--no-pictures"]
+        environment = os.environ | {"NUMBACAPS_TARGET": "sim"}
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        print(f"page: {path}, from a walk on the simulator")
+        return
+    progress = Progress()
+    try:
+        runs = page.make(accepted, trace, path, progress)
+    except Refusal as refusal:
+        parser.error(str(refusal))
+    except ArithmeticError as failure:
+        parser.exit(1, f"walk: {failure}\n")
+    progress.clear()
+    print(f"page: {path}, {runs} runs, {path.stat().st_size:,} bytes")
 
 
 def _make_parser():
@@ -122,6 +153,13 @@ def _make_parser():
     add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")
     add("--seed", metavar="N", type=_seed, default=0, help="of kernel and target (default 0)")
     add("--out", metavar="DIR", default="walk", help="where the pictures go (default walk/)")
+    add(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write one interactive page too; its kernels run on the simulator, which can tell "
+        "what each thread reads and writes",
+    )
     add("--no-pictures", dest="pictures", action="store_false", help="draw nothing")
     return parser
 

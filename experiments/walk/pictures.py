@@ -21,9 +21,9 @@ ROLES = {
     "output": "#1a7f4e",
     "gradient": "#c2273f",
 }
-_NEGATIVE, _OUTLINE, _FRAME, _QUIET = "#5b5b5b", "#111111", "#b9b9b9", "#666666"
+NEGATIVE, OUTLINE, _FRAME, _QUIET = "#5b5b5b", "#111111", "#b9b9b9", "#666666"
 _MAPS = {
-    role: LinearSegmentedColormap.from_list(role, [_NEGATIVE, "white", colour])
+    role: LinearSegmentedColormap.from_list(role, [NEGATIVE, "white", colour])
     for role, colour in ROLES.items()
 }
 _MOST_NUMBERS = 6  # rows or columns of a capsule whose numbers can still be read
@@ -173,7 +173,7 @@ class Canvas:
         words = f"white 0, colour positive, grey negative;   black outline: {note}"
         self.text(self.width - 0.4, y, words, size=10, color=_QUIET, ha="right")
 
-    def text(self, x, y, words, size=10, color=_OUTLINE, ha="center", va="center", **more):
+    def text(self, x, y, words, size=10, color=OUTLINE, ha="center", va="center", **more):
         self.axes.text(x, y, words, fontsize=size, color=color, ha=ha, va=va, **more)
 
     def pixels(self, box, matrix, role, scale):
@@ -188,7 +188,7 @@ class Canvas:
             aspect="auto",
         )
 
-    def outline(self, box, color=_OUTLINE, width=2.2, zorder=3, **more):
+    def outline(self, box, color=OUTLINE, width=2.2, zorder=3, **more):
         look = {"fill": False, "edgecolor": color, "lw": width, "zorder": zorder}
         self.axes.add_patch(Rectangle((box.x, box.y), box.width, box.height, **look, **more))
 
@@ -207,7 +207,7 @@ class Canvas:
                 box.y + (i + 0.5) * high,
                 _number(value, 2 if wide > 0.6 else 1),
                 size=min(10, 25 * min(wide, high)),
-                color="white" if abs(value) > 0.7 * scale else _OUTLINE,
+                color="white" if abs(value) > 0.7 * scale else OUTLINE,
             )
 
     def arrow(self, start, end, color=_QUIET, bend=0.0):
@@ -228,7 +228,7 @@ class Canvas:
         """Two thin lines that say: the large box is the small one, enlarged."""
         for y_small, y_large in ((small.y, large.y), (small.bottom, large.bottom)):
             self.axes.plot(
-                (small.right, large.x), (y_small, y_large), color=_OUTLINE, lw=0.8, ls=(0, (4, 3))
+                (small.right, large.x), (y_small, y_large), color=OUTLINE, lw=0.8, ls=(0, (4, 3))
             )
 
     def sheet(self, place, tiles, rows, columns, role, scale):

@@ -12,6 +12,7 @@ to be judged by themselves.
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +119,8 @@ class StageRecord:
         What the stage must move and compute.
     seconds : float or None
         Of one launch; None if the check failed, since the time of a wrong result says nothing.
+    launches : list
+        What ``watch`` saw of it; see :func:`walk`.
     """
 
     name: str
@@ -130,6 +133,7 @@ class StageRecord:
     bytes: int
     flop: int
     seconds: float | None
+    launches: list
 
     @property
     def output(self):
@@ -158,6 +162,8 @@ class AlgorithmRecord:
         The fewest bytes that its passes can move (backward is two, one a gradient), and their FLOP.
     seconds : float or None
         Of one run; None if a check failed.
+    launches : list
+        What ``watch`` saw of it; see :func:`walk`.
     """
 
     name: str
@@ -168,6 +174,7 @@ class AlgorithmRecord:
     bytes: int
     flop: int
     seconds: float | None
+    launches: list
 
     @property
     def passed(self):
@@ -326,7 +333,7 @@ _STEPS = {
 }
 
 
-def _shapes(geometry):
+def shapes(geometry):
     """Axes in symbols, and shape, of every array by its name."""
     g, slab = geometry, geometry.whole
     whole_input = ("N, C, H, W, G, D1, D2", g.input_shape)
@@ -434,7 +441,7 @@ def _geometry(options, grid, dimensions):
         ) from None
 
 
-def walk(accepted, progress=lambda doing: None):
+def walk(accepted, progress=lambda doing: None, watch=lambda arrays: nullcontext([])):
     """Run and check everything.
 
     Parameters
@@ -442,13 +449,16 @@ def walk(accepted, progress=lambda doing: None):
     accepted : Plan
     progress : callable
         ``progress(text)`` is told what is being done.
+    watch : callable
+        ``watch(arrays)`` makes the context in which a record's kernels run for the first time, and
+        gives what it keeps of their launches; ``arrays`` are the device arrays by name.
 
     Returns
     -------
     Trace
     """
     options = accepted.options
-    run = _Run(accepted.geometry, np.dtype(options.dtype), progress)
+    run = _Run(accepted.geometry, np.dtype(options.dtype), progress, watch)
     run.start(accepted.patches, accepted.product, options.seed)
     stage_records = tuple(run.stage(name) for name in stages.STAGES)
     algorithm_records = tuple(run.algorithms(options.algorithms))
@@ -460,11 +470,12 @@ def walk(accepted, progress=lambda doing: None):
 class _Run:
     """The arrays of a walk as they come to be: on the device, and the reference's in float64."""
 
-    def __init__(self, geometry, dtype, progress):
+    def __init__(self, geometry, dtype, progress, watch):
         self.geometry = geometry
         self.dtype = dtype
         self.progress = progress
-        self.shapes = _shapes(geometry)
+        self.watch = watch
+        self.shapes = shapes(geometry)
         self.device = {}
         self.expected = {}
         self.operands = {}
@@ -510,7 +521,8 @@ class _Run:
         def launch():
             step.launch(g.whole, self.device)
 
-        seconds = _run_once(launch)
+        with self.watch(self.device) as launches:
+            seconds = _run_once(launch)
         output = self._keep(step.output, self.device[step.output].copy_to_host())
         self.expected[step.output] = step.reference(g, self.expected)
         check = self._check(output, self.expected[step.output], step.terms(g))
@@ -524,6 +536,7 @@ class _Run:
             check,
             *g.whole.traffic(name, self.dtype.itemsize),
             _time(launch, seconds) if check.passed else None,
+            launches,
         )
 
     def _check(self, operand, expected, terms):
@@ -554,7 +567,8 @@ class _Run:
         def launch():
             function(g, *arguments, stream=0, workspace=Workspace(_NO_LIMIT))
 
-        seconds = _run_once(launch)
+        with self.watch({key: self.device[key] for key in inputs} | made) as launches:
+            seconds = _run_once(launch)
         checks = tuple(
             self._check(
                 Operand(key, self.shapes[key][0], made[key].copy_to_host()),
@@ -573,6 +587,7 @@ class _Run:
             passes * g.min_bytes(self.dtype.itemsize),
             passes * g.flop,
             _time(launch, seconds) if all(check.passed for check in checks) else None,
+            launches,
         )
 
 

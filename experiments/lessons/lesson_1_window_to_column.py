@@ -1,0 +1,80 @@
+# %% [markdown]
+# # A window becomes a column
+#
+# A capsule is a small matrix; the input is a grid of them. A window slides over the grid. The
+# paper's pipeline begins by gathering what each window sees into a column (Algorithm 3, step 1,
+# Figure 3):
+#
+#     I_flat[n, l, q] = I[n, c, h, w]
+#     h = oh*stride + kh*dilation - padding,  w = ow*stride + kw*dilation - padding
+#
+# A position of the window is l = oh*OW + ow. An element of the window is q = (c*KH + kh)*KW + kw.
+
+# %%
+from experiments.lessons.example import GEOMETRY, X, unwritten
+
+import numpy as np
+
+import reference
+from numbacaps import Geometry, stages
+from numbacaps.target import cuda
+
+g = GEOMETRY
+print(
+    f"input: {g.H} x {g.W} capsules of {g.D1} x {g.D2}; window {g.KH} x {g.KW}, stride {g.stride}"
+)
+print(f"{g.L} positions of the window, {g.Q} capsules under it")
+
+# %% [markdown]
+# The kernel reads the input once for every position and writes each column in one run. It does
+# exactly what the reference's loops say: it copies, so not one bit may differ.
+
+# %%
+columns = unwritten(g.whole.columns_shape)
+stages.capsule_im2col(g.whole, cuda.to_device(X), columns)
+I_flat = columns.copy_to_host()
+expected = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)
+assert np.array_equal(I_flat, expected)
+print(f"I_flat: {I_flat.shape}, the same as the reference's in every element")
+
+# %% [markdown]
+# Windows overlap where the stride is smaller than the window, so capsules are copied more than
+# once: the smaller the stride, the more often. With a stride as wide as the window none is copied
+# twice, and some at the edge are not copied at all.
+
+# %%
+times = reference.capsule_col2im(
+    np.ones_like(I_flat, np.float64), g.input_shape, (g.KH, g.KW), g.stride
+)[0, 0, ..., 0, 0, 0]
+print("how many windows see each capsule:")
+print(times.astype(int))
+for stride in (1, 2, 3):
+    other = Geometry(1, g.C, g.P, g.H, g.W, g.KH, g.KW, 1, g.D1, g.D2, g.D3, stride=stride)
+    growth = np.prod(other.whole.columns_shape) / np.prod(other.input_shape)
+    print(f"stride {stride}: I_flat holds {growth:.2f} times the input's elements")
+
+# %% [markdown]
+# ## Exercise
+#
+# Write `origin(l, q, g)`: the (c, h, w) of the capsule that stands in column l, row q, or None
+# where the window reaches into the padding. `check(origin)` tells whether it is right.
+
+
+# %%
+def check(origin):
+    """Judge an ``origin(l, q, g)`` against the reference, over several geometries.
+
+    Raises
+    ------
+    AssertionError
+        It is wrong somewhere; the message says where.
+    """
+    for stride, padding, dilation in (((2, 2), (0, 0), (1, 1)), ((1, 2), (1, 2), (2, 1))):
+        g = Geometry(1, 2, 1, 6, 5, 2, 3, 1, 1, 1, 1, stride, padding, dilation)
+        numbers = np.arange(1.0, 1 + np.prod(g.input_shape)).reshape(g.input_shape)
+        columns = reference.capsule_im2col(numbers, (g.KH, g.KW), stride, padding, dilation)
+        for l in range(g.L):
+            for q in range(g.Q):
+                place = origin(l, q, g)
+                found = 0.0 if place is None else numbers[0][place].item()
+                assert found == columns[0, l, q].item(), f"wrong at l = {l}, q = {q} of {g}"

@@ -1,0 +1,92 @@
+# %% [markdown]
+# # Replicate
+#
+# Every column meets every output channel, and every kernel capsule meets every position. For a
+# batch of independent products each needs operands at an address of its own. So the columns are
+# copied once for each output channel, and each channel's capsules once for each position
+# (Algorithm 3, steps 2 and 3, Figures 4 and 5):
+#
+#     I'[n, p, l, q] = I_flat[n, l, q]
+#     K'[p, l, q] = K[p, q]
+
+# %%
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
+
+import numpy as np
+
+import reference
+from experiments.walk.watch import READ, WRITE, watching
+from numbacaps import Geometry, stages
+from numbacaps.target import cuda
+
+g = GEOMETRY
+columns = cuda.to_device(reference.capsule_im2col(X, (g.KH, g.KW), g.stride))
+extended_input = unwritten(g.whole.extended_input_shape)
+extended_kernel = unwritten(g.whole.extended_kernel_shape)
+with watching({"I_flat": columns, "I'": extended_input, "K'": extended_kernel}) as launches:
+    stages.input_extend(g.whole, columns, extended_input)
+    stages.kernel_extend(g.whole, cuda.to_device(W), extended_kernel)
+
+# %% [markdown]
+# Nothing is computed here. All copies of a column are the column itself, bit by bit.
+
+# %%
+I_flat, K = columns.copy_to_host(), W.reshape(g.P, 1, g.Q, g.G, g.D2, g.D3)
+assert np.array_equal(
+    extended_input.copy_to_host(), np.broadcast_to(I_flat[:, None], g.whole.extended_input_shape)
+)
+assert np.array_equal(
+    extended_kernel.copy_to_host(), np.broadcast_to(K, g.whole.extended_kernel_shape)
+)
+print(f"I': {g.P} copies of I_flat; K': {g.L} copies of each channel's {g.Q} capsules")
+
+# %% [markdown]
+# The price is memory traffic. It is counted here, while the real kernels run: every access of
+# every thread is kept. Each thread reads an element once and writes it wherever a copy goes.
+
+# %%
+for launch in launches:
+    reads, writes = launch.count(READ, shared=False), launch.count(WRITE, shared=False)
+    print(f"{launch.kernel.__name__}: {reads} reads, {writes} writes, no arithmetic")
+written = sum(launch.count(WRITE, shared=False) for launch in launches)
+operands = X.size + W.size
+print(
+    f"{written} elements written to copy {operands} of input and kernel: {written / operands:.1f}"
+)
+assert written > operands
+
+# %% [markdown]
+# In a real layer the copies outgrow everything else.
+
+# %%
+layer = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, stride=2)
+megabytes = 4 * np.prod(layer.whole.extended_input_shape) / 2**20
+original = 4 * np.prod(layer.input_shape) / 2**20
+print(f"third layer of the published network: I is {original:.1f} MiB, I' {megabytes:.1f} MiB")
+
+# %% [markdown]
+# ## Exercise
+#
+# Write `elements_written(g)`: how many elements the stages capsule_im2col, input_extend and
+# kernel_extend write for a geometry g. `check(elements_written)` runs the kernels and counts.
+
+
+# %%
+def check(elements_written):
+    """Judge an ``elements_written(g)`` by counting what the kernels write.
+
+    Raises
+    ------
+    AssertionError
+        It is wrong for some geometry; the message says which.
+    """
+    for sizes in ((1, 1, 2, 4, 4, 2, 2, 1, 2, 2, 2, 1), (2, 2, 3, 5, 3, 3, 2, 2, 1, 2, 3, 2)):
+        g = Geometry(*sizes)
+        x, w = (cuda.to_device(np.ones(s, np.float32)) for s in (g.input_shape, g.kernel_shape))
+        columns = unwritten(g.whole.columns_shape)
+        with watching({}) as launches:
+            stages.capsule_im2col(g.whole, x, columns)
+            stages.input_extend(g.whole, columns, unwritten(g.whole.extended_input_shape))
+            stages.kernel_extend(g.whole, w, unwritten(g.whole.extended_kernel_shape))
+        counted = sum(launch.count(WRITE, shared=False) for launch in launches)
+        assert elements_written(g) == counted, f"{counted} elements are written for {g}"

@@ -1,0 +1,93 @@
+# %% [markdown]
+# # Multiply
+#
+# Now every product has operands of its own, equally far apart, and one strided batch multiplies
+# them all (Algorithm 3, step 4, Figure 6):
+#
+#     O'[n, p, l, q] = I'[n, p, l, q] @ K'[p, l, q]
+
+# %%
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
+
+import numpy as np
+
+import reference
+from numbacaps import Geometry, stages
+from numbacaps.target import cuda
+
+g = GEOMETRY
+I_flat = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)
+extended_input = reference.input_extend(I_flat, g.P)
+extended_kernel = reference.kernel_extend(W, g.L)
+products = unwritten(g.whole.products_shape)
+stages.multiply(g.whole, cuda.to_device(extended_input), cuda.to_device(extended_kernel), products)
+count = g.N * g.P * g.L * g.Q
+print(f"{count} products of ({g.D1} x {g.D2}) @ ({g.D2} x {g.D3})")
+
+# %% [markdown]
+# Here rounding may differ: the order of a sum is the kernel's own. What may differ is known, and
+# the comparison allows no more.
+
+# %%
+expected = reference.strided_batched_matrix_multiply(
+    extended_input.astype(np.float64), extended_kernel.astype(np.float64)
+)
+error = reference.relative_error(products.copy_to_host(), expected)
+allowed = reference.tolerance(np.float32, g.D2)
+assert error <= allowed
+print(f"largest difference from float64: {error:.1e} of the largest value, allowed {allowed:.1e}")
+
+# %% [markdown]
+# A small product does little with what it loads. FLOP for each byte moved, as laid out and as it
+# could be if operands were read once and only the sums written:
+
+# %%
+bytes_laid_out, flop = g.whole.traffic("strided_batched_matmul", 4)
+assert flop == 2 * count * g.D1 * g.D2 * g.D3 == g.flop
+print(f"laid out: {flop / bytes_laid_out:.2f} FLOP a byte, for this stage alone")
+print(f"at best:  {g.flop / g.min_bytes(4):.2f} FLOP a byte, for the whole convolution")
+assert g.flop / g.min_bytes(4) > flop / bytes_laid_out
+
+# %% [markdown]
+# ## What the paper writes, and what holds
+#
+# Algorithm 2 loops over c up to D1 and gives an input capsule D1*D2 elements. That loop is the
+# batch axis G of rank-3 capsules, and a capsule holds G*D1*D2. If G is dropped, capsules overlap
+# in memory; where it is not, each begins where the last one ended.
+
+# %%
+rank_3 = Geometry(1, 1, 1, 2, 2, 1, 1, 2, 2, 3, 2)
+numbers = np.arange(np.prod(rank_3.input_shape)).reshape(rank_3.input_shape)
+second = numbers[0, 0, 0, 1].flat[0]
+print(f"the second capsule begins at {second}; G*D1*D2 is {rank_3.E1}")
+print(f"the paper's D1*D2 is {rank_3.D1 * rank_3.D2}")
+assert second == rank_3.E1 != rank_3.D1 * rank_3.D2
+
+# %% [markdown]
+# ## Exercise
+#
+# Write `offsets(n, p, l, q, k, g)`: where matrix k of the rank-3 product (n, p, l, q) begins in
+# I', K' and O' as three flat arrays. `check(offsets)` multiplies with them.
+
+
+# %%
+def check(offsets):
+    """Judge an ``offsets(n, p, l, q, k, g)`` by multiplying with it.
+
+    Raises
+    ------
+    AssertionError
+        A product made with it is wrong; the message says which.
+    """
+    g, draw = Geometry(2, 1, 2, 3, 3, 2, 2, 2, 2, 3, 1), np.random.default_rng(1)
+    a = draw.integers(-9, 9, g.whole.extended_input_shape)
+    b = draw.integers(-9, 9, g.whole.extended_kernel_shape)
+    products = reference.strided_batched_matrix_multiply(a, b)
+    for n, p, l, q, k in np.ndindex(g.N, g.P, g.L, g.Q, g.G):
+        i, j, o = offsets(n, p, l, q, k, g)
+        left = a.reshape(-1)[i : i + g.D1 * g.D2].reshape(g.D1, -1)
+        right = b.reshape(-1)[j : j + g.D2 * g.D3].reshape(g.D2, -1)
+        found = products.reshape(-1)[o : o + g.D1 * g.D3]
+        where = f"wrong at n, p, l, q, k = {n, p, l, q, k}"
+        assert left.shape == (g.D1, g.D2) and right.shape == (g.D2, g.D3), where
+        assert np.array_equal((left @ right).reshape(-1), found), where

@@ -1,0 +1,103 @@
+"""The page's one file: template, style, scripts and data put together."""
+
+import json
+import os
+import tempfile
+from html import escape
+from pathlib import Path
+
+from experiments.refusal import Refusal
+from experiments.walk.page.sources import style
+from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
+
+MOST_BYTES = 3_000_000
+_HERE = Path(__file__).resolve().parent
+_COLOURS = ROLES | {"negative": NEGATIVE, "ink": OUTLINE}  # one meaning here and in the pictures
+_SCRIPTS = ("graph.js", "board.js", "numbers.js", "threads.js", "page.js")
+
+
+def html(contents, title):
+    """The page.
+
+    Parameters
+    ----------
+    contents : dict
+        See :func:`experiments.walk.page.contents.contents`.
+    title : str
+
+    Returns
+    -------
+    str
+    """
+    # "</" would end the script that holds it, whatever stands around it.
+    data = json.dumps(contents, separators=(",", ":")).replace("</", "<\\/")
+    parts = {
+        "title": escape(title),
+        "colours": "".join(f" --{name}: {colour};" for name, colour in _COLOURS.items()),
+        "style": _read("page.css"),
+        "code-light": style("light"),
+        "code-dark": style("dark"),
+        "script": "\n".join(map(_read, _SCRIPTS)),
+        "data": data,
+    }
+    pieces = _read("page.html").split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        filled += parts[name], rest
+    return "".join(filled)
+
+
+def _read(name):
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def check_writable(path):
+    """Refuse a path that cannot be written, before any work is done.
+
+    Raises
+    ------
+    Refusal
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        takes = "a file name in a folder to write in"
+        raise Refusal("--html", f"{path} ({error.strerror})", takes) from None
+
+
+def write(text, path):
+    """Write the page whole or not at all.
+
+    Parameters
+    ----------
+    text : str
+    path : Path
+
+    Raises
+    ------
+    Refusal
+        The page is larger than 3 MB, or the path cannot be written.
+    """
+    content = text.encode()
+    if len(content) > MOST_BYTES:
+        raise Refusal(
+            "--html",
+            f"a page of {len(content):,} bytes",
+            f"at most {MOST_BYTES:,}: try a smaller --crop",
+        )
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+            os.chmod(temporary, 0o644)  # mkstemp lets nobody but the owner read
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise Refusal("--html", f"{path} ({error.strerror})", "a file to write") from None
