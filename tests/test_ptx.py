@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from kernels import factories, kernels, matmul
+from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
@@ -94,7 +95,7 @@ def test_divisions_stay_out_of_the_way():
 
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
-    covered |= {make_gather, make_index_functions}
+    covered |= {make_gather, make_index_functions} | NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 
