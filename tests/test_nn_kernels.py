@@ -17,7 +17,12 @@ pytestmark = pytest.mark.tiers("simulator", "gpu")
 
 # case: (images, groups an image, elements a group)
 _SMALL = {"primes": (3, 5, 7), "ones": (1, 1, 1), "published": (2, 2, 8)}
-_LARGE = {"primes": (7, 53, 11), "ones": (1, 1, 1), "published": (128, 484, 8), "class": (99, 10, 32)}
+_LARGE = {
+    "primes": (7, 53, 11),
+    "ones": (1, 1, 1),
+    "published": (128, 484, 8),
+    "class": (99, 10, 32),
+}
 _SIZES = _SMALL if SIMULATED else _LARGE
 _CASES = [(case, "float32") for case in _SIZES] + [("primes", "float64")]
 _IMAGES_AT_ONCE = 65536  # more images than a grid has blocks along an axis

@@ -119,5 +119,9 @@ def test_philox_gives_the_published_words(counter, key, words):
 def test_he_normal_is_normal():
     drawn = nn.he_normal(2000, 50, seed=7, layer=1)
     assert stats.kstest(drawn / np.sqrt(2 / 50), "norm").pvalue > 0.01
-    for other in ({"seed": 8, "layer": 1}, {"seed": 7, "layer": 2}, {"seed": 7 + 2**32, "layer": 1}):
+    for other in (
+        {"seed": 8, "layer": 1},
+        {"seed": 7, "layer": 2},
+        {"seed": 7 + 2**32, "layer": 1},
+    ):
         assert abs(np.corrcoef(drawn[:500], nn.he_normal(500, 50, **other))[0, 1]) < 0.15
