@@ -51,10 +51,7 @@ def batch(net, N, rng):
 def canonical(net, kernels):
     """Kernels in the layout (P, C, KH, KW, G, D2, D3), in float64."""
     return [
-        kernel.transpose(0, 1, 2, 3, *(4 + axis for axis in layer.kernel_order))
-        .reshape(layer.geometry.kernel_shape)
-        .astype(np.float64)
-        for layer, kernel in zip(net.layers, kernels)
+        layer.canonical(kernel).astype(np.float64) for layer, kernel in zip(net.layers, kernels)
     ]
 
 

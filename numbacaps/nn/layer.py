@@ -8,7 +8,7 @@ from math import prod
 from numbacaps.geometry import Geometry
 from numbacaps.nn.convolution import check_precision
 from numbacaps.pipelines.registry import find_algorithm
-from numbacaps.product import parse_product
+from numbacaps.product import inverse, parse_product
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,17 @@ class PlacedLayer:
     def terms(self):
         """Length of the sum behind an output element."""
         return self.geometry.Q * self.geometry.D2
+
+    def canonical(self, kernel):
+        """A kernel (P, C, KH, KW, *T2) in the kernels' layout (P, C, KH, KW, G, D2, D3)."""
+        order = (0, 1, 2, 3, *(4 + axis for axis in self.kernel_order))
+        return kernel.transpose(order).reshape(self.geometry.kernel_shape)
+
+    def as_given(self, kernel):
+        """The inverse of :meth:`canonical`, as a new array."""
+        in_order = (self.kernel_shape[4:][axis] for axis in self.kernel_order)
+        back = (0, 1, 2, 3, *(4 + axis for axis in inverse(self.kernel_order)))
+        return kernel.reshape(*kernel.shape[:4], *in_order).transpose(back).copy(order="C")
 
     @property
     def description(self):

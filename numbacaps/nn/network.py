@@ -193,7 +193,7 @@ class CapsNet:
         """
         self._computing.synchronize()
         runs = {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
-        checkpoint.write(path, self._description, self.steps, runs)
+        checkpoint.write(path, self.description, self.steps, runs)
 
     def load(self, path):
         """Take over what :meth:`save` wrote of a network of the same layers.
@@ -206,7 +206,7 @@ class CapsNet:
             The file cannot be opened.
         """
         shapes = [layer.kernel_shape for layer in self.layers]
-        steps, runs = checkpoint.read(path, self._description, shapes, self.dtype)
+        steps, runs = checkpoint.read(path, self.description, shapes, self.dtype)
         self._computing.synchronize()
         for name, arrays in runs.items():
             self.state.write(getattr(self.state, name), arrays)
@@ -214,7 +214,8 @@ class CapsNet:
         self.steps = steps
 
     @property
-    def _description(self):
+    def description(self):
+        """What decides the network's function and its weights' meaning, fit for JSON."""
         return {
             "input_shape": list(self.input_shape),
             "dtype": str(self.dtype),

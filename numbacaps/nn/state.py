@@ -67,7 +67,7 @@ class State:
         list of ndarray (P, C, KH, KW, *T2)
         """
         return [
-            _as_given(layer, part)
+            layer.as_given(part)
             for layer, part in zip(self._layers, self._parts(run.copy_to_host()))
         ]
 
@@ -75,14 +75,6 @@ class State:
         """The inverse of :meth:`read`."""
         content = np.zeros(run.size, run.dtype)
         for layer, part, array in zip(self._layers, self._parts(content), arrays):
-            order = (0, 1, 2, 3, *(4 + axis for axis in layer.kernel_order))
-            part[...] = array.transpose(order).reshape(part.shape)
+            part[...] = layer.canonical(array)
         run.copy_to_device(content)
 
-
-def _as_given(layer, part):
-    """A kernel in the order of axes that its product names."""
-    order, sizes = layer.kernel_order, layer.kernel_shape[4:]
-    in_order = part.reshape(*part.shape[:4], *(sizes[axis] for axis in order))
-    back = tuple(order.index(axis) for axis in range(len(order)))
-    return np.ascontiguousarray(in_order.transpose(0, 1, 2, 3, *(4 + axis for axis in back)))
