@@ -28,5 +28,5 @@ clean:
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[test,$(CUDA)]'
+	$(PY) -m pip install --quiet --editable '.[test,data,$(CUDA)]'
 	touch $@

