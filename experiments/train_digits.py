@@ -1,8 +1,8 @@
 """Train the published network on 4,000 real digits and test it on 1,000 others.
 
 Every epoch is a row of DIR/training.csv; the networks, what the first one makes of each test digit
-(predictions.csv), and four figures lie beside it. --tiny trains a miniature on 8x8 digits instead, on
-the simulator within a minute.
+(predictions.csv), and four figures lie beside it. --tiny trains a miniature on 8x8 digits instead,
+on the simulator within a minute.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _tiny_net(seed, algorithm):
 
 FULL = Task(
     batch=128,
-    epochs=130,
+    epochs=40,
     seeds=(0, 1, 2),
     load=digits.load,
     build=lambda seed, algorithm: CapsNet.published(seed=seed, algorithm=algorithm),

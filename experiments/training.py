@@ -1,8 +1,8 @@
 """A run of training: epochs of shuffled batches, watched for NaN, logged, saved, and gone on with.
 
-The order of an epoch's images follows from the seed and the epoch's number alone, so a run that goes on
-from a file sees the batches that it would have seen. Images that fill no batch wait for the next
-epoch's order.
+The order of an epoch's images follows from the seed and the epoch's number alone, so a run that
+goes on from a file sees the batches that it would have seen. Images that fill no batch wait for the
+next epoch's order.
 """
 
 import csv
@@ -31,7 +31,7 @@ COLUMNS = {
     "seed": "of the initial weights and of the batches",
     "epoch": "counted from 1",
     "step": "steps done at its end",
-    "counted": "steps of it that loss, accuracy and images_per_s are of: all, unless it was resumed",
+    "counted": "steps of it that loss, accuracy and images_per_s are of: all, unless resumed",
     "rate": "learning rate of its last step",
     "loss": "mean margin loss of its batches, each before its step",
     "accuracy": "share of their images that were classified rightly",
@@ -167,8 +167,8 @@ def read(path):
     whole = all(None not in row and None not in row.values() for row in rows)
     if columns != list(COLUMNS) or not whole or not all(row["step"].isdecimal() for row in rows):
         raise records.ForeignFile(
-            f"{path} is no log of training, which has the columns {', '.join(COLUMNS)}. It was left "
-            "as it is"
+            f"{path} is no log of training, which has the columns {', '.join(COLUMNS)}. It was "
+            "left as it is"
         )
     return rows
 

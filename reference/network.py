@@ -1,8 +1,8 @@
 """A whole capsule network in float64: loss and gradients of every kernel, layer by layer.
 
-A layer is a dict of ``stride``, ``padding``, ``dilation`` (pairs), ``slope`` of LeakyReLU, ``squash``
-(elements of a group, None for none) and ``input`` (G, D1, D2), the shape that its input capsules are
-read as. A class is a channel of the last layer, which has one position.
+A layer is a dict of ``stride``, ``padding``, ``dilation`` (pairs), ``slope`` of LeakyReLU,
+``squash`` (elements of a group, None for none) and ``input`` (G, D1, D2), the shape that its input
+capsules are read as. A class is a channel of the last layer, which has one position.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""What a capsule network computes beside its convolutions, each as one line of NumPy where it can be.
+"""What a capsule network computes beside its convolutions, in a few lines of NumPy each.
 
-Everything is in the dtype of the inputs; in float64 it is the oracle. Groups and capsules are runs of
-consecutive elements.
+Everything is in the dtype of the inputs; in float64 it is the oracle. Groups and capsules are runs
+of consecutive elements.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def squash(x, group):
 
 
 def squash_jacobian(a):
-    """d squash(a)[i] / d a[j] of one group: f on the diagonal, and a[i] * a[j] * f'(n) / n everywhere.
+    """d squash(a)[i] / d a[j] of one group: f on the diagonal, a[i] * a[j] * f'(n) / n everywhere.
 
     With f(n) = (1 - exp(-n)) / n is f'(n) = (n * exp(-n) + exp(-n) - 1) / n^2.
     """

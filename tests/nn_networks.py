@@ -14,7 +14,7 @@ NETWORKS = {
         ),
         (1, 5, 5, 1, 1),
     ),
-    "odd": (  # rank-3 capsules, padding, dilation, a window that is no square; one layer not squashed
+    "odd": (  # rank-3 capsules, padding, dilation, no square window; one layer not squashed
         (
             Layer(
                 2,

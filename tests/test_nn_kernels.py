@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import nan
 
+from numbacaps import launch
 from numbacaps.nn.adam import Adam, adam_step
 from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
 from numbacaps.nn.he_normal import he_normal
@@ -197,6 +198,37 @@ def test_he_normal(case, dtype):
     weights, seed = nan(count, dtype), 12345 + (6789 << 32)
     he_normal(weights, 18, seed, 3)
     assert_close(weights.copy_to_host(), nn.he_normal(count, 18, seed, 3), 1 << 6)
+
+
+@pytest.mark.parametrize("threads", (1, 3, 32))
+def test_tiny_blocks(threads, rng):
+    """Groups and capsules that lie in several blocks."""
+    x, dy, dv = (_rounded(rng, shape, "float32") for shape in ((2, 3, 5), (2, 3, 5), (2, 3)))
+    on_device = _device(x, "float32"), _device(dy, "float32")
+    y, dx, lengths, d_capsules = (
+        nan(shape, "float32") for shape in (x.shape, x.shape, (2, 3), x.shape)
+    )
+    squash(on_device[0], y, 5, threads=threads)
+    squash_backward(*on_device, dx, 5, threads=threads)
+    capsule_length(on_device[0], lengths, threads=threads)
+    scores = lengths, _device(dv, "float32")
+    capsule_length_backward(on_device[0], *scores, d_capsules, threads=threads)
+    assert_close(y.copy_to_host(), nn.squash(x, 5), 5)
+    assert_close(dx.copy_to_host(), nn.squash_backward(x, dy, 5), 5)
+    assert_close(lengths.copy_to_host().ravel(), nn.capsule_length(x, 5), 5)
+    assert_close(d_capsules.copy_to_host(), nn.capsule_length_backward(x, dv, 5), 5)
+
+
+@pytest.mark.parametrize("blocks", (1, 7))
+def test_few_blocks(blocks, rng, monkeypatch):
+    """Blocks walk images in uneven steps."""
+    monkeypatch.setattr(launch, "BLOCKS", blocks)
+    x, dy = _rounded(rng, (10, 2, 3), "float32"), _rounded(rng, (10, 2, 3), "float32")
+    y, dx = nan(x.shape, "float32"), nan(x.shape, "float32")
+    squash(_device(x, "float32"), y, 3)
+    leaky_relu_backward(_device(x, "float32"), _device(dy, "float32"), dx, 0.1)
+    assert_close(y.copy_to_host(), nn.squash(x, 3), 3)
+    assert_close(dx.copy_to_host(), nn.leaky_relu_backward(x, dy, 0.1), 1)
 
 
 @pytest.mark.tiers("gpu")  # on the simulator one block walks all images anyway

@@ -1,4 +1,4 @@
-"""The reference of what is beside the convolutions: gradients by finite differences, known answers."""
+"""The reference beside the convolutions: gradients by finite differences, known answers."""
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_margin_loss_by_hand():
 
 
 def test_adam_first_steps():
-    """The first step moves by the rate, whatever the gradient's size; from step 4,001 by half of it."""
+    """The first step moves by the rate, whatever the gradient; step 4,001 by half of it."""
     zeros = np.zeros(2)
     first, second, weight = nn.adam(1, np.array([3.0, -1e-3]), zeros, zeros, zeros)
     np.testing.assert_allclose(weight, [-1e-2, 1e-2], rtol=1e-4)

@@ -1,4 +1,4 @@
-"""The figures of a training run: curves, confusion matrix, wrong digits, the first layer's kernels."""
+"""The figures of a training run: curves, confusion matrix, wrong digits, first kernels."""
 
 import numpy as np
 from matplotlib import style

@@ -6,8 +6,8 @@ Of step t, counted from 1, with gradient g:
     m = beta1 * m + (1 - beta1) * g           v = beta2 * v + (1 - beta2) * g^2
     w = w - rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-The step counter lies on the device, so that a captured step counts by itself. One kernel of one thread
-counts and works out the two factors that all weights share; the other one moves the weights.
+The step counter lies on the device, so that a captured step counts by itself. One kernel of one
+thread counts and works out the two factors that all weights share; the other one moves the weights.
 
 Thread mapping of the other: one thread a weight.
 """

@@ -1,7 +1,7 @@
 """Where a batch lies: in pinned memory on the host, and on the device, where the network reads it.
 
-With two slots in turn the next batch is copied, on a stream of its own, while the network computes on
-the one before it.
+With two slots in turn the next batch is copied, on a stream of its own, while the network computes
+on the one before it.
 """
 
 import numpy as np

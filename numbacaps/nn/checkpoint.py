@@ -33,8 +33,8 @@ def write(path, description, steps, runs):
         for number, array in enumerate(runs[name]):
             if not np.isfinite(array).all():
                 raise ValueError(
-                    f"{name} of layers[{number}] are not all finite after {steps} steps; {path} was "
-                    "left as it was"
+                    f"{name} of layers[{number}] are not all finite after {steps} steps; {path} "
+                    "was left as it was"
                 )
             arrays[f"{name}_{number}"] = array
     path = Path(path)

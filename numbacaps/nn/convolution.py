@@ -9,8 +9,8 @@ PRECISIONS = ("ieee",)
 class Convolution:
     """A capsule convolution and its gradients on arrays that are there already.
 
-    What it needs besides, the first call of each pass allocates; no other call does, so that they can
-    be captured.
+    What it needs besides, the first call of each pass allocates; no other call does, so that they
+    can be captured.
 
     Parameters
     ----------

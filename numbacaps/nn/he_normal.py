@@ -2,10 +2,10 @@
 
 ``terms`` is the length of the sum behind an element of the layer's output, C*KH*KW*D2.
 
-Weight i of layer k draws from Philox's counter (i, attempt, k, 0) with the seed as its key, by the polar
-method of Marsaglia: of points (a, b) in the square from -1 to 1, the first one within the unit circle
-gives a * sqrt(-2 log(s) / s) with s = a^2 + b^2. The points have 24 bits, exact in float32 too: both
-dtypes begin with the same weights, up to rounding.
+Weight i of layer k draws from Philox's counter (i, attempt, k, 0) with the seed as its key, by the
+polar method of Marsaglia: of points (a, b) in the square from -1 to 1, the first one within the
+unit circle gives a * sqrt(-2 log(s) / s) with s = a^2 + b^2. The points have 24 bits, exact in
+float32 too: both dtypes begin with the same weights, up to rounding.
 
 Thread mapping: one thread a weight.
 """

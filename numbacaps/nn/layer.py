@@ -124,8 +124,8 @@ def chain(layers, input_shape):
     TypeError
         A description is none, or holds something of another type.
     ValueError
-        A layer does not fit what comes before it, or a number is out of range; the message names the
-        layer and both shapes.
+        A layer does not fit what comes before it, or a number is out of range; the message names
+        the layer and both shapes.
     """
     layers = tuple(layers)
     if not layers:
@@ -159,8 +159,8 @@ def _place(name, layer, shape, before):
         g = Geometry(*sizes, layer.stride, layer.padding, layer.dilation)
     except (TypeError, ValueError) as reason:
         raise type(reason)(
-            f"{name}, of kernel capsules {kernel} and window {KH} x {KW}, does not fit {before}, of "
-            f"shape {shape}: {reason}"
+            f"{name}, of kernel capsules {kernel} and window {KH} x {KW}, does not fit {before}, "
+            f"of shape {shape}: {reason}"
         ) from None
     for what, order in (("input", product.x_order), ("output", product.y_order)):
         if order != tuple(sorted(order)):
@@ -189,8 +189,8 @@ def _check_activation(name, layer, capsule):
     (squash,) = _sizes(f"{name}.squash", (squash,))
     if prod(capsule) % squash:
         raise ValueError(
-            f"{name} has squash={squash}; it takes a divisor of the {prod(capsule)} elements of its "
-            f"capsules, of shape {capsule}"
+            f"{name} has squash={squash}; it takes a divisor of the {prod(capsule)} elements of "
+            f"its capsules, of shape {capsule}"
         )
 
 

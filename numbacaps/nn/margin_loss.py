@@ -7,11 +7,11 @@ With v[n,p] the length of class capsule p of image n, and the mean over the imag
 
 An image is a hit if the capsule of its label is the longest, the first of those that tie.
 
-Losses and hits go to place ``step % places`` of their arrays, the step being read from the device: so
-a captured step records every loss, and the host reads them when it likes.
+Losses and hits go to place ``step % places`` of their arrays, the step being read from the device:
+so a captured step records every loss, and the host reads them when it likes.
 
-Thread mapping: forward one block, whose lanes walk the images; their sums meet in a tree, so that the
-order of the sum is fixed. Backward one thread a class capsule.
+Thread mapping: forward one block, whose lanes walk the images; their sums meet in a tree, so that
+the order of the sum is fixed. Backward one thread a class capsule.
 """
 
 from functools import cache

@@ -12,14 +12,15 @@ from numbacaps.nn.layer import Layer, chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import PLACES, State
 from numbacaps.nn.streams import Repeated, Stream
+from numbacaps.target import cuda
 
 
 class CapsNet:
     """Layers of capsule convolutions whose last output is one capsule for each class.
 
-    Work is queued: :meth:`step` returns before it is done. An inference pass and a training step run
-    kernel by kernel the first time for each batch size, and are one CUDA graph launch from then on,
-    where graphs are there and every layer's algorithm can be captured.
+    Work is queued: :meth:`step` returns before it is done. An inference pass and a training step
+    run kernel by kernel the first time for each batch size, and are one CUDA graph launch from then
+    on, where graphs are there and every layer's algorithm can be captured.
 
     Parameters
     ----------
@@ -36,8 +37,8 @@ class CapsNet:
     Raises
     ------
     TypeError, ValueError
-        An argument is of another type or out of range; layers do not chain, with both shapes; a squash
-        group does not divide its capsule; the last layer has more than one position.
+        An argument is of another type or out of range; layers do not chain, with both shapes; a
+        squash group does not divide its capsule; the last layer has more than one position.
     ImportError, RuntimeError
         A layer's algorithm takes a package or a GPU that is not here.
     """
@@ -50,8 +51,8 @@ class CapsNet:
         if last.geometry.L != 1:
             raise ValueError(
                 f"layers[{len(self.layers) - 1}] has an output of {last.geometry.OH} x "
-                f"{last.geometry.OW} positions, shape {last.output_shape}; the last layer takes one: "
-                "a class is one capsule"
+                f"{last.geometry.OW} positions, shape {last.output_shape}; the last layer takes "
+                "one: a class is one capsule"
             )
         self.state = State(self.layers, self.dtype, _check_seed(seed))
         self.steps = 0
@@ -60,7 +61,7 @@ class CapsNet:
 
     @classmethod
     def published(cls, *, seed=0, dtype="float32", algorithm="auto", precision="ieee", adam=Adam()):
-        """The five-layer network of the paper's Table 1, for images (1, 28, 28, 1, 1) of 10 classes."""
+        """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes."""
         how = {"algorithm": algorithm, "precision": precision}
         layers = (
             Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8, **how),
@@ -211,6 +212,7 @@ class CapsNet:
         for name, arrays in runs.items():
             self.state.write(getattr(self.state, name), arrays)
         self.state.step.copy_to_device(np.array([steps]))
+        cuda.synchronize()  # the computing stream does not wait for the default one
         self.steps = steps
 
     @property

@@ -1,7 +1,7 @@
 """Philox 4x32-10 (Salmon and others, 2011): random words from a counter and a key, with no state.
 
-Every thread asks for the words of its own counter, so what it gets depends on nothing else. Words are
-32 bits wide, in unsigned 64-bit integers, which hold the products of two.
+Every thread asks for the words of its own counter, so what it gets depends on nothing else. Words
+are 32 bits wide, in unsigned 64-bit integers, which hold the products of two.
 """
 
 import numpy as np

@@ -8,8 +8,8 @@ Over each group a of consecutive elements of a = LeakyReLU(x), with n = sqrt(|a|
 and dx = da where x > 0, slope * da elsewhere. A slope of 1 leaves plain squash. The Jacobian is
 whole: the authors' code keeps its diagonal alone. At a = 0 the value is 0 and the gradient dy * f.
 
-``expm1`` keeps the digits of 1 - exp(-n) where n is small; what exp(-n) - f loses there, a * (a . dy)
-of the size of n^2 takes away again.
+``expm1`` keeps the digits of 1 - exp(-n) where n is small; what exp(-n) - f loses there, a * (a .
+dy) of the size of n^2 takes away again.
 
 Thread mapping: one thread an element of an image, which it walks image by image. A group's threads
 each add up its elements, in their order: they lie in one or two cache lines.

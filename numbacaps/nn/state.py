@@ -1,4 +1,4 @@
-"""What a network learns and keeps on the device: weights, gradients, moments, the step, the losses."""
+"""What a network keeps on the device: weights, gradients, moments, the step, the losses."""
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class State:
         ]
 
     def read(self, run):
-        """Each layer's part of ``weights``, ``gradients``, ``first`` or ``second``, as users see it.
+        """Each layer's part of ``weights``, ``gradients`` or a moment, as users see it.
 
         Returns
         -------
@@ -77,4 +77,3 @@ class State:
         for layer, part, array in zip(self._layers, self._parts(content), arrays):
             part[...] = layer.canonical(array)
         run.copy_to_device(content)
-

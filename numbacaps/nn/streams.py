@@ -1,4 +1,4 @@
-"""Streams, and work on them that is launched kernel by kernel once and as one CUDA graph from then on."""
+"""Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
 
 from contextlib import suppress
 
@@ -63,8 +63,8 @@ class Repeated:
     """Work that is done again and again on the same arrays.
 
     The first call launches kernel by kernel, which compiles them and allocates workspaces, and
-    captures; every other call is one graph launch. Where the stream cannot capture, or the work cannot
-    be captured, all calls launch kernel by kernel. The results are the same.
+    captures; every other call is one graph launch. Where the stream cannot capture, or the work
+    cannot be captured, all calls launch kernel by kernel. The results are the same.
 
     Parameters
     ----------
