@@ -5,8 +5,6 @@ A layer is a dict of ``stride``, ``padding``, ``dilation`` (pairs), ``slope`` of
 capsules are read as. A class is a channel of the last layer, which has one position.
 """
 
-import numpy as np
-
 from . import nn
 from .vectorised import capsule_convolution_backward_einsum, capsule_convolution_einsum
 

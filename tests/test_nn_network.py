@@ -11,9 +11,8 @@ import pytest
 from nn_networks import NETWORKS, batch, canonical, expected, network
 
 from numbacaps import available_algorithms
-from numbacaps.nn import Adam, CapsNet, Layer
+from numbacaps.nn import Adam, CapsNet, Layer, state
 from numbacaps.nn import network as network_module
-from numbacaps.nn import state
 from numbacaps.nn.streams import Repeated
 from numbacaps.target import SIMULATED
 from reference import assert_close, nn
