@@ -1,6 +1,8 @@
 """A capsule network on the toolkit's kernels: to run, to train, to save."""
 
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
@@ -258,62 +260,65 @@ class _Inference:
     """The forward pass of one batch size."""
 
     def __init__(self, network, N):
-        self._computing, self._copying = network._computing, network._copying
-        self._slot = Slot((N, *network.input_shape), network.dtype)
+        computing = network._computing
+        self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
         self.forward = ForwardPass(network.layers, N, network.dtype)
-        operands = self._slot.x, network.state.kernels, self._computing.numba
+        operands = self._slot.x, network.state.kernels, computing.numba
         self._launch = Repeated(
-            lambda: self.forward.launch(*operands), self._computing, self.forward.capturable
+            lambda: self.forward.launch(*operands), computing, self.forward.capturable
         )
 
     def run(self, x):
         """Queue a batch."""
-        self._slot.fill(x, None, self._copying, self._computing)
+        self._slot.fill(x)
         self._launch()
-        self._slot.release(self._computing)
+        self._slot.release()
 
 
 class _Training:
     """Steps of one batch size: two slots in turn, and a captured step for each."""
 
     def __init__(self, network, N):
-        self._computing, self._copying = network._computing, network._copying
-        self._state, self._adam = network.state, network.adam
-        self._slots = [Slot((N, *network.input_shape), network.dtype) for _ in range(2)]
+        self._computing, self._state, self._adam = network._computing, network.state, network.adam
+        place = (N, *network.input_shape), network.dtype, network._copying, network._computing
+        self._slots = [Slot(*place) for _ in range(2)]
         self._forward = ForwardPass(network.layers, N, network.dtype)
         self._backward = BackwardPass(self._forward)
-        self._steps = [self._repeated(slot) for slot in self._slots]
+        self._steps = [
+            Repeated(partial(self._launch_step, slot), self._computing, self._forward.capturable)
+            for slot in self._slots
+        ]
         self._turn = 0
-
-    def _repeated(self, slot):
-        def step():
-            self._launch_gradients(slot)
-            state = self._state
-            moments = state.gradients, state.first, state.second
-            counters = state.step, state.factors
-            adam_step(self._adam, *moments, state.weights, *counters, self._computing.numba)
-
-        return Repeated(step, self._computing, self._forward.capturable)
 
     def _launch_gradients(self, slot):
         stream = self._computing.numba
         self._forward.launch(slot.x, self._state.kernels, stream)
         self._backward.launch(slot.x, slot.labels, self._state, stream)
 
+    def _launch_step(self, slot):
+        self._launch_gradients(slot)
+        state = self._state
+        moments = state.gradients, state.first, state.second
+        counters = state.step, state.factors
+        adam_step(self._adam, *moments, state.weights, *counters, self._computing.numba)
+
     def step(self, x, labels):
         """Queue a batch and its step."""
-        self._queue(x, labels, lambda turn: self._steps[turn]())
+        with self._turned(x, labels) as turn:
+            self._steps[turn]()
 
     def differentiate(self, x, labels):
         """Queue a batch and its gradients."""
-        self._queue(x, labels, lambda turn: self._launch_gradients(self._slots[turn]))
+        with self._turned(x, labels) as turn:
+            self._launch_gradients(self._slots[turn])
 
-    def _queue(self, x, labels, launch):
-        slot = self._slots[self._turn]
-        slot.fill(x, labels, self._copying, self._computing)
-        launch(self._turn)
-        slot.release(self._computing)
-        self._turn = 1 - self._turn
+    @contextmanager
+    def _turned(self, x, labels):
+        """The number of the slot whose turn it is, filled; what reads it is queued in the block."""
+        turn, self._turn = self._turn, 1 - self._turn
+        self._slots[turn].fill(x, labels)
+        yield turn
+        self._slots[turn].release()
 
 
 def _check_dtype(dtype):
