@@ -1,6 +1,7 @@
 """CapsNet against the reference: passes, steps, files, and what it refuses."""
 
 import json
+import os
 import re
 import zipfile
 from dataclasses import replace
@@ -341,16 +342,23 @@ def test_numbers_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path, rng)
     _refused(network("matrix"), path, r"second of layers\[0\] have shape \(3,\)")
 
 
-def test_writing_that_fails_leaves_the_file(tmp_path, rng, monkeypatch):
+def _full(file, **arrays):
+    file.write(b"some of it")
+    raise OSError("no space left on device")
+
+
+def _gone(old, new):
+    raise OSError("no space left on device")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fails"), [(np, "savez", _full), (os, "replace", _gone)]
+)
+def test_writing_that_fails_leaves_the_file(module, name, fails, tmp_path, rng, monkeypatch):
     path, net = tmp_path / "net.npz", _trained(rng, 1)
     net.save(path)
     good = path.read_bytes()
-
-    def full(file, **arrays):
-        file.write(b"some of it")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(module, name, fails)
     with pytest.raises(OSError, match="no space"):
         net.save(path)
     assert path.read_bytes() == good

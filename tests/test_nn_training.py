@@ -172,6 +172,21 @@ def test_nan_stops_training(run, nothing, shown_every, monkeypatch):
     assert last_good.steps == 3 and len(training.read(log.path)) == 1
 
 
+def test_ctrl_c_does_not_save_what_is_not_finite(run, monkeypatch):
+    monkeypatch.setattr(training, "_SHOWN_EVERY", 1e9)
+
+    def interrupt(step):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            return np.nan
+
+    with pytest.raises(training.Diverged, match="step 5"):
+        training.train(_Model(interrupt), run, _log(run))
+    last_good = _Model()
+    last_good.load(run.checkpoint)
+    assert last_good.steps == 3
+
+
 def test_weights_that_are_not_finite_are_not_saved(run):
     class Broken(_Model):
         def save(self, path):
