@@ -91,8 +91,9 @@ class TorchNet:
         self._hits.append((lengths.argmax(1) == self._tensor(labels)).sum())
         self.steps += 1
 
-    def history(self, first=0):
+    def history(self, first=None):
         """As of :class:`numbacaps.nn.CapsNet`; every step since the last :meth:`load` is kept."""
+        first = self._began if first is None else first
         if not self._began <= first <= self.steps:
             raise ValueError(f"first is {first}; it takes {self._began} to {self.steps}")
         kept = slice(first - self._began, None)

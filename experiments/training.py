@@ -221,6 +221,8 @@ def train(model, run, log):
         bar.set_description(f"{run.by}, seed {run.seed}")
         while model.steps < run.steps:
             _train_epoch(model, run, log, bar, stop)
+        if stop.is_set():
+            raise KeyboardInterrupt
 
 
 def _train_epoch(model, run, log, bar, stop):
@@ -231,6 +233,9 @@ def _train_epoch(model, run, log, bar, stop):
     order = run.order(epoch)
     start = shown = time.perf_counter()
     for at in range(done, run.steps_an_epoch):
+        if stop.is_set():
+            _save(model, run, seen)
+            raise KeyboardInterrupt
         rows = order[at * run.batch : (at + 1) * run.batch]
         model.step(x[rows], labels[rows])
         bar.update()
@@ -239,14 +244,11 @@ def _train_epoch(model, run, log, bar, stop):
             rate = (model.steps - first) * run.batch / (time.perf_counter() - start)
             _show(bar, losses, hits, run, rate)
             seen, shown = model.steps, time.perf_counter()
-        if stop.is_set():
-            _save(model, run)
-            raise KeyboardInterrupt
     losses, hits = _finite_history(model, first)
     rate = (model.steps - first) * run.batch / (time.perf_counter() - start)
     _show(bar, losses, hits, run, rate)
     test_loss, test_accuracy = evaluate(model, run.digits)
-    _save(model, run)
+    _save(model, run, first)
     log.add(
         run,
         epoch=epoch + 1,
@@ -281,9 +283,9 @@ def _finite_history(model, first):
     return losses, hits
 
 
-def _save(model, run):
-    """Save a network that is sound."""
-    _finite_history(model, model.steps - 1)
+def _save(model, run, first):
+    """Save a network whose steps from ``first`` on were sound."""
+    _finite_history(model, first)
     try:
         model.save(run.checkpoint)
     except ValueError:  # the step that its loss would have told of comes next

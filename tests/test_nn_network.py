@@ -476,12 +476,17 @@ def test_bad_options(how, error, said):
         CapsNet(layers, **{"input_shape": shape} | how)
 
 
-def test_history_keeps_the_last_steps(rng, monkeypatch):
-    monkeypatch.setattr(network_module, "PLACES", 4096)
+def test_history_keeps_the_last_steps(rng, tmp_path):
     net = _trained(rng)
     for first in (-1, 3):
         with pytest.raises(ValueError, match=f"first is {first}; it takes 0 to 2"):
             net.history(first)
+    net.save(tmp_path / "net.npz")
+    net.load(tmp_path / "net.npz")
+    assert not len(net.history()[0])
+    with pytest.raises(ValueError, match="first is 1; it takes 2 to 2"):
+        net.history(1)
     net.steps = 5000
-    with pytest.raises(ValueError, match="first is 0; it takes 905 to 5000"):
-        net.history()
+    assert len(net.history()[0]) == state.PLACES - 1
+    with pytest.raises(ValueError, match="first is 904; it takes 905 to 5000"):
+        net.history(904)

@@ -151,6 +151,35 @@ def test_ctrl_c_saves_and_training_goes_on(run, capsys):
     assert [(row["step"], row["counted"]) for row in rows] == [("3", "3"), ("6", "1"), ("9", "3")]
 
 
+@pytest.mark.parametrize(("at", "steps", "epochs"), [(6, 6, 2), (9, 9, 3)])
+def test_ctrl_c_at_the_end_of_an_epoch_keeps_its_row(run, at, steps, epochs):
+    def interrupt(step):
+        if step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model, log = _Model(interrupt), _log(run)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(model, run, log)
+    again = _Model()
+    again.load(run.checkpoint)
+    assert again.steps == steps and len(training.read(log.path)) == epochs
+
+
+def test_ctrl_c_before_the_first_step(run, monkeypatch):
+    order = training.Run.order
+
+    def interrupted(run, epoch):
+        os.kill(os.getpid(), signal.SIGINT)
+        return order(run, epoch)
+
+    monkeypatch.setattr(training.Run, "order", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(_Model(), run, _log(run))
+    again = _Model()
+    again.load(run.checkpoint)
+    assert again.steps == 0
+
+
 def test_a_second_ctrl_c_interrupts_at_once():
     with pytest.raises(KeyboardInterrupt), training.asked_to_stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)

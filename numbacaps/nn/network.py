@@ -57,7 +57,7 @@ class CapsNet:
                 "one: a class is one capsule"
             )
         self.state = State(self.layers, self.dtype, _check_seed(seed))
-        self.steps = 0
+        self.steps, self._began = 0, 0
         self._computing, self._copying = Stream(), Stream()
         self._inferences, self._trainings = {}, {}
 
@@ -157,13 +157,14 @@ class CapsNet:
         self._training(len(x)).step(x, labels)
         self.steps += 1
 
-    def history(self, first=0):
+    def history(self, first=None):
         """Loss and hits of every step from ``first`` on; waits for the last one.
 
         Parameters
         ----------
-        first : int
-            Counted from 0; the device keeps the last few thousand.
+        first : int, optional
+            Counted from 0; by default the oldest that the device keeps, which holds the last few
+            thousand since a :meth:`load`.
 
         Returns
         -------
@@ -177,7 +178,8 @@ class CapsNet:
         ValueError
             ``first`` is not among the steps that the device keeps.
         """
-        oldest = max(0, self.steps - PLACES + 1)
+        oldest = max(self._began, self.steps - PLACES + 1)
+        first = oldest if first is None else first
         if not oldest <= first <= self.steps:
             raise ValueError(f"first is {first}; it takes {oldest} to {self.steps}")
         self._computing.synchronize()
@@ -215,7 +217,7 @@ class CapsNet:
             self.state.write(getattr(self.state, name), arrays)
         self.state.step.copy_to_device(np.array([steps]))
         cuda.synchronize()  # the computing stream does not wait for the default one
-        self.steps = steps
+        self.steps = self._began = steps
 
     @property
     def description(self):
