@@ -126,6 +126,7 @@ def main(argv=None):
     usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
     folder = options.results or usual or provenance.RESULTS / gpu / "digits"
     figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
+    run = None
     try:
         _make_folder("--results", folder)
         _make_folder("--figures", figures)
@@ -172,7 +173,7 @@ def _begin(run, task, options, resume=False):
 
 
 def _kept(run):
-    if not run.checkpoint.exists():
+    if run is None or not run.checkpoint.exists():
         return "no network was saved before"
     with np.load(run.checkpoint) as content:
         return f"{run.checkpoint} holds the network after {int(content['steps'])} steps"

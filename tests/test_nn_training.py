@@ -335,6 +335,15 @@ def test_interruption_says_how_to_go_on(tiny, tmp_path, capsys, monkeypatch):
     assert "numbacaps-seed0.npz holds the network after 0 steps; --resume goes on" in error
 
 
+def test_interruption_before_anything_begins(tiny, tmp_path, capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_digits, "TINY", replace(train_digits.TINY, load=interrupted))
+    assert _main(tmp_path=tmp_path) == 130
+    assert "interrupted; no network was saved before" in capsys.readouterr().err
+
+
 @pytest.mark.tiers("simulator")
 def test_without_a_gpu_the_miniature_is_offered(capsys):
     assert train_digits.main([]) == 2
