@@ -14,7 +14,6 @@ from numbacaps.nn.layer import Layer, chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import PLACES, State
 from numbacaps.nn.streams import Repeated, Stream
-from numbacaps.target import cuda
 
 
 class CapsNet:
@@ -213,10 +212,9 @@ class CapsNet:
         shapes = [layer.kernel_shape for layer in self.layers]
         steps, runs = checkpoint.read(path, self.description, shapes, self.dtype)
         self._computing.synchronize()
+        self.state.step.copy_to_device(np.array([steps]))
         for name, arrays in runs.items():
             self.state.write(getattr(self.state, name), arrays)
-        self.state.step.copy_to_device(np.array([steps]))
-        cuda.synchronize()  # the computing stream does not wait for the default one
         self.steps = self._began = steps
 
     @property

@@ -77,3 +77,4 @@ class State:
         for layer, part, array in zip(self._layers, self._parts(content), arrays):
             part[...] = layer.canonical(array)
         run.copy_to_device(content)
+        cuda.synchronize()  # no other stream waits for the default one
