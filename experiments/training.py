@@ -181,13 +181,13 @@ def _cell(value):
 def asked_to_stop():
     """An event that Ctrl-C sets, so that a step is finished and the network can be saved.
 
-    A second Ctrl-C interrupts as usual.
+    A second Ctrl-C interrupts at once.
     """
     asked = threading.Event()
 
     def ask(*_):
         asked.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, ask)
     try:

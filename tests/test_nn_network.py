@@ -366,9 +366,13 @@ def test_writing_that_fails_leaves_the_file(module, name, fails, tmp_path, rng, 
 
 
 def test_a_description_is_plain_json(tmp_path):
-    network("odd").save(tmp_path / "net.npz")
+    """Whatever kinds of numbers the layers were given."""
+    layers, shape = NETWORKS["matrix"]
+    layers = [replace(layer, squash=np.int64(layer.squash), slope=1) for layer in layers]
+    CapsNet(layers, np.array(shape)).save(tmp_path / "net.npz")
     with np.load(tmp_path / "net.npz") as content:
-        assert json.loads(str(content["description"]))["layers"][0]["dilation"] == [1, 2]
+        description = json.loads(str(content["description"]))
+    assert description["input_shape"] == list(shape) and description["layers"][0]["squash"] == 2
 
 
 # ---- bad input

@@ -101,8 +101,8 @@ class PlacedLayer:
             "dilation": list(g.dilation),
             "product": layer.product,
             "output": list(self.output_shape),
-            "slope": layer.slope,
-            "squash": layer.squash,
+            "slope": float(layer.slope),
+            "squash": None if layer.squash is None else int(layer.squash),
         }
 
 
