@@ -10,6 +10,7 @@ Read it in this order.
 5. `vectorised`: an independent einsum in float64 that checks 3 and 4 and is fast enough for large
    arrays.
 6. `compare`: how a result is judged.
+7. `nn` and `network`: what a capsule network computes beside its convolutions, and a whole one.
 
 `checks` holds what the functions refuse, and is no part of the paper.
 

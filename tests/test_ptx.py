@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from kernels import factories, kernels, matmul, warpgroup_kernels
+from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
@@ -125,7 +126,7 @@ def test_warpgroup_products(case):
 
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
-    covered |= {make_gather, make_index_functions, make_pack, make_wgmma}
+    covered |= {make_gather, make_index_functions, make_pack, make_wgmma} | NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 

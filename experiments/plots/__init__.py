@@ -11,7 +11,8 @@
 `roofline`   achieved rate under the ceilings
 `stages`     where the paper's pipeline spends its time
 `memory`     peak memory against the batch
-`gallery`    all of them as files
+`training`   a training run: curves, confusion matrix, wrong digits, first kernels
+`gallery`    all of them but training's as files
 ===========  ===================================================================
 """
 

@@ -1,0 +1,237 @@
+"""Train the published network on 4,000 real digits and test it on 1,000 others.
+
+Every epoch is a row of DIR/training.csv; the networks, what the first one makes of each test digit
+(predictions.csv), and four figures lie beside it. --tiny trains a miniature on 8x8 digits instead,
+on the simulator within a minute.
+"""
+
+import argparse
+import csv
+import io
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments import digits, provenance, records, training
+from experiments.plots import training as plots
+from experiments.refusal import Parser, Refusal
+from numbacaps.nn import CapsNet, Layer
+from numbacaps.target import SIMULATED
+
+_EPILOG = """\
+exit status: 0 done, 1 the loss turned NaN (the file holds the last good network), 2 bad input,
+130 after Ctrl-C (the network is saved; --resume goes on from there)
+"""
+_NO_GPU = (
+    "train_digits: there is no GPU here, and the simulator would take weeks; "
+    "python -m experiments.train_digits --tiny trains a miniature on it"
+)
+PREDICTIONS = ("row", "label", "predicted")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, its digits, and how long it learns."""
+
+    batch: int
+    epochs: int
+    seeds: tuple
+    load: object
+    build: object
+
+
+def _tiny_net(seed, algorithm):
+    how = {"algorithm": algorithm}
+    layers = (
+        Layer(1, (1, 4), stride=2, capsule=(4, 1), squash=4, **how),
+        Layer(10, (1, 2), squash=8, **how),
+    )
+    return CapsNet(layers, (1, 8, 8, 1, 1), seed=seed)
+
+
+FULL = Task(
+    batch=128,
+    epochs=40,
+    seeds=(0, 1, 2),
+    load=digits.load,
+    build=lambda seed, algorithm: CapsNet.published(seed=seed, algorithm=algorithm),
+)
+TINY = Task(
+    batch=5,
+    epochs=2,
+    seeds=(0,),
+    load=lambda: digits.miniature(digits.load(), train=2, test=1),
+    build=_tiny_net,
+)
+
+
+def make_parser():
+    """The command line's parser."""
+    parser = Parser(
+        prog="python -m experiments.train_digits",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--tiny", action="store_true", help="a miniature network and 8x8 digits, a few steps")
+    add("--epochs", metavar="N", type=_count, help=f"default {FULL.epochs}; tiny {TINY.epochs}")
+    add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
+    add("--by", metavar="A,B", type=_by, default=("numbacaps",), help="of numbacaps, torch")
+    add("--algorithm", default="auto", help="of every layer (default auto)")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the networks in the folder, which are replaced otherwise",
+    )
+    add(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        help="default experiments/results/<gpu>/digits; tiny build/tiny-digits",
+    )
+    add(
+        "--figures",
+        metavar="DIR",
+        type=Path,
+        help="default experiments/figures; tiny the folder of the results",
+    )
+    return parser
+
+
+def main(argv=None):
+    """Train, log, draw.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        The command line's arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        0, or as the epilogue of --help says.
+    """
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if SIMULATED and not options.tiny:
+        print(_NO_GPU, file=sys.stderr)
+        return 2
+    task = TINY if options.tiny else FULL
+    gpu = "simulator" if SIMULATED else provenance.gpu_name()
+    usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
+    folder = options.results or usual or provenance.RESULTS / gpu / "digits"
+    figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
+    run = None
+    try:
+        _make_folder("--results", folder)
+        _make_folder("--figures", figures)
+        log = training.Log(folder / "training.csv", gpu)
+        data = task.load()
+        runs = [
+            training.Run(by, seed, data, task.batch, options.epochs or task.epochs, folder)
+            for seed in options.seeds or task.seeds
+            for by in options.by
+        ]
+        for run in runs:
+            model = _begin(run, task, options)
+            log.begin(run, model.steps)
+            training.train(model, run, log)
+    except (Refusal, records.ForeignFile, ImportError) as refusal:
+        parser.error(str(refusal))
+    except training.Diverged as end:
+        print(f"train_digits: {end}; {_kept(run)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; {_kept(run)}; --resume goes on from there", file=sys.stderr)
+        return 130
+    _report(log, runs)
+    _draw(log, runs[0], _begin(runs[0], task, options, resume=True), figures)
+    return 0
+
+
+def _begin(run, task, options, resume=False):
+    """The model of a run, from its file if the run goes on."""
+    try:
+        model = task.build(run.seed, options.algorithm)
+        if run.by == "torch":
+            from experiments.torch_network import TorchNet
+
+            model = TorchNet(model, "cpu" if SIMULATED else "cuda")
+        if run.checkpoint.exists():
+            if resume or options.resume:
+                model.load(run.checkpoint)
+            else:
+                run.checkpoint.unlink()
+    except (ValueError, RuntimeError, OSError) as refusal:
+        make_parser().error(str(refusal))
+    return model
+
+
+def _kept(run):
+    if run is None or not run.checkpoint.exists():
+        return "no network was saved before"
+    with np.load(run.checkpoint) as content:
+        return f"{run.checkpoint} holds the network after {int(content['steps'])} steps"
+
+
+def _report(log, runs):
+    """Say how well each way of training ended, over its seeds."""
+    last = {records.key(row, training.RUN): float(row["test_accuracy"]) for row in log.rows}
+    for by in dict.fromkeys(run.by for run in runs):
+        accuracies = [last[by, str(run.seed)] for run in runs if run.by == by]
+        mean = sum(accuracies) / len(accuracies)
+        each = ", ".join(f"{accuracy:.2%}" for accuracy in accuracies)
+        print(f"{by}: test accuracy {mean:.2%} in the mean of {len(accuracies)} seeds ({each})")
+    print(f"{log.path} holds every epoch")
+
+
+def _draw(log, run, model, folder):
+    """Write what a run's model makes of the test digits, and the figures."""
+    predicted = training.classify(model, run.digits.test).argmax(axis=1)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(PREDICTIONS)
+    writer.writerows(zip(run.digits.test_rows, run.digits.test_labels, predicted))
+    provenance.write_text(run.folder / "predictions.csv", text.getvalue())
+    files = plots.draw_all(log.rows, run, predicted, model.kernels[0])
+    for name, content in files.items():
+        temporary = folder / f"{name}.{os.getpid()}.tmp"
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / name)
+    print(f"{len(files)} files in {folder}")
+
+
+def _make_folder(option, folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise Refusal(option, f"{folder} ({failure.strerror})", "a folder to write in") from None
+
+
+def _count(text):
+    if not text.isdecimal() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes an integer from 1 to 999999")
+    return int(text)
+
+
+def _seeds(text):
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes integers, each once, like 0,1,2")
+    return tuple(map(int, parts))
+
+
+def _by(text):
+    parts = tuple(text.split(","))
+    if not set(parts) <= {"numbacaps", "torch"} or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes numbacaps, torch, or both")
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

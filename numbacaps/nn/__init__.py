@@ -1,0 +1,30 @@
+"""Capsule networks on the toolkit's convolutions: layers, the margin loss, Adam.
+
+A kernel's module reads top to bottom: formula and thread mapping; the factories of its forward and
+backward kernel; their launchers. :class:`CapsNet` puts them together.
+"""
+
+from numbacaps.nn.adam import Adam, adam_step
+from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
+from numbacaps.nn.he_normal import he_normal
+from numbacaps.nn.layer import Layer
+from numbacaps.nn.leaky_relu import leaky_relu, leaky_relu_backward
+from numbacaps.nn.margin_loss import margin_loss, margin_loss_backward
+from numbacaps.nn.network import CapsNet
+from numbacaps.nn.squash import squash, squash_backward
+
+__all__ = [
+    "Adam",
+    "CapsNet",
+    "Layer",
+    "adam_step",
+    "capsule_length",
+    "capsule_length_backward",
+    "he_normal",
+    "leaky_relu",
+    "leaky_relu_backward",
+    "margin_loss",
+    "margin_loss_backward",
+    "squash",
+    "squash_backward",
+]

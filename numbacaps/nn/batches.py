@@ -1,0 +1,71 @@
+"""Where a batch lies: in pinned memory on the host, and on the device, where the network reads it.
+
+With two slots in turn the next batch is copied, on a stream of its own, while the network computes
+on the one before it. A slot's copies, too, are one graph launch.
+"""
+
+import numpy as np
+
+from numbacaps.nn.streams import Repeated
+from numbacaps.target import SIMULATED, cuda
+
+
+class Slot:
+    """A place for one batch.
+
+    Parameters
+    ----------
+    shape : tuple
+        (N, C, H, W, *T1) of the images.
+    dtype : numpy.dtype
+        Of the images; labels are int64.
+    copying, computing : Stream
+        Where the batch is copied, and where it is read.
+
+    Attributes
+    ----------
+    x, labels : device arrays
+        Valid for work that is queued on the computing stream between :meth:`fill` and
+        :meth:`release`.
+    """
+
+    def __init__(self, shape, dtype, copying, computing):
+        self._host_x = cuda.pinned_array(shape, dtype)
+        self._host_labels = cuda.pinned_array(shape[:1], np.int64)
+        self._host_labels.fill(0)
+        self.x = cuda.device_array(shape, dtype)
+        self.labels = cuda.device_array(shape[:1], np.int64)
+        self._copying, self._computing = copying, computing
+        self._copied, self._read = _event(), _event()
+        self._copy = Repeated(self._launch_copies, copying, capturable=True)
+
+    def fill(self, x, labels=None):
+        """Queue the copy of a batch, and let the computing stream wait for it.
+
+        Parameters
+        ----------
+        x, labels : ndarray
+            Free for other use on return. Labels that nobody reads may be left out.
+        """
+        self._copied.synchronize()  # the batch before has left the pinned memory
+        np.copyto(self._host_x, x)
+        if labels is not None:
+            np.copyto(self._host_labels, labels)
+        self._read.wait(self._copying.numba)  # nobody computes on the batch before any more
+        self._copy()
+        self._copied.record(self._copying.numba)
+        self._copied.wait(self._computing.numba)
+
+    def release(self):
+        """Say that all work which reads the batch is queued."""
+        self._read.record(self._computing.numba)
+
+    def _launch_copies(self):
+        stream = self._copying.numba
+        self.x.copy_to_device(self._host_x, stream=stream)
+        self.labels.copy_to_device(self._host_labels, stream=stream)
+
+
+def _event():
+    """An event that takes no time; the simulator's take no argument."""
+    return cuda.event() if SIMULATED else cuda.event(timing=False)

@@ -1,0 +1,121 @@
+"""A capsule's length, forward and backward: the score of the class that the capsule stands for.
+
+    length = sqrt(sum over e of x[e]^2)
+    dx[e]  = dlength * x[e] / length        0 where the length is 0
+
+Thread mapping: forward one thread a capsule, backward one thread an element.
+"""
+
+import math
+from functools import cache
+
+from numbacaps.launch import THREADS, flat, launch
+from numbacaps.target import at, cuda
+
+
+@cache
+def make_capsule_length(E, dtype):
+    """Kernel for capsules of E elements."""
+    ZERO = dtype.type(0)
+
+    @cuda.jit
+    def capsule_length_kernel(
+        x,  # in   (capsules, E)
+        lengths,  # out  (capsules,)
+        capsules,
+    ):
+        i = cuda.grid(1)
+        if i >= capsules:
+            return
+        square = ZERO
+        for e in range(E):
+            value = x[at(i * E + e)]
+            square += value * value
+        lengths[at(i)] = math.sqrt(square)
+
+    return capsule_length_kernel
+
+
+@cache
+def make_capsule_length_backward(E, dtype):
+    """Kernel for capsules of E elements."""
+    ZERO = dtype.type(0)
+
+    @cuda.jit
+    def capsule_length_backward_kernel(
+        x,  # in   (capsules, E)
+        lengths,  # in   (capsules,)
+        d_lengths,  # in   (capsules,)
+        dx,  # out  (capsules, E)
+        capsules,
+    ):
+        i = cuda.grid(1)
+        if i >= capsules * E:
+            return
+        length = lengths[at(i // E)]
+        gradient = ZERO
+        if length != ZERO:  # NaN stays NaN
+            gradient = d_lengths[at(i // E)] * (x[at(i)] / length)
+        dx[at(i)] = gradient
+
+    return capsule_length_backward_kernel
+
+
+def capsule_length(x, lengths, stream=0, threads=THREADS):
+    """Write the lengths of capsules.
+
+    Parameters
+    ----------
+    x : device array (..., E), float32 or float64
+        As many capsules as ``lengths`` has places, of E elements each.
+    lengths : device array, dtype of x, written
+    stream : Numba stream
+    threads : int
+        Most threads of a block.
+
+    Raises
+    ------
+    ValueError
+        ``x`` is no whole number of elements a capsule, or an array is not C-contiguous.
+    """
+    E = _elements(x, lengths)
+    arguments = (flat("x", x, x.shape), flat("lengths", lengths, lengths.shape), lengths.size)
+    launch(make_capsule_length(E, x.dtype), lengths.size, 1, arguments, stream, threads)
+
+
+def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads=THREADS):
+    """Write the gradient that reaches capsules to dx.
+
+    Parameters
+    ----------
+    x : device array (..., E), float32 or float64
+    lengths, d_lengths : device arrays, dtype of x
+        The lengths as :func:`capsule_length` wrote them, and their gradient.
+    dx : device array of the size and dtype of x, written
+    stream, threads
+        As :func:`capsule_length`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`capsule_length`, or an array has another size.
+    """
+    E = _elements(x, lengths)
+    arguments = (
+        flat("x", x, x.shape),
+        flat("lengths", lengths, lengths.shape),
+        flat("d_lengths", d_lengths, lengths.shape),
+        flat("dx", dx, x.shape),
+        lengths.size,
+    )
+    launch(make_capsule_length_backward(E, x.dtype), x.size, 1, arguments, stream, threads)
+
+
+def _elements(x, lengths):
+    """Elements of a capsule."""
+    if x.size % lengths.size:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; it takes a whole number of elements for each of "
+            f"{lengths.size} capsules"
+        )
+    return x.size // lengths.size

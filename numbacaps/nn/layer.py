@@ -1,0 +1,213 @@
+"""What a network's layers are, and how they chain: a description, and its place behind others."""
+
+import math
+import operator
+from dataclasses import dataclass
+from math import prod
+
+from numbacaps.geometry import Geometry
+from numbacaps.nn.convolution import check_precision
+from numbacaps.pipelines.registry import find_algorithm
+from numbacaps.product import inverse, parse_product
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A capsule convolution, then LeakyReLU, then squash.
+
+    Attributes
+    ----------
+    channels : int
+        P, output channels.
+    kernel : tuple of int
+        Shape of a kernel capsule: (D2, D3) for matrix capsules.
+    window, stride, padding, dilation : int or pair of them (vertical, horizontal)
+    product : str
+        What two capsules make, as :func:`numbacaps.capsule_conv2d` takes it; the axes of the input
+        capsule in the order of G, D1, D2, those of the output capsule in the order of G, D1, D3.
+    capsule : tuple of int, optional
+        Shape that the output capsule is read as, of as many elements; its own by default.
+    slope : float
+        Of LeakyReLU; 1 for none.
+    squash : int, optional
+        Consecutive elements that are squashed together; None for no squash.
+    algorithm : str
+        ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
+    precision : str
+        ``"ieee"``.
+    """
+
+    channels: int
+    kernel: tuple
+    window: int | tuple = 3
+    stride: int | tuple = 1
+    padding: int | tuple = 0
+    dilation: int | tuple = 1
+    product: str = "ab,bc->ac"
+    capsule: tuple | None = None
+    slope: float = 0.1
+    squash: int | None = None
+    algorithm: str = "auto"
+    precision: str = "ieee"
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A layer behind another one: every shape is known.
+
+    Attributes
+    ----------
+    layer : Layer
+    geometry : Geometry
+        With N = 1.
+    kernel_shape : tuple
+        (P, C, KH, KW, *T2), as users see it.
+    kernel_order : tuple of int
+        Where the axes of T2 stand in the kernels' order G, D2, D3.
+    output_shape : tuple
+        (P, OH, OW, *capsule), as the next layer reads it.
+    """
+
+    layer: Layer
+    geometry: Geometry
+    kernel_shape: tuple
+    kernel_order: tuple
+    output_shape: tuple
+
+    @property
+    def terms(self):
+        """Length of the sum behind an output element."""
+        return self.geometry.Q * self.geometry.D2
+
+    def canonical(self, kernel):
+        """A kernel (P, C, KH, KW, *T2) in the kernels' layout (P, C, KH, KW, G, D2, D3)."""
+        order = (0, 1, 2, 3, *(4 + axis for axis in self.kernel_order))
+        return kernel.transpose(order).reshape(self.geometry.kernel_shape)
+
+    def as_given(self, kernel):
+        """The inverse of :meth:`canonical`, as a new array."""
+        in_order = (self.kernel_shape[4:][axis] for axis in self.kernel_order)
+        back = (0, 1, 2, 3, *(4 + axis for axis in inverse(self.kernel_order)))
+        return kernel.reshape(*kernel.shape[:4], *in_order).transpose(back).copy(order="C")
+
+    @property
+    def description(self):
+        """What decides the layer's function and its weights' meaning, fit for JSON."""
+        g, layer = self.geometry, self.layer
+        return {
+            "kernel": list(self.kernel_shape),
+            "stride": list(g.stride),
+            "padding": list(g.padding),
+            "dilation": list(g.dilation),
+            "product": layer.product,
+            "output": list(self.output_shape),
+            "slope": float(layer.slope),
+            "squash": None if layer.squash is None else int(layer.squash),
+        }
+
+
+def chain(layers, input_shape):
+    """Every layer in its place.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    input_shape : tuple
+        (C, H, W, *T1) of an image.
+
+    Returns
+    -------
+    tuple of PlacedLayer
+
+    Raises
+    ------
+    TypeError
+        A description is none, or holds something of another type.
+    ValueError
+        A layer does not fit what comes before it, or a number is out of range; the message names
+        the layer and both shapes.
+    """
+    layers = tuple(layers)
+    if not layers:
+        raise ValueError("layers is empty; it takes one layer or more")
+    shape = _sizes("input_shape", input_shape)
+    if len(shape) < 3:
+        raise ValueError(f"input_shape is {shape}; it takes (C, H, W, *capsule)")
+    placed, before = [], "the input"
+    for number, layer in enumerate(layers):
+        name = f"layers[{number}]"
+        if not isinstance(layer, Layer):
+            raise TypeError(f"{name} is a {type(layer).__name__}; it takes a Layer")
+        placed.append(_place(name, layer, shape, before))
+        shape, before = placed[-1].output_shape, f"the output of {name}"
+    return tuple(placed)
+
+
+def _place(name, layer, shape, before):
+    """A layer behind an input of that shape."""
+    find_algorithm(layer.algorithm)
+    check_precision(name, layer)
+    product = parse_product(layer.product)
+    kernel = _sizes(f"{name}.kernel", layer.kernel)
+    KH, KW = _pair(f"{name}.window", layer.window)
+    (P,) = _sizes(f"{name}.channels", (layer.channels,))
+    (C, H, W), capsule = shape[:3], shape[3:]
+    try:
+        made = product.y_capsule(capsule, kernel)
+        dimensions = product.dimensions(capsule, kernel)
+        sizes = (1, C, P, H, W, KH, KW, *dimensions)
+        g = Geometry(*sizes, layer.stride, layer.padding, layer.dilation)
+    except (TypeError, ValueError) as reason:
+        raise type(reason)(
+            f"{name}, of kernel capsules {kernel} and window {KH} x {KW}, does not fit {before}, "
+            f"of shape {shape}: {reason}"
+        ) from None
+    for what, order in (("input", product.x_order), ("output", product.y_order)):
+        if order != tuple(sorted(order)):
+            raise ValueError(
+                f"{name} has product={layer.product!r}; a layer takes one whose {what} capsule has "
+                f"its axes in the order of G, D1, {'D2' if what == 'input' else 'D3'}"
+            )
+    read_as = made if layer.capsule is None else _sizes(f"{name}.capsule", layer.capsule)
+    if prod(read_as) != g.E3:
+        raise ValueError(
+            f"{name} makes capsules of shape {made}, {g.E3} elements; capsule={read_as} has "
+            f"{prod(read_as)}"
+        )
+    _check_activation(name, layer, made)
+    return PlacedLayer(
+        layer, g, (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
+    )
+
+
+def _check_activation(name, layer, capsule):
+    slope, squash = layer.slope, layer.squash
+    if not isinstance(slope, (int, float)) or not math.isfinite(slope):
+        raise ValueError(f"{name} has slope={slope!r}; it takes a finite number")
+    if squash is None:
+        return
+    (squash,) = _sizes(f"{name}.squash", (squash,))
+    if prod(capsule) % squash:
+        raise ValueError(
+            f"{name} has squash={squash}; it takes a divisor of the {prod(capsule)} elements of "
+            f"its capsules, of shape {capsule}"
+        )
+
+
+def _sizes(name, sizes):
+    """A tuple of ints of 1 or more."""
+    try:
+        found = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"{name} is {sizes!r}; it takes ints of 1 or more") from None
+    if any(size < 1 for size in found):
+        raise ValueError(f"{name} is {sizes!r}; it takes ints of 1 or more")
+    return found
+
+
+def _pair(name, value):
+    """An int or a pair as a pair."""
+    found = _sizes(name, value if isinstance(value, (tuple, list)) else (value, value))
+    if len(found) != 2:
+        raise ValueError(f"{name} is {value!r}; it takes an int or a pair of ints")
+    return found

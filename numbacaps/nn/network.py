@@ -1,0 +1,346 @@
+"""A capsule network on the toolkit's kernels: to run, to train, to save."""
+
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+
+import numpy as np
+
+from numbacaps.arrays import DTYPES
+from numbacaps.nn import checkpoint
+from numbacaps.nn.adam import Adam, adam_step
+from numbacaps.nn.batches import Slot
+from numbacaps.nn.layer import Layer, chain
+from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.state import PLACES, State
+from numbacaps.nn.streams import Repeated, Stream
+
+
+class CapsNet:
+    """Layers of capsule convolutions whose last output is one capsule for each class.
+
+    Work is queued: :meth:`step` returns before it is done. An inference pass and a training step
+    run kernel by kernel the first time for each batch size, and are one CUDA graph launch from then
+    on, where graphs are there and every layer's algorithm can be captured.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    input_shape : tuple
+        (C, H, W, *T1) of an image.
+    seed : int
+        0 to 2^64 - 1, of the initial weights (:mod:`numbacaps.nn.he_normal`).
+    dtype : dtype_like
+        float32 or float64, of everything.
+    adam : Adam
+        The optimiser's settings; the published ones by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is of another type or out of range; layers do not chain, with both shapes; a
+        squash group does not divide its capsule; the last layer has more than one position.
+    ImportError, RuntimeError
+        A layer's algorithm takes a package or a GPU that is not here.
+    """
+
+    def __init__(self, layers, input_shape, *, seed=0, dtype="float32", adam=Adam()):
+        self.layers = chain(layers, input_shape)
+        self.input_shape = tuple(map(int, input_shape))
+        self.dtype, self.adam = _check_dtype(dtype), _check_adam(adam)
+        last = self.layers[-1]
+        if last.geometry.L != 1:
+            raise ValueError(
+                f"layers[{len(self.layers) - 1}] has an output of {last.geometry.OH} x "
+                f"{last.geometry.OW} positions, shape {last.output_shape}; the last layer takes "
+                "one: a class is one capsule"
+            )
+        self.state = State(self.layers, self.dtype, _check_seed(seed))
+        self.steps, self._began = 0, 0
+        self._computing, self._copying = Stream(), Stream()
+        self._inferences, self._trainings = {}, {}
+
+    @classmethod
+    def published(cls, *, seed=0, dtype="float32", algorithm="auto", precision="ieee", adam=Adam()):
+        """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes."""
+        how = {"algorithm": algorithm, "precision": precision}
+        layers = (
+            Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8, **how),
+            Layer(4, (8, 16), squash=8, **how),
+            Layer(8, (16, 8), stride=2, squash=8, **how),
+            Layer(4, (8, 16), squash=8, **how),
+            Layer(10, (16, 8), squash=32, **how),
+        )
+        return cls(layers, (1, 28, 28, 1, 1), seed=seed, dtype=dtype, adam=adam)
+
+    @property
+    def classes(self):
+        """Number of classes."""
+        return self.layers[-1].layer.channels
+
+    @property
+    def kernels(self):
+        """A copy of every layer's kernel, a list of ndarray (P, C, KH, KW, *T2)."""
+        self._computing.synchronize()
+        return self.state.read(self.state.weights)
+
+    def forward(self, x):
+        """Class capsules and their lengths.
+
+        Parameters
+        ----------
+        x : ndarray (N, C, H, W, *T1), of the network's dtype
+
+        Returns
+        -------
+        capsules : ndarray (N, classes, *T3)
+        lengths : ndarray (N, classes)
+            The longest says the class.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``x`` has another dtype or shape.
+        """
+        self._check_images(x)
+        inference = self._inferences.get(len(x))
+        if inference is None:
+            inference = self._inferences[len(x)] = _Inference(self, len(x))
+        inference.run(x)
+        stream = self._computing.numba
+        capsules = inference.forward.outputs[-1].copy_to_host(stream=stream)
+        lengths = inference.forward.lengths.copy_to_host(stream=stream)
+        self._computing.synchronize()
+        shape = (len(x), self.classes, *self.layers[-1].output_shape[3:])
+        return capsules.reshape(shape), lengths
+
+    def loss_and_gradients(self, x, labels):
+        """The margin loss of a batch, and its gradient of every kernel; no weight moves.
+
+        Parameters
+        ----------
+        x : ndarray (N, C, H, W, *T1), of the network's dtype
+        labels : ndarray (N,) of int
+            0 to classes - 1.
+
+        Returns
+        -------
+        loss : float
+        gradients : list of ndarray (P, C, KH, KW, *T2)
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``x`` or ``labels`` have another dtype or shape, or a label is out of range.
+        """
+        labels = self._check_batch(x, labels)
+        self._training(len(x)).differentiate(x, labels)
+        self._computing.synchronize()
+        loss = self.state.losses.copy_to_host()[self.steps % PLACES]
+        return float(loss), self.state.read(self.state.gradients)
+
+    def step(self, x, labels):
+        """Queue a step of training: both passes, then Adam. :meth:`history` tells how it went.
+
+        Parameters
+        ----------
+        x, labels
+            As :meth:`loss_and_gradients`; free for other use on return.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`loss_and_gradients`.
+        """
+        labels = self._check_batch(x, labels)
+        self._training(len(x)).step(x, labels)
+        self.steps += 1
+
+    def history(self, first=None):
+        """Loss and hits of every step from ``first`` on; waits for the last one.
+
+        Parameters
+        ----------
+        first : int, optional
+            Counted from 0; by default the oldest that the device keeps, which holds the last few
+            thousand since a :meth:`load`.
+
+        Returns
+        -------
+        losses : ndarray (steps - first,)
+            Each of its batch before the weights moved.
+        hits : ndarray (steps - first,) of int
+            Images of the batch that were classified rightly.
+
+        Raises
+        ------
+        ValueError
+            ``first`` is not among the steps that the device keeps.
+        """
+        oldest = max(self._began, self.steps - PLACES + 1)
+        first = oldest if first is None else first
+        if not oldest <= first <= self.steps:
+            raise ValueError(f"first is {first}; it takes {oldest} to {self.steps}")
+        self._computing.synchronize()
+        places = np.arange(first, self.steps) % PLACES
+        return self.state.losses.copy_to_host()[places], self.state.hits.copy_to_host()[places]
+
+    def save(self, path):
+        """Write weights, moments and the number of steps to an ``.npz`` file, whole or not at all.
+
+        Raises
+        ------
+        ValueError
+            A number is not finite; a file that was there is as it was.
+        OSError
+            The file cannot be written.
+        """
+        self._computing.synchronize()
+        runs = {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
+        checkpoint.write(path, self.description, self.steps, runs)
+
+    def load(self, path):
+        """Take over what :meth:`save` wrote of a network of the same layers.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged or holds another network; this one keeps its weights.
+        OSError
+            The file cannot be opened.
+        """
+        shapes = [layer.kernel_shape for layer in self.layers]
+        steps, runs = checkpoint.read(path, self.description, shapes, self.dtype)
+        self._computing.synchronize()
+        self.state.step.copy_to_device(np.array([steps]))
+        for name, arrays in runs.items():
+            self.state.write(getattr(self.state, name), arrays)
+        self.steps = self._began = steps
+
+    @property
+    def description(self):
+        """What decides the network's function and its weights' meaning, fit for JSON."""
+        return {
+            "input_shape": list(self.input_shape),
+            "dtype": str(self.dtype),
+            "layers": [layer.description for layer in self.layers],
+            "adam": asdict(self.adam),
+        }
+
+    def _training(self, N):
+        training = self._trainings.get(N)
+        if training is None:
+            training = self._trainings[N] = _Training(self, N)
+        return training
+
+    def _check_images(self, x):
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"x is a {type(x).__name__}; it takes a NumPy array")
+        if x.dtype != self.dtype:
+            raise TypeError(f"x has dtype {x.dtype}; it takes {self.dtype}")
+        if x.shape[1:] != self.input_shape or not len(x):
+            sizes = ", ".join(map(str, ("N", *self.input_shape)))
+            raise ValueError(f"x has shape {x.shape}; it takes ({sizes}) with N of 1 or more")
+
+    def _check_batch(self, x, labels):
+        """The labels as int64, after checking them and the images."""
+        self._check_images(x)
+        labels = np.asarray(labels)
+        if labels.dtype.kind not in "iu":
+            raise TypeError(f"labels have dtype {labels.dtype}; they take ints")
+        if labels.shape != (len(x),):
+            raise ValueError(f"labels have shape {labels.shape}; they take ({len(x)},), as x has")
+        if labels.min() < 0 or labels.max() >= self.classes:
+            wrong = labels[(labels < 0) | (labels >= self.classes)][0]
+            raise ValueError(f"labels hold {wrong}; they take 0 to {self.classes - 1}")
+        return labels
+
+
+class _Inference:
+    """The forward pass of one batch size."""
+
+    def __init__(self, network, N):
+        computing = network._computing
+        self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
+        self.forward = ForwardPass(network.layers, N, network.dtype)
+        operands = self._slot.x, network.state.kernels, computing.numba
+        self._launch = Repeated(
+            lambda: self.forward.launch(*operands), computing, self.forward.capturable
+        )
+
+    def run(self, x):
+        """Queue a batch."""
+        self._slot.fill(x)
+        self._launch()
+        self._slot.release()
+
+
+class _Training:
+    """Steps of one batch size: two slots in turn, and a captured step for each."""
+
+    def __init__(self, network, N):
+        self._computing, self._state, self._adam = network._computing, network.state, network.adam
+        place = (N, *network.input_shape), network.dtype, network._copying, network._computing
+        self._slots = [Slot(*place) for _ in range(2)]
+        self._forward = ForwardPass(network.layers, N, network.dtype)
+        self._backward = BackwardPass(self._forward)
+        self._steps = [
+            Repeated(partial(self._launch_step, slot), self._computing, self._forward.capturable)
+            for slot in self._slots
+        ]
+        self._turn = 0
+
+    def _launch_gradients(self, slot):
+        stream = self._computing.numba
+        self._forward.launch(slot.x, self._state.kernels, stream)
+        self._backward.launch(slot.x, slot.labels, self._state, stream)
+
+    def _launch_step(self, slot):
+        self._launch_gradients(slot)
+        state = self._state
+        moments = state.gradients, state.first, state.second
+        counters = state.step, state.factors
+        adam_step(self._adam, *moments, state.weights, *counters, self._computing.numba)
+
+    def step(self, x, labels):
+        """Queue a batch and its step."""
+        with self._turned(x, labels) as turn:
+            self._steps[turn]()
+
+    def differentiate(self, x, labels):
+        """Queue a batch and its gradients."""
+        with self._turned(x, labels) as turn:
+            self._launch_gradients(self._slots[turn])
+
+    @contextmanager
+    def _turned(self, x, labels):
+        """The number of the slot whose turn it is, filled; what reads it is queued in the block."""
+        turn, self._turn = self._turn, 1 - self._turn
+        self._slots[turn].fill(x, labels)
+        yield turn
+        self._slots[turn].release()
+
+
+def _check_dtype(dtype):
+    refusal = TypeError(f"dtype is {dtype!r}; it takes float32 or float64")
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise refusal from None
+    if found not in DTYPES:
+        raise refusal
+    return found
+
+
+def _check_adam(adam):
+    if not isinstance(adam, Adam):
+        raise TypeError(f"adam is a {type(adam).__name__}; it takes an Adam")
+    return adam
+
+
+def _check_seed(seed):
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+        raise TypeError(f"seed is {seed!r}; it takes an int")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; it takes 0 to 2^64 - 1")
+    return int(seed)

@@ -1,0 +1,80 @@
+"""What a network keeps on the device: weights, gradients, moments, the step, the losses."""
+
+import numpy as np
+
+from numbacaps.nn.he_normal import he_normal
+from numbacaps.target import cuda
+
+PLACES = 4096  # steps whose losses the device keeps for the host to read
+_ALIGNED = 64  # elements; every layer's weights begin at a multiple, so that wide loads fit
+
+
+class State:
+    """Arrays that live as long as the network; captured graphs hold their addresses.
+
+    Weights, their gradients and the two moments are one run of elements each, layer after layer, so
+    that Adam is one launch. Between layers lie zeros, which Adam leaves alone.
+
+    Parameters
+    ----------
+    layers : sequence of PlacedLayer
+    dtype : numpy.dtype
+    seed : int
+        Of the initial weights.
+
+    Attributes
+    ----------
+    kernels, d_kernels : list of device array (P, C, KH, KW, G, D2, D3)
+        Each layer's part of ``weights`` and of ``gradients``.
+    step : device array (1,), int64
+        Steps done.
+    losses, hits : device arrays (PLACES,)
+        Of step t at place t % PLACES.
+    """
+
+    def __init__(self, layers, dtype, seed):
+        self._layers, starts, count = layers, [], 0
+        for layer in layers:
+            starts.append(count)
+            size = int(np.prod(layer.geometry.kernel_shape))
+            count += -(-size // _ALIGNED) * _ALIGNED
+        zeros = np.zeros(count, dtype)
+        self.weights, self.gradients = cuda.to_device(zeros), cuda.to_device(zeros)
+        self.first, self.second = cuda.to_device(zeros), cuda.to_device(zeros)
+        self._starts = starts
+        self.kernels, self.d_kernels = self._parts(self.weights), self._parts(self.gradients)
+        self.step = cuda.to_device(np.zeros(1, np.int64))
+        self.factors = cuda.to_device(np.zeros(2, dtype))
+        self.losses = cuda.to_device(np.zeros(PLACES, dtype))
+        self.hits = cuda.to_device(np.zeros(PLACES, np.int64))
+        for number, (layer, kernel) in enumerate(zip(layers, self.kernels)):
+            he_normal(kernel, layer.terms, seed, number)
+        cuda.synchronize()
+
+    def _parts(self, run):
+        """Each layer's part of a run of elements, in the kernels' layout."""
+        shapes = [layer.geometry.kernel_shape for layer in self._layers]
+        return [
+            run[start : start + int(np.prod(shape))].reshape(shape)
+            for start, shape in zip(self._starts, shapes)
+        ]
+
+    def read(self, run):
+        """Each layer's part of ``weights``, ``gradients`` or a moment, as users see it.
+
+        Returns
+        -------
+        list of ndarray (P, C, KH, KW, *T2)
+        """
+        return [
+            layer.as_given(part)
+            for layer, part in zip(self._layers, self._parts(run.copy_to_host()))
+        ]
+
+    def write(self, run, arrays):
+        """The inverse of :meth:`read`."""
+        content = np.zeros(run.size, run.dtype)
+        for layer, part, array in zip(self._layers, self._parts(content), arrays):
+            part[...] = layer.canonical(array)
+        run.copy_to_device(content)
+        cuda.synchronize()  # no other stream waits for the default one

@@ -1,0 +1,93 @@
+"""Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
+
+from contextlib import suppress
+
+from numbacaps.target import SIMULATED, cuda
+
+
+class Stream:
+    """A CUDA stream as Numba knows it, and as cuda.core does where it can capture.
+
+    Attributes
+    ----------
+    numba : Numba stream
+        On the simulator, where everything is synchronous, the default one.
+    captures : bool
+        Work on it can be captured.
+    """
+
+    def __init__(self):
+        self._core = _core_stream()
+        self.captures = self._core is not None
+        if SIMULATED:
+            self.numba = 0
+        elif self.captures:
+            self.numba = cuda.external_stream(int(self._core.handle))
+        else:
+            self.numba = cuda.stream()
+
+    def capture(self, work):
+        """A function that replays what ``work()`` launches on the stream; nothing runs now."""
+        builder = self._core.create_graph_builder()
+        builder.begin_building()
+        try:
+            work()
+        except BaseException:
+            with suppress(Exception):  # what went wrong is what matters
+                builder.end_building()
+            raise
+        builder.end_building()
+        graph = builder.complete()
+        return lambda: graph.launch(self._core)
+
+    def synchronize(self):
+        """Wait for the stream's work."""
+        if self.numba:
+            self.numba.synchronize()
+
+
+def _core_stream():
+    """A stream of cuda.core, or None where no graph can be built."""
+    if SIMULATED:
+        return None
+    try:
+        from cuda.core import Device
+    except ImportError:
+        return None
+    device = Device(cuda.get_current_device().id)
+    device.set_current()
+    return device.create_stream()
+
+
+class Repeated:
+    """Work that is done again and again on the same arrays.
+
+    The first call launches kernel by kernel, which compiles them and allocates workspaces, and
+    captures; every other call is one graph launch. Where the stream cannot capture, or the work
+    cannot be captured, all calls launch kernel by kernel. The results are the same.
+
+    Parameters
+    ----------
+    work : callable
+        ``work()`` launches on the stream, and allocates nothing from its second call on.
+    stream : Stream
+    capturable : bool
+    """
+
+    def __init__(self, work, stream, capturable):
+        self._work, self._stream = work, stream
+        self._captures = capturable and stream.captures
+        self._replay = None
+
+    @property
+    def captured(self):
+        """The next call is one graph launch."""
+        return self._replay is not None
+
+    def __call__(self):
+        if self._replay is not None:
+            self._replay()
+            return
+        self._work()
+        if self._captures:
+            self._replay = self._stream.capture(self._work)
