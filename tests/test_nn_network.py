@@ -451,7 +451,7 @@ _FIRST = Layer(2, (1, 8), stride=2, capsule=(2, 4), squash=4)
         ((Layer(2, (1, 8), slope=float("nan")),), ValueError, "slope=nan"),
         ((Layer(2, (1, 8), stride=0),), ValueError, "stride is 0"),
         ((Layer(2, (1, 8), algorithm="fast"),), ValueError, "algorithm is 'fast'; it takes one of"),
-        ((Layer(2, (1, 8), precision="int8"),), ValueError, r"layers\[0\] has precision='int8'"),
+        ((Layer(2, (1, 8), precision="int8"),), ValueError, r"layers\[0\]: precision is 'int8'"),
         ((Layer(2, (1, 8), product="ab,bc->ca"),), ValueError, "output capsule has its axes"),
         ((_FIRST,), ValueError, r"layers\[0\] has an output of 3 x 3 positions"),
     ],

@@ -3,8 +3,6 @@
 from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.workspace import Workspace
 
-PRECISIONS = ("ieee",)
-
 
 class Convolution:
     """A capsule convolution and its gradients on arrays that are there already.
@@ -17,11 +15,13 @@ class Convolution:
     geometry : numbacaps.Geometry
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
+    precision : str
+    dtype : numpy.dtype
     """
 
-    def __init__(self, geometry, algorithm):
+    def __init__(self, geometry, algorithm, precision, dtype):
         self.geometry = geometry
-        self._algorithm = find_algorithm(algorithm)
+        self._algorithm = find_algorithm(algorithm, dtype, precision)
         # One each: a pass drops what another one laid out in the same workspace.
         self._forward, self._backward = Workspace(), Workspace()
 
@@ -38,17 +38,3 @@ class Convolution:
         """Write both gradients; ``dx`` may be None where it is not wanted."""
         arrays = (x, w, dy, dx, dw)
         self._algorithm.backward(self.geometry, *arrays, stream=stream, workspace=self._backward)
-
-
-def check_precision(name, layer):
-    """Refuse a layer's precision that its algorithm does not compute in.
-
-    Raises
-    ------
-    ValueError
-    """
-    if layer.precision not in PRECISIONS:
-        raise ValueError(
-            f"{name} has precision={layer.precision!r}; algorithm={layer.algorithm!r} takes "
-            f"{', '.join(map(repr, PRECISIONS))}"
-        )

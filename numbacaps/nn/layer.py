@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import prod
 
 from numbacaps.geometry import Geometry
-from numbacaps.nn.convolution import check_precision
 from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import inverse, parse_product
 
@@ -34,7 +33,7 @@ class Layer:
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     precision : str
-        ``"ieee"``.
+        As :func:`numbacaps.capsule_conv2d` takes it, of the layer's convolution.
     """
 
     channels: int
@@ -106,7 +105,7 @@ class PlacedLayer:
         }
 
 
-def chain(layers, input_shape):
+def chain(layers, input_shape, dtype):
     """Every layer in its place.
 
     Parameters
@@ -114,6 +113,8 @@ def chain(layers, input_shape):
     layers : sequence of Layer
     input_shape : tuple
         (C, H, W, *T1) of an image.
+    dtype : numpy.dtype
+        Of everything.
 
     Returns
     -------
@@ -138,15 +139,17 @@ def chain(layers, input_shape):
         name = f"layers[{number}]"
         if not isinstance(layer, Layer):
             raise TypeError(f"{name} is a {type(layer).__name__}; it takes a Layer")
-        placed.append(_place(name, layer, shape, before))
+        placed.append(_place(name, layer, shape, before, dtype))
         shape, before = placed[-1].output_shape, f"the output of {name}"
     return tuple(placed)
 
 
-def _place(name, layer, shape, before):
+def _place(name, layer, shape, before, dtype):
     """A layer behind an input of that shape."""
-    find_algorithm(layer.algorithm)
-    check_precision(name, layer)
+    try:
+        find_algorithm(layer.algorithm, dtype, layer.precision)
+    except (TypeError, ValueError) as reason:
+        raise type(reason)(f"{name}: {reason}") from None
     product = parse_product(layer.product)
     kernel = _sizes(f"{name}.kernel", layer.kernel)
     KH, KW = _pair(f"{name}.window", layer.window)

@@ -45,9 +45,9 @@ class CapsNet:
     """
 
     def __init__(self, layers, input_shape, *, seed=0, dtype="float32", adam=Adam()):
-        self.layers = chain(layers, input_shape)
-        self.input_shape = tuple(map(int, input_shape))
         self.dtype, self.adam = _check_dtype(dtype), _check_adam(adam)
+        self.layers = chain(layers, input_shape, self.dtype)
+        self.input_shape = tuple(map(int, input_shape))
         last = self.layers[-1]
         if last.geometry.L != 1:
             raise ValueError(

@@ -34,7 +34,10 @@ class ForwardPass:
     def __init__(self, layers, N, dtype):
         self.layers = [placed.layer for placed in layers]
         self.convolutions = [
-            Convolution(replace(placed.geometry, N=N), placed.layer.algorithm) for placed in layers
+            Convolution(
+                replace(placed.geometry, N=N), placed.layer.algorithm, placed.layer.precision, dtype
+            )
+            for placed in layers
         ]
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
         self.sums = [cuda.device_array(shape, dtype) for shape in shapes]
