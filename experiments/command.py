@@ -68,7 +68,7 @@ def add_precisions(parser):
         metavar="A,B",
         type=lambda text: choice(text, opponents.PRECISIONS),
         default=opponents.PRECISIONS,
-        help=f"of {', '.join(opponents.PRECISIONS)} (default: all); ours compute in ieee",
+        help=f"of {', '.join(opponents.PRECISIONS)} (default: all)",
     )
 
 

@@ -6,6 +6,7 @@ A table stands between ``<!-- table NAME -->`` and ``<!-- /table -->``.
 import json
 import math
 import re
+import statistics
 
 from experiments import paper
 from experiments.plots.lines import FOLD, added, columns, is_ours, variants
@@ -197,6 +198,54 @@ def _gigabytes(line, rows):
     return digits(row["peak_bytes"] / 1e9) if row["peak_bytes"] else reason(row)
 
 
+# Of "fused": what a class is called, our precisions in it, the library's.
+_CLASSES = (
+    ("fp32-grade", ("ieee",), "ieee"),
+    ("tf32", ("tf32",), "tf32"),
+)
+
+
+def _fused(data):
+    parts = []
+    for wanted in PASSES:
+        rows = of_pass(data["fused"], wanted)
+        if not rows:
+            continue
+        header, cells, ratios = ["workload"], [], {}
+        for name, _, _ in _CLASSES:
+            header += [f"{name}: conv2d ms", "fused ms", "ratio"]
+        for workload in distinct(rows, "workload"):
+            cells.append([workload])
+            for name, ours, theirs in _CLASSES:
+                group = at(rows, workload=workload)
+                best = _least(group, FOLD, (theirs,), ("nchw", "channels_last"))
+                fused = _least(group, "fused", ours, ("capsule",))
+                if best and fused:
+                    ratios.setdefault(name, []).append(best / fused)
+                    cells[-1] += [digits(best), digits(fused), digits(best / fused)]
+                else:
+                    cells[-1] += ["not measured"] * 3
+        means = ["geometric mean"]
+        for name, _, _ in _CLASSES:
+            found = ratios.get(name)
+            means += ["", "", digits(statistics.geometric_mean(found)) if found else "not measured"]
+        words = (
+            f"{wanted}, median ms; conv2d through the fold in its faster layout, operands in place:"
+        )
+        parts.append(f"{_heading(rows, words)}\n\n{_markdown(header, [*cells, means])}")
+    return "\n\n".join(parts)
+
+
+def _least(rows, algorithm, precisions, layouts):
+    """The least median of an algorithm's rows at these precisions and layouts; None without one."""
+    times = [
+        row["ms_p50"]
+        for row in at(rows, algorithm=algorithm)
+        if row["precision"] in precisions and row["layout"] in layouts and row["ms_p50"]
+    ]
+    return min(times, default=None)
+
+
 def _ceilings(data):
     rows = [row for name in EXPERIMENTS for row in data[name]]
     copy, sgemm = median(rows, "copy_gbs"), median(rows, "sgemm_tflops")
@@ -240,5 +289,6 @@ _TABLES = {
     "workloads": _workloads,
     "stages": _stages,
     "memory": _memory,
+    "fused": _fused,
     "ceilings": _ceilings,
 }

@@ -207,7 +207,7 @@ def test_bad_arguments(arguments, message, capsys):
     assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("experiment", ["sweep", "table1", "stages", "memory"])
+@pytest.mark.parametrize("experiment", ["sweep", "table1", "stages", "memory", "fused"])
 def test_without_a_gpu_it_says_what_works(experiment, capsys):
     main = __import__(f"experiments.{experiment}", fromlist=["main"]).main
     with pytest.raises(SystemExit) as stop:

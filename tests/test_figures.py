@@ -363,6 +363,27 @@ def test_tables_by_hand(tmp_path):
         assert words in made["ceilings"]
 
 
+def test_fused_table_by_hand(tmp_path):
+    """The faster of the layouts in place, over ours at the same class of precision."""
+    cells, rows = geometry(*WIDE["em"]), []
+    for workload, times in {
+        "em": ((("ieee", "nchw"), 0.4), (("ieee", "channels_last"), 0.3), (("tf32", "nchw"), 0.1)),
+        "caps2": ((("ieee", "nchw"), 0.8),),
+    }.items():
+        for (precision, layout), ms in times:
+            how = {"algorithm": "torch_fold", "precision": precision, "layout": layout}
+            rows.append(row("fused", workload, cells, ms, **how))
+        how = {"algorithm": "torch_fold", "precision": "ieee", "layout": "capsule"}
+        rows.append(row("fused", workload, cells, 0.01, **how))  # not in place: not compared
+        rows.append(row("fused", workload, cells, 0.1, algorithm="fused"))
+    rows.append(row("fused", "em", cells, 0.2, algorithm="fused", precision="tf32"))
+    made = tables(load_all(write(tmp_path, {"fused": rows})))["fused"].splitlines()
+    assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 |" in made
+    unmeasured = "not measured | not measured | not measured"
+    assert f"| caps2 | 0.800 | 0.100 | 8.00 | {unmeasured} |" in made
+    assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |" in made
+
+
 def test_stage_table_by_hand(tmp_path):
     cells = geometry(*WIDE["em"])
     rows = [
