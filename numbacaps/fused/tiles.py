@@ -34,7 +34,7 @@ class Tile:
 
 # From large to small: fewer, larger tiles read less, more tiles keep more of the GPU busy.
 TILES = (
-    (Tile(4, 4, 2, 2, 2),)
+    (Tile(8, 8, 4, 2, 2),)
     if SIMULATED
     else (
         Tile(128, 128, 8, 8, 8),
