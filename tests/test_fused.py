@@ -114,6 +114,23 @@ def test_tf32_is_cut_not_float32(rng):
         np.testing.assert_array_equal(y, np.full_like(y, want))
 
 
+@pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
+@pytest.mark.parametrize("shifted", ["x", "out"])
+def test_an_address_that_copies_cannot_take(shifted, rng):
+    """A view that begins in the middle of 16 bytes is computed all the same."""
+    _skip_without_tf32()
+    g = _warpgroups("one-chunk")
+    x, w, dy = operands(g, "float32", rng)
+    arrays = {"x": cuda.to_device(x.ravel()), "out": nan(dy.size, _F4)}
+    view = cuda.device_array(arrays[shifted].size + 1, _F4)[1:]
+    view.copy_to_device(arrays[shifted])
+    arrays[shifted] = view
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
+    fused.forward(g, arrays["x"], cuda.to_device(w), arrays["out"], **run)
+    out = arrays["out"].copy_to_host().reshape(dy.shape)
+    reference.assert_close(out, _oracle(g, x, w, dy)[0], sums(g)[0], precision="tf32")
+
+
 def test_every_element_lies_where_the_tables_say():
     """The products in NumPy, table by table, against the oracle."""
     rng = np.random.default_rng(3)
@@ -138,7 +155,7 @@ def test_every_element_lies_where_the_tables_say():
 
 def _laid_out(product, g, group, gathered):
     """(A, where B lies, where C lies) of a product."""
-    p, K, N = product.pixels, product.K, product.N
+    p, K = product.pixels, product.K
     offset, down, across, kernel_k = np.split(product.table[: 4 * K], 4)
     kernel_n, other_n = np.split(product.table[4 * K :], 2)
     axes = np.indices((g.N, p.rows, p.columns, p.D1)).reshape(4, -1)
@@ -170,6 +187,7 @@ def test_why_a_tile_cannot_be_taken():
     ("geometry", "reason"),
     [
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 65, 4, 1), "D1 is 65"),
+        (Geometry(1, 1, 1, 2**15, 2**15, 1, 1, 1, 1, 4, 1), "offsets in it have 32 bits"),
         (Geometry(1, 1, 1, 900, 900, 9, 9, 1, 1, 4, 1, (90, 90)), "shared memory"),
     ],
 )

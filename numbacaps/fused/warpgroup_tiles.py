@@ -172,6 +172,8 @@ def why_not(tile, product, dtype):
         return f"{product.D} elements of {dtype} are no whole number of 4-byte copies"
     if product.pixels.D1 > BM:
         return f"D1 is {product.pixels.D1}, more than {BM} rows"
+    if product.pixels.gathered[0] >= 2**31:
+        return f"an image of {product.pixels.gathered[0]} elements; offsets in it have 32 bits"
     window = Window.of(product)
     rows, columns = window.patch(product.pixels, tile)
     beside = chunks_beside(product.D, dtype.itemsize)

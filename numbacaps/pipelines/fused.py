@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from numbacaps.fused import implicit_gemm, warpgroup_tiles
-from numbacaps.fused.intrinsics import compile_for
+from numbacaps.fused.intrinsics import CHUNK, compile_for
 from numbacaps.fused.pack import make_pack, packed_size
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
@@ -58,6 +58,9 @@ class Gather:
 class WarpgroupGather:
     """The same by warpgroup products of the tensor cores; the kernel is packed before each.
 
+    They copy 16 bytes at a time, so arrays that do not begin at a multiple of 16 go through
+    :class:`Gather`, which is made when the first one comes.
+
     Parameters
     ----------
     product : numbacaps.fused.implicit_gemm.Product
@@ -70,6 +73,7 @@ class WarpgroupGather:
     def __init__(self, product, images, G, dtype, tile, why):
         p = product
         self.images, self.tile, self.why = images, tile, why
+        self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
         depth = (p.channels, p.D)
         self.packed = packed_size(*depth, p.taps, p.N, G, tile.BN, tile.CHUNKS, dtype)
@@ -88,10 +92,17 @@ class WarpgroupGather:
 
     def __call__(self, gathered, kernel, result, stream, packed):
         """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
+        if not all(map(_aligned, (gathered, result))):
+            self._unaligned(gathered, kernel, result, stream, packed)
+            return
         packed = packed[: self.packed]
         launch(self.pack, self.packed, 1, (kernel, packed, self.table), stream)
         arguments = (gathered, packed, result, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    @cached_property
+    def _unaligned(self):
+        return Gather(*self._ordinary)
 
     def __str__(self):
         return f"wgmma {self.tile} ({self.why})"
@@ -110,13 +121,13 @@ class Reduce:
     """
 
     def __init__(self, product, images, G, size, dtype):
-        self.M, self.size, self.dtype = product.M(images), size, dtype
+        self.M, self.size = product.M(images), size
         self.tile, self.why = choose_tile(product.K * G, product.N, dtype.itemsize)
         tile = self.tile
         down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
         self.splits, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
         self.grid = (down, across, G * self.splits)
-        self.partial_shape = (self.splits * size if self.splits > 1 else 0,)
+        self.partial_shape = {"partial": (self.splits * size,)} if self.splits > 1 else {}
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.N, product.K, tile, self.splits, size, dtype)
         self.kernel = make_reduction(*which)
@@ -124,13 +135,10 @@ class Reduce:
         compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 2)
         compile_for(self.add, (dtype, dtype), 0)
 
-    def __call__(self, x, dy, dw, stream, workspace):
-        """Launch it on runs of elements."""
-        partial = dw
-        if self.splits > 1:
-            arrays = workspace.arrays({"partial": self.partial_shape}, self.dtype)
-            partial = arrays["partial"]
-        arguments = (x, dy, partial, self.table, self.M, self.per_split)
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+        whole = dw if self.splits == 1 else partial
+        arguments = (x, dy, whole, self.table, self.M, self.per_split)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
         if self.splits > 1:
             launch(self.add, self.size, 1, (partial, dw), stream)
@@ -188,14 +196,10 @@ class Prepared:
 
     def workspaces(self):
         """Shapes of the workspace of each pass; all kernels are made ready for it."""
-        shapes = {
-            "forward": {"packed": (_most_packed(self.forward),)},
-            "input": {"packed": (_most_packed(self.backward_input),)},
-            "kernel": {"partial": self.backward_kernel.partial_shape},
-        }
         return {
-            wanted: {name: shape for name, shape in arrays.items() if shape[0]}
-            for wanted, arrays in shapes.items()
+            "forward": _packed_shape(self.forward),
+            "input": _packed_shape(self.backward_input),
+            "kernel": self.backward_kernel.partial_shape,
         }
 
     def explain(self):
@@ -223,39 +227,46 @@ def precisions(dtype):
     return ("ieee", "tf32") if capable else ("ieee",)
 
 
+def _aligned(array):
+    """Whether an array begins at a multiple of 16 bytes."""
+    return SIMULATED or array.__cuda_array_interface__["data"][0] % CHUNK == 0
+
+
 def _multiprocessors():
     return 1 if SIMULATED else cuda.get_current_device().MULTIPROCESSOR_COUNT
 
 
-def _most_packed(gathers):
-    """Elements of workspace that the products of a pass share."""
-    return max((gather.packed for gather in gathers), default=0)
-
-
-def _run(gathers, operands, stream, workspace):
-    """Launch the products of a pass, one after the other."""
-    most = _most_packed(gathers)
-    dtype = operands[0].dtype
-    packed = workspace.arrays({"packed": (most,)}, dtype)["packed"] if most else None
-    for gather in gathers:
-        gather(*operands, stream, packed)
+def _packed_shape(gathers):
+    """The workspace that the products of a pass share, one after the other."""
+    most = max((gather.packed for gather in gathers), default=0)
+    return {"packed": (most,)} if most else {}
 
 
 def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     """One product. The tensor cores take a workspace of one packed copy of ``w``."""
+    gathers = prepare(geometry, x.dtype, precision).forward
+    room = workspace.arrays(_packed_shape(gathers), x.dtype)
     operands = flat_operands(geometry, x=x, w=w, out=out)
-    _run(prepare(geometry, x.dtype, precision).forward, operands, stream, workspace)
+    for gather in gathers:
+        gather(*operands, stream, room.get("packed"))
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
     """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted.
 
-    The kernel's gradient takes a workspace of a few copies of ``dw``.
+    The workspace is one packed copy of ``w`` and a few of ``dw``.
     """
     prepared = prepare(geometry, dy.dtype, precision)
+    shapes = {}
+    if dx is not None:
+        shapes |= _packed_shape(prepared.backward_input)
+    if dw is not None:
+        shapes |= prepared.backward_kernel.partial_shape
+    room = workspace.arrays(shapes, dy.dtype)
     if dx is not None:
         operands = flat_operands(geometry, dy=dy, w=w, dx=dx)
-        _run(prepared.backward_input, operands, stream, workspace)
+        for gather in prepared.backward_input:
+            gather(*operands, stream, room.get("packed"))
     if dw is not None:
         x, dy, dw = flat_operands(geometry, x=x, dy=dy, dw=dw)
-        prepared.backward_kernel(x, dy, dw, stream, workspace)
+        prepared.backward_kernel(x, dy, dw, stream, room.get("partial"))
