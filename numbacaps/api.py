@@ -21,7 +21,7 @@ from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.target import check_target, cuda
-from numbacaps.workspace import Workspace
+from numbacaps.workspace import Workspace, check_limit
 
 
 def capsule_conv2d(
@@ -242,7 +242,7 @@ class _Task:
         x, w = operands[:2]
         product = parse_product(product)
         geometry = geometry_of(x.shape, w.shape, product, stride, padding, dilation)
-        task = cls(tuple(operands), geometry, product, _check_limit(workspace_limit))
+        task = cls(tuple(operands), geometry, product, check_limit(workspace_limit))
         if len(operands) == 3 and operands[2].shape != task.output_shape:
             raise ValueError(f"dy has shape {operands[2].shape}; it takes {task.output_shape}")
         check_target()
@@ -341,17 +341,6 @@ class _Task:
         """A result of zeros: the kernel's gradient of an empty batch."""
         zeros = np.zeros(shape, self.dtype)
         return cuda.to_device(zeros, stream=stream) if self.on_device else zeros
-
-
-def _check_limit(limit):
-    """``workspace_limit`` as an int, or None."""
-    if limit is None:
-        return None
-    if not isinstance(limit, (int, np.integer)) or isinstance(limit, bool):
-        raise TypeError(f"workspace_limit is {limit!r}; it takes a number of bytes or None")
-    if limit < 0:
-        raise ValueError(f"workspace_limit is {limit}; it takes 0 or more bytes")
-    return int(limit)
 
 
 def _check_needs(needs):

@@ -13,7 +13,7 @@ from numbacaps.pipelines.registry import find_algorithm, resolve
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.target import check_target
-from numbacaps.workspace import Workspace
+from numbacaps.workspace import Workspace, check_limit
 
 
 def plan(
@@ -70,6 +70,7 @@ def plan(
             f"{product.g}{product.d1}{product.d2},{product.g}{product.d2}{product.d3}"
             f"->{product.g}{product.d1}{product.d3}"
         )
+    workspace_limit = check_limit(workspace_limit)
     check_target()
     found = find_algorithm(algorithm, dtype, precision)
     shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))

@@ -2,6 +2,8 @@
 
 from math import prod
 
+import numpy as np
+
 from numbacaps.target import SIMULATED, cuda
 
 
@@ -61,3 +63,14 @@ class Workspace:
         return {
             name: self._arrays[name][: prod(shape)].reshape(shape) for name, shape in shapes.items()
         }
+
+
+def check_limit(limit):
+    """``workspace_limit`` as an int, or None."""
+    if limit is None:
+        return None
+    if not isinstance(limit, (int, np.integer)) or isinstance(limit, bool):
+        raise TypeError(f"workspace_limit is {limit!r}; it takes a number of bytes or None")
+    if limit < 0:
+        raise ValueError(f"workspace_limit is {limit}; it takes 0 or more bytes")
+    return int(limit)

@@ -122,13 +122,13 @@ def fused_kernels(g, dtype):
     return found
 
 
-def warpgroup_kernels(product, tile, kind, dtype):
+def warpgroup_kernels(product, tile, dtype):
     """The tensor cores' kernels of a product: its packing, then the product."""
     depth, columns = (product.channels, product.D), (product.N, product.K)
-    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, kind, dtype)
+    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, dtype)
     window = warpgroup_tiles.Window.of(product)
     steps = product.channel_steps[0]
-    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, kind, dtype)
+    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype)
     return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 3, 1, make_wgmma, 1)
 
 

@@ -11,7 +11,6 @@ import reference
 from numbacaps import Geometry
 from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
 from numbacaps.fused.direct import make_direct
-from numbacaps.fused.intrinsics import KINDS
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
 from numbacaps.pipelines import fused
@@ -195,10 +194,6 @@ def test_why_warpgroups_cannot_be_used(geometry, reason):
     product = implicit_gemm.forward(geometry)
     tile, why = warpgroup_tiles.choose_tile(product, 1, 1, _F4, 132)
     assert tile is None and reason in why
-
-
-def test_half_precision_kinds_are_words_of_ptx():
-    assert KINDS == ("tf32", "f16", "bf16")
 
 
 def test_splits_cover_every_pixel_once():

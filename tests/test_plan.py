@@ -90,6 +90,8 @@ def test_a_plan_is_captured_and_allocates_nothing(rng):
         ({"w_shape": (2, 4, 2, 2, 2, 2)}, ValueError, "w has 4 input channels"),
         ({"algorithm": "fast"}, ValueError, "algorithm is 'fast'"),
         ({"precision": "tf64"}, ValueError, "precision is 'tf64'; it takes one of"),
+        ({"workspace_limit": -1}, ValueError, "workspace_limit is -1"),
+        ({"workspace_limit": "1"}, TypeError, "workspace_limit is '1'"),
         ({"precision": 32}, TypeError, "precision is 32"),
         ({"precision": "tf32", "algorithm": "indexed"}, ValueError, "algorithm 'indexed' takes"),
         ({"precision": "tf32", "dtype": "float64"}, ValueError, r"\['ieee'\] for float64"),

@@ -113,7 +113,7 @@ def test_warpgroup_products(case):
     tiles = warpgroup_tiles.tiles(product, dtype)
     legal = [tile for tile in tiles if not warpgroup_tiles.why_not(tile, product, dtype)]
     for tile in {legal[0], legal[-1]}:
-        pack, kernel = warpgroup_kernels(product, tile, "tf32", dtype)
+        pack, kernel = warpgroup_kernels(product, tile, dtype)
         text = _ptx(kernel, "float32", (9, 0))
         _check(text, "wgmma", "float32")
         copies = {4: "ca", 8: "ca", 16: "cg"}[warpgroup_tiles.run_bytes(product.D, 4)]

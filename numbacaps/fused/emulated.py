@@ -8,9 +8,6 @@ import threading
 
 import numpy as np
 
-KINDS = ("tf32", "f16", "bf16")
-_ITEMSIZE = {"tf32": 4, "f16": 2, "bf16": 2}
-
 
 def compile_for(kernel, arrays, integers, shared=0):
     """Nothing is compiled here."""
@@ -49,32 +46,25 @@ def cp_async(size, shared, address, array, index, valid):
         to[:] = _bytes(array)[first : first + size]
 
 
-def _matrix(memory, descriptor, rows, k, kind):
-    """(rows, k) of the matrix that a descriptor points to, in float64."""
-    itemsize = _ITEMSIZE[kind]
+def _matrix(memory, descriptor, rows):
+    """(rows, 8) of the matrix that a descriptor points to, as TF32 sees it, in float64."""
     start = (descriptor & 0x3FFF) * 16
     along_k = (descriptor >> 16 & 0x3FFF) * 16
     along_rows = (descriptor >> 32 & 0x3FFF) * 16
-    row, column = np.asarray(rows)[:, None], np.arange(k)[None, :] * itemsize
+    row, column = np.asarray(rows)[:, None], np.arange(8)[None, :] * 4
     at = start + row // 8 * along_rows + row % 8 * 16 + column // 16 * along_k + column % 16
-    raw = memory[at[..., None] + np.arange(itemsize)]
-    if kind == "tf32":  # the low bits are not read
-        return (raw.view(np.uint32)[..., 0] & 0xFFFFE000).view(np.float32).astype(np.float64)
-    if kind == "bf16":
-        return (raw.view(np.uint16)[..., 0].astype(np.uint32) << 16).view(np.float32).astype(float)
-    return raw.view(np.float16)[..., 0].astype(np.float64)
+    bits = memory[at[..., None] + np.arange(4)].view(np.uint32)[..., 0]
+    return (bits & 0xFFFFE000).view(np.float32).astype(np.float64)  # the low bits are not read
 
 
-def wgmma(columns, kind, acc, first, shared, a, b):
+def wgmma(columns, acc, first, shared, a, b):
     """See :func:`numbacaps.fused.ptx.wgmma`."""
-    word = KINDS[kind]
-    k = 32 // _ITEMSIZE[word]
     thread = threading.current_thread().threadIdx.x % 128
     lane, warp = thread % 32, thread // 32
     memory = _bytes(shared)
-    A = _matrix(memory, int(a), [warp * 16 + lane // 4, warp * 16 + lane // 4 + 8], k, word)
+    A = _matrix(memory, int(a), [warp * 16 + lane // 4, warp * 16 + lane // 4 + 8])
     n = np.arange(0, columns, 8)[:, None] + lane % 4 * 2 + np.arange(2)
-    B = _matrix(memory, int(b), n.ravel(), k, word)
+    B = _matrix(memory, int(b), n.ravel())
     sums = (A @ B.T).reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
     acc[first : first + columns // 2] += sums.astype(np.float32)
 

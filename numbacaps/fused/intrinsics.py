@@ -33,52 +33,19 @@ def descriptor_strides(along_k, along_rows):
 
 
 if SIMULATED:
-    from numbacaps.fused.emulated import (
-        KINDS,
-        compile_for,
-        cp_async,
-        cp_async_commit,
-        cp_async_wait,
-        fence_proxy_async,
-        shared_address,
-        store_pair,
-        to_tf32,
-        wgmma,
-        wgmma_commit,
-        wgmma_fence,
-        wgmma_wait,
-    )
+    from numbacaps.fused import emulated as chosen
 else:
-    from numbacaps.fused.ptx import (
-        KINDS,
-        compile_for,
-        cp_async,
-        cp_async_commit,
-        cp_async_wait,
-        fence_proxy_async,
-        shared_address,
-        store_pair,
-        to_tf32,
-        wgmma,
-        wgmma_commit,
-        wgmma_fence,
-        wgmma_wait,
-    )
+    from numbacaps.fused import ptx as chosen
 
-__all__ = [
-    "CHUNK",
-    "KINDS",
-    "compile_for",
-    "cp_async",
-    "cp_async_commit",
-    "cp_async_wait",
-    "descriptor_strides",
-    "fence_proxy_async",
-    "shared_address",
-    "store_pair",
-    "to_tf32",
-    "wgmma",
-    "wgmma_commit",
-    "wgmma_fence",
-    "wgmma_wait",
-]
+compile_for = chosen.compile_for
+cp_async = chosen.cp_async
+cp_async_commit = chosen.cp_async_commit
+cp_async_wait = chosen.cp_async_wait
+fence_proxy_async = chosen.fence_proxy_async
+shared_address = chosen.shared_address
+store_pair = chosen.store_pair
+to_tf32 = chosen.to_tf32
+wgmma = chosen.wgmma
+wgmma_commit = chosen.wgmma_commit
+wgmma_fence = chosen.wgmma_fence
+wgmma_wait = chosen.wgmma_wait

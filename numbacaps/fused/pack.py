@@ -13,7 +13,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, kind, dtype):
+def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, dtype):
     """Kernel that packs; a thread an element. TF32 is rounded to nearest here."""
     ELEMENTS = CHUNK // dtype.itemsize
     DEPTH = channels * D
@@ -22,7 +22,6 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, kind, dtype):
     N_TILES = -(-N // BN)
     TAPS, KERNEL_G = taps, kernel_g
     SIZE = G * N_TILES * STEPS * PAIRS * TAPS * 2 * BN * ELEMENTS
-    ROUNDED = kind == "tf32"
     ZERO = dtype.type(0)
 
     @cuda.jit(cache=True)
@@ -46,9 +45,7 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, kind, dtype):
         value = ZERO
         if n < N and e < DEPTH:
             k = (e // D * TAPS + tap) * D + e % D
-            value = b[at(g * KERNEL_G + table[at(3 * K + k)] + table[at(4 * K + n)])]
-            if ROUNDED:
-                value = to_tf32(value)
+            value = to_tf32(b[at(g * KERNEL_G + table[at(3 * K + k)] + table[at(4 * K + n)])])
         packed[at(i)] = value
 
     return pack_kernel

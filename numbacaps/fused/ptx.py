@@ -12,7 +12,6 @@ from numba.cuda.extending import intrinsic
 from cuda.bindings import driver
 from numbacaps.target import cuda
 
-KINDS = ("tf32", "f16", "bf16")
 _I32, _I64, _F32, _VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
 
 
@@ -115,26 +114,25 @@ def cp_async(typing_context, size, shared, address, array, index, valid):
 
 
 @intrinsic
-def wgmma(typing_context, columns, kind, acc, first, shared, a, b):
+def wgmma(typing_context, columns, acc, first, shared, a, b):
     """The product of a warpgroup: acc[first:] += A (64 x k) @ B (columns x k)^T, two chunks of k.
 
     ``columns`` is a multiple of 8 from 8 to 256, and a thread holds columns / 2 elements of the sum,
-    which is float32; ``kind`` is what A and B hold, a number of :data:`KINDS`.
+    which is float32. A and B are float32 too, of which TF32's bits are read.
     """
-    if not isinstance(columns, types.IntegerLiteral) or not isinstance(kind, types.IntegerLiteral):
+    if not isinstance(columns, types.IntegerLiteral):
         return None
-    count, word = columns.literal_value // 2, KINDS[kind.literal_value]
-    k, transposes = (8, "") if word == "tf32" else (16, ", 0, 0")
+    count = columns.literal_value // 2
     sums = ", ".join(f"${i}" for i in range(count))
     text = (
-        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k{k}.f32.{word}.{word} "
-        f"{{{sums}}}, ${2 * count}, ${2 * count + 1}, 1, 1, 1{transposes};"
+        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32 "
+        f"{{{sums}}}, ${2 * count}, ${2 * count + 1}, 1, 1, 1;"
     )
     constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l"])
 
     def codegen(context, builder, signature, arguments):
-        _, _, acc, first, _, a, b = arguments
-        data = _data(context, builder, signature.args[2], acc)
+        _, acc, first, _, a, b = arguments
+        data = _data(context, builder, signature.args[1], acc)
         places = [
             builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
         ]
@@ -145,7 +143,7 @@ def wgmma(typing_context, columns, kind, acc, first, shared, a, b):
             builder.store(builder.extract_value(sums, i), place)
         return context.get_dummy_value()
 
-    arguments = (columns, kind, acc, types.int64, shared, types.int64, types.int64)
+    arguments = (columns, acc, types.int64, shared, types.int64, types.int64)
     return types.void(*arguments), codegen
 
 

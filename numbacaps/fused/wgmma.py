@@ -19,7 +19,6 @@ import numpy as np
 
 from numbacaps.fused.intrinsics import (
     CHUNK,
-    KINDS,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -37,7 +36,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, kind, dtype):
+def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product`.
 
     Parameters
@@ -47,8 +46,6 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, kind, dtyp
     channels, D, channel_step, N, K : int
         As the product's; ``channel_step`` in the gathered array.
     tile : numbacaps.fused.warpgroup_tiles.WarpgroupTile
-    kind : str
-        What the tensor cores take ``dtype`` for: a word of :data:`numbacaps.fused.intrinsics.KINDS`.
     dtype : numpy.dtype
     """
     TH, TW, BN, CHUNKS, PIXELS = tile.TH, tile.TW, tile.BN, tile.CHUNKS, tile.pixels
@@ -98,7 +95,6 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, kind, dtyp
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
     ZERO = np.float32(0)
-    KIND = KINDS.index(kind)
 
     @cuda.jit(cache=True)
     def wgmma_kernel(
@@ -166,7 +162,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, kind, dtyp
                             tap = (pair * TAP_ROWS + tap_row) * TAP_COLUMNS + tap_column
                             b_tap = b_stage + tap * (2 * BN)
                             for j in range(PIXELS):
-                                wgmma(BN, KIND, acc, j * SUMS, shared, a_tap + place[j], b_tap)
+                                wgmma(BN, acc, j * SUMS, shared, a_tap + place[j], b_tap)
                 wgmma_commit()
             ahead = step + STAGES - 1
             if ahead < STEPS:
