@@ -607,7 +607,9 @@ def test_tolerance_grows_with_the_square_root_of_the_sum():
 def test_tolerance_of_shorter_operands():
     assert ref.tolerance(np.float32, 0, "tf32") == ref.tolerance(np.float32, 0) + 3 * 2.0**-10
     assert ref.tolerance(np.float32, 100, "float16") < 3e-3
-    with pytest.raises(ValueError, match="^precision: takes ieee, tf32, float16, not 'int4'"):
+    with pytest.raises(
+        ValueError, match="^precision: takes ieee, tf32x3, tf32, float16, not 'int4'"
+    ):
         ref.tolerance(np.float32, 1, "int4")
 
 

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 
 
-def compile_for(kernel, arrays, integers, shared=0):
+def compile_for(kernel, arrays, integers, shared=0, words=0):
     """Nothing is compiled here."""
 
 
@@ -79,3 +79,8 @@ def store_pair(array, index, first, second):
     """See :func:`numbacaps.fused.ptx.store_pair`."""
     assert int(index) % 2 == 0
     array[index], array[index + 1] = first, second
+
+
+def put_word(array, index, word):
+    """See :func:`numbacaps.fused.ptx.put_word`."""
+    _bytes(array)[index * 8 : index * 8 + 8] = np.array([word], np.int64).view(np.uint8)

@@ -42,6 +42,7 @@ cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
 fence_proxy_async = chosen.fence_proxy_async
+put_word = chosen.put_word
 shared_address = chosen.shared_address
 store_pair = chosen.store_pair
 to_tf32 = chosen.to_tf32

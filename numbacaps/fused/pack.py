@@ -1,58 +1,77 @@
 """The kernel operand as the tensor cores want it: core matrices, k along their rows.
 
-    packed[g, n_tile, step, pair, tap, half, n, e]
+    packed[g, n_tile, step, tap, part, pair, half, n, e]
 
 ``e`` counts the elements of 16 bytes, ``half`` the two chunks of k that one product takes, ``tap``
 the window's positions, ``n`` the columns of a tile. What lies past the channels or the columns is zero.
+Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
+
+Before it, in :data:`HEAD` elements, lies the tensor map of the gathered array, for kernels that need one.
 """
 
 from functools import cache
 
-from numbacaps.fused.intrinsics import CHUNK, to_tf32
+import numpy as np
+
+from numbacaps.fused.intrinsics import CHUNK, put_word, to_tf32
 from numbacaps.target import at, cuda
+
+WORDS = 16  # of 64 bits, of a tensor map
+HEAD = 32  # elements of float32 that it takes
+NO_MAP = (0,) * WORDS
 
 
 @cache
-def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, dtype):
-    """Kernel that packs; a thread an element. TF32 is rounded to nearest here."""
-    ELEMENTS = CHUNK // dtype.itemsize
+def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
+    """Kernel that packs float32; a thread an element."""
+    ELEMENTS = CHUNK // 4
     DEPTH = channels * D
     PAIRS = CHUNKS // 2
     STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
     N_TILES = -(-N // BN)
-    TAPS, KERNEL_G = taps, kernel_g
-    SIZE = G * N_TILES * STEPS * PAIRS * TAPS * 2 * BN * ELEMENTS
-    ZERO = dtype.type(0)
+    TAPS, PARTS, KERNEL_G = taps, parts, kernel_g
+    MATRIX = ELEMENTS * BN * 2
+    SIZE = G * N_TILES * STEPS * TAPS * PARTS * PAIRS * MATRIX
+    MAP, FIRST = WORDS, HEAD
+    ZERO = np.float32(0)
 
     @cuda.jit(cache=True)
     def pack_kernel(
         b,  # in   the kernel
         packed,  # out
         table,  # in   Product.table
+        words,  # in   the tensor map
     ):
         i = cuda.grid(1)
+        for word in range(MAP):
+            if i == word:
+                put_word(packed, word, words[word])
         if i >= SIZE:
             return
         element = i % ELEMENTS
         n = i // ELEMENTS % BN
         half = i // (ELEMENTS * BN) % 2
-        tap = i // (ELEMENTS * BN * 2) % TAPS
-        pair = i // (ELEMENTS * BN * 2 * TAPS) % PAIRS
-        step = i // (ELEMENTS * BN * 2 * TAPS * PAIRS) % STEPS
-        n += i // (ELEMENTS * BN * 2 * TAPS * PAIRS * STEPS) % N_TILES * BN
-        g = i // (ELEMENTS * BN * 2 * TAPS * PAIRS * STEPS * N_TILES)
+        pair = i // MATRIX % PAIRS
+        part = i // (MATRIX * PAIRS) % PARTS
+        tap = i // (MATRIX * PAIRS * PARTS) % TAPS
+        step = i // (MATRIX * PAIRS * PARTS * TAPS) % STEPS
+        n += i // (MATRIX * PAIRS * PARTS * TAPS * STEPS) % N_TILES * BN
+        g = i // (MATRIX * PAIRS * PARTS * TAPS * STEPS * N_TILES)
         e = ((step * PAIRS + pair) * 2 + half) * ELEMENTS + element
         value = ZERO
         if n < N and e < DEPTH:
             k = (e // D * TAPS + tap) * D + e % D
-            value = to_tf32(b[at(g * KERNEL_G + table[at(3 * K + k)] + table[at(4 * K + n)])])
-        packed[at(i)] = value
+            whole = b[at(g * KERNEL_G + table[at(3 * K + k)] + table[at(4 * K + n)])]
+            value = to_tf32(whole)
+            if part > 0:
+                value = to_tf32(whole - value)
+        packed[at(FIRST + i)] = value
 
     return pack_kernel
 
 
-def packed_size(channels, D, taps, N, G, BN, CHUNKS, dtype):
-    """Elements of the packed kernel."""
-    elements = CHUNK // dtype.itemsize
+def packed_size(channels, D, taps, N, G, BN, CHUNKS, parts):
+    """Elements of the packed kernel and what lies before it."""
+    elements = CHUNK // 4
     steps = -(-channels * D // (CHUNKS * elements))
-    return G * -(-N // BN) * steps * taps * CHUNKS * BN * elements
+    return HEAD + G * -(-N // BN) * steps * taps * parts * CHUNKS * BN * elements

@@ -26,13 +26,14 @@ def _asm(builder, result, operands, text, constraints, side_effect=True):
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
 
 
-def compile_for(kernel, arrays, integers, shared=0):
-    """Compile a kernel for flat arrays of some dtypes, then 64-bit integers.
+def compile_for(kernel, arrays, integers, shared=0, words=0):
+    """Compile a kernel for flat arrays of some dtypes, 64-bit integers, and a tuple of ``words`` more.
 
     A block may ask for ``shared`` bytes of shared memory from then on; past 48 KB the driver has to be told.
     """
     kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
-    kernel.compile((*kinds, *[types.int64] * integers))
+    last = [types.UniTuple(types.int64, words)] if words else []
+    kernel.compile((*kinds, *[types.int64] * integers, *last))
     if shared > 48 * 1024:
         (compiled,) = kernel.overloads.values()
         driver.cuKernelSetAttribute(
@@ -62,6 +63,28 @@ fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
 wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
 wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
+
+
+def _registers(how):
+    """An intrinsic by which a warpgroup takes up, or gives away, registers of its block's."""
+
+    @intrinsic
+    def instruction(typing_context, count):
+        if not isinstance(count, types.IntegerLiteral):
+            return None
+        text = f"setmaxnreg.{how}.sync.aligned.u32 {count.literal_value};"
+
+        def codegen(context, builder, signature, arguments):
+            _asm(builder, _VOID, [], text, "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(count), codegen
+
+    return instruction
+
+
+more_registers = _registers("inc")
+fewer_registers = _registers("dec")
 
 
 @intrinsic
@@ -147,6 +170,160 @@ def wgmma(typing_context, columns, acc, first, shared, a, b):
     return types.void(*arguments), codegen
 
 
+def _on_barrier(text, values=0):
+    """An intrinsic on a barrier in shared memory: its address, then 32-bit values."""
+
+    def codegen(context, builder, signature, arguments):
+        operands = [builder.trunc(argument, _I32) for argument in arguments[1:]]
+        _asm(builder, _VOID, operands, text, ",".join(["r"] * len(operands)) + ",~{memory}")
+        return context.get_dummy_value()
+
+    if values:
+
+        @intrinsic
+        def instruction(typing_context, shared, address, value):
+            return types.void(shared, types.int64, types.int64), codegen
+    else:
+
+        @intrinsic
+        def instruction(typing_context, shared, address):
+            return types.void(shared, types.int64), codegen
+
+    return instruction
+
+
+mbarrier_init = _on_barrier("mbarrier.init.shared::cta.b64 [$0], $1;", 1)
+mbarrier_arrive = _on_barrier("mbarrier.arrive.shared::cta.b64 _, [$0];")
+mbarrier_expect = _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1)
+mbarrier_wait = _on_barrier(
+    "{ .reg .pred done; again: "
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; }",
+    1,
+)
+
+
+@intrinsic
+def bulk_copy(typing_context, shared, address, array, index, size, barrier):
+    """Copy ``size`` bytes from array[index] to a shared address; the barrier counts them in.
+
+    Both lie at multiples of 16 bytes.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        _, address, array, index, size, barrier = arguments
+        source = builder.gep(_data(context, builder, signature.args[2], array), [index])
+        operands = [
+            builder.trunc(address, _I32),
+            builder.ptrtoint(source, _I64),
+            builder.trunc(size, _I32),
+            builder.trunc(barrier, _I32),
+        ]
+        text = (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[$0], [$1], $2, [$3];"
+        )
+        _asm(builder, _VOID, operands, text, "r,l,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    arguments = (shared, types.int64, array, types.int64, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
+@intrinsic
+def tensor_copy(typing_context, shared, address, map, e, image, column, row, channel, barrier):
+    """Copy the box of a tensor map (:mod:`numbacaps.fused.tensor_map`) that begins at these coordinates.
+
+    The map is the first 128 bytes of the array ``map``. What lies outside of the tensor is zero.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        _, address, map, *coordinates, barrier = arguments
+        place = builder.ptrtoint(_data(context, builder, signature.args[2], map), _I64)
+        operands = [builder.trunc(address, _I32), place]
+        operands += [builder.trunc(value, _I32) for value in (*coordinates, barrier)]
+        text = (
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[$0], [$1, {$2, $3, $4, $5, $6}], [$7];"
+        )
+        _asm(builder, _VOID, operands, text, "r,l,r,r,r,r,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(shared, types.int64, map, *[types.int64] * 6), codegen
+
+
+@intrinsic
+def acquire_map(typing_context, map):
+    """What another kernel wrote as a tensor map at the beginning of ``map`` may be used as one."""
+
+    def codegen(context, builder, signature, arguments):
+        place = builder.ptrtoint(_data(context, builder, signature.args[0], arguments[0]), _I64)
+        text = "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;"
+        _asm(builder, _VOID, [place], text, "l,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(map), codegen
+
+
+@intrinsic
+def put_word(typing_context, array, index, word):
+    """Store 64 bits as they are, ``index`` of them behind an array's beginning."""
+
+    def codegen(context, builder, signature, arguments):
+        array, index, word = arguments
+        data = _data(context, builder, signature.args[0], array)
+        place = builder.gep(builder.bitcast(data, _I64.as_pointer()), [index])
+        builder.store(word, place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), codegen
+
+
+@intrinsic
+def wgmma_fragment(typing_context, columns, acc, first, fragment, at, shared, b, add):
+    """As :func:`wgmma`, but A is in registers: fragment[at : at + 4] of each thread.
+
+    They are rows lane // 4 and 8 more of the warp's 16, at k lane % 4 and then both at 4 more.
+    Where ``add`` is 0, what acc[first:] held is not added to.
+    """
+    if not isinstance(columns, types.IntegerLiteral):
+        return None
+    count = columns.literal_value // 2
+    sums = ", ".join(f"${i}" for i in range(count))
+    a = ", ".join(f"${count + i}" for i in range(4))
+    text = (
+        f"{{ .reg .pred more; setp.ne.b32 more, ${count + 5}, 0; "
+        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32 "
+        f"{{{sums}}}, {{{a}}}, ${count + 4}, more, 1, 1; }}"
+    )
+    constraints = ["=f"] * count + ["r"] * 4 + ["l", "r"] + [str(i) for i in range(count)]
+
+    def codegen(context, builder, signature, arguments):
+        _, acc, first, fragment, at, _, b, add = arguments
+        data = _data(context, builder, signature.args[1], acc)
+        places = [
+            builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
+        ]
+        held = _data(context, builder, signature.args[3], fragment)
+        a = [
+            builder.load(builder.gep(held, [builder.add(at, ir.Constant(_I64, i))]))
+            for i in range(4)
+        ]
+        operands = [
+            *(builder.bitcast(value, _I32) for value in a),
+            b,
+            builder.trunc(add, _I32),
+            *(builder.load(place) for place in places),
+        ]
+        returned = ir.LiteralStructType([_F32] * count)
+        sums = _asm(builder, returned, operands, text, ",".join(constraints))
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(sums, i), place)
+        return context.get_dummy_value()
+
+    arguments = (columns, acc, types.int64, fragment, types.int64, shared, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
 @intrinsic
 def to_tf32(typing_context, value):
     """``value`` rounded to TF32, to nearest, ties away from zero."""
@@ -154,6 +331,17 @@ def to_tf32(typing_context, value):
     def codegen(context, builder, signature, arguments):
         bits = _asm(builder, _I32, [arguments[0]], "cvt.rna.tf32.f32 $0, $1;", "=r,f", False)
         return builder.bitcast(bits, _F32)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def cut_to_tf32(typing_context, value):
+    """``value`` as the tensor cores read it: without the bits that TF32 has no room for."""
+
+    def codegen(context, builder, signature, arguments):
+        bits = builder.bitcast(arguments[0], _I32)
+        return builder.bitcast(builder.and_(bits, ir.Constant(_I32, 0xFFFFE000)), _F32)
 
     return types.float32(types.float32), codegen
 

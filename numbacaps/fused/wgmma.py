@@ -31,6 +31,7 @@ from numbacaps.fused.intrinsics import (
     wgmma_fence,
     wgmma_wait,
 )
+from numbacaps.fused.pack import HEAD
 from numbacaps.fused.warpgroup_tiles import Stage, chunks_beside, run_bytes
 from numbacaps.target import at, cuda
 
@@ -94,12 +95,13 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
     N_TILES = -(-N // BN)
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
+    FIRST = HEAD
     ZERO = np.float32(0)
 
     @cuda.jit(cache=True)
     def wgmma_kernel(
         a,  # in   the gathered array
-        b,  # in   the packed kernel
+        b,  # in   the packed kernel, with its head
         c,  # out  the other array
         table,  # in   Product.table
         images,
@@ -159,8 +161,8 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
                             slot = (TAP_TOP + tap_row * TAP_DOWN) * SLOT_COLUMNS
                             slot += TAP_LEFT + tap_column * TAP_ACROSS
                             a_tap = a_stage + pair * PAIR + slot * (SLOT // 16)
-                            tap = (pair * TAP_ROWS + tap_row) * TAP_COLUMNS + tap_column
-                            b_tap = b_stage + tap * (2 * BN)
+                            tap = tap_row * TAP_COLUMNS + tap_column
+                            b_tap = b_stage + (tap * PAIRS + pair) * (2 * BN)
                             for j in range(PIXELS):
                                 wgmma(BN, acc, j * SUMS, shared, a_tap + place[j], b_tap)
                 wgmma_commit()
@@ -184,7 +186,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
                     if PIECES % THREADS == 0 or thread + turn * THREADS < PIECES:
                         piece = b_from + ahead * PIECES + turn * THREADS
                         b_at = to + A_BYTES + (thread + turn * THREADS) * CHUNK
-                        cp_async(16, shared, b_at, b, piece * ELEMENTS, True)
+                        cp_async(16, shared, b_at, b, FIRST + piece * ELEMENTS, True)
             cp_async_commit()
             if step >= 0:
                 wgmma_wait()

@@ -9,9 +9,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from numbacaps.fused import implicit_gemm, warpgroup_tiles
+from numbacaps.fused import bulk_tiles, implicit_gemm, warpgroup_tiles
 from numbacaps.fused.intrinsics import CHUNK, compile_for
-from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.pack import NO_MAP, WORDS, make_pack, packed_size
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
@@ -22,6 +22,7 @@ from numbacaps.target import SIMULATED, cuda
 
 _KEPT = 64  # geometries whose tables stay on the GPU
 _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
+_TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 
 
 class Gather:
@@ -55,8 +56,8 @@ class Gather:
         return f"register_tiles {self.tile} ({self.why})"
 
 
-class WarpgroupGather:
-    """The same by warpgroup products of the tensor cores; the kernel is packed before each.
+class _OnTensorCores:
+    """What the tensor cores' products have in common: the kernel is packed before each.
 
     They copy 16 bytes at a time, so arrays that do not begin at a multiple of 16 go through
     :class:`Gather`, which is made when the first one comes.
@@ -66,29 +67,25 @@ class WarpgroupGather:
     product : numbacaps.fused.implicit_gemm.Product
     images, G : int
     dtype : numpy.dtype
-    tile : numbacaps.fused.warpgroup_tiles.WarpgroupTile
+    tile
+        Of the kernel's own table.
     why : str
+    depth : int
+        Elements of k in a stage, those of all taps apart.
+    parts : int
+        Of the packed kernel.
     """
 
-    def __init__(self, product, images, G, dtype, tile, why):
+    def __init__(self, product, images, G, dtype, tile, why, depth, parts):
         p = product
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
-        depth = (p.channels, p.D)
-        self.packed = packed_size(*depth, p.taps, p.N, G, tile.BN, tile.CHUNKS, dtype)
-        columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, tile.CHUNKS)
-        self.pack = make_pack(*depth, p.taps, *columns, dtype)
-        compile_for(self.pack, (dtype, dtype, np.int64), 0)
-        window = Window.of(p)
-        rows, across = window.patch(p.pixels, tile)
-        stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
-        self.shared = tile.shared_bytes(stage)
-        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
-        self.kernel = make_wgmma(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1, self.shared)
-        blocks = warpgroup_tiles.blocks_of(tile, p, images)
-        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+        chunks = depth * dtype.itemsize // CHUNK
+        self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
+        columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
+        self.pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
+        compile_for(self.pack, (dtype, dtype, np.int64), 0, words=WORDS)
 
     def __call__(self, gathered, kernel, result, stream, packed):
         """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
@@ -96,16 +93,78 @@ class WarpgroupGather:
             self._unaligned(gathered, kernel, result, stream, packed)
             return
         packed = packed[: self.packed]
-        launch(self.pack, self.packed, 1, (kernel, packed, self.table), stream)
-        arguments = (gathered, packed, result, self.table, self.images)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        operands = (kernel, packed, self.table, self.tensor_map(gathered))
+        launch(self.pack, self.packed, 1, operands, stream)
+        self.multiply(gathered, packed, result, stream)
 
     @cached_property
     def _unaligned(self):
         return Gather(*self._ordinary)
 
+
+class WarpgroupGather(_OnTensorCores):
+    """The same by warpgroup products of the tensor cores, whose threads copy for themselves."""
+
+    def __init__(self, product, images, G, dtype, tile, why):
+        p = product
+        super().__init__(p, images, G, dtype, tile, why, tile.CHUNKS * CHUNK // dtype.itemsize, 1)
+        window = Window.of(p)
+        rows, across = window.patch(p.pixels, tile)
+        stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
+        self.shared = tile.shared_bytes(stage)
+        depth = (p.channels, p.D)
+        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
+        self.kernel = make_wgmma(*which)
+        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1, self.shared)
+        blocks = warpgroup_tiles.blocks_of(tile, p, images)
+        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+
+    def tensor_map(self, gathered):
+        """None is needed."""
+        return NO_MAP
+
+    def multiply(self, gathered, packed, result, stream):
+        """Launch the product."""
+        arguments = (gathered, packed, result, self.table, self.images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
     def __str__(self):
         return f"wgmma {self.tile} ({self.why})"
+
+
+class BulkGather(_OnTensorCores):
+    """The same with the copy engine, in ``terms`` products for each of float32."""
+
+    def __init__(self, product, images, G, dtype, tile, why, terms):
+        from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
+
+        p = product
+        box = bulk_tiles.Box.of(p, G, tile)
+        depth, parts = box.channels * p.D, 2 if terms > 1 else 1
+        super().__init__(p, images, G, dtype, tile, why, depth, parts)
+        self.terms, self.box = terms, box.tensor(p, images, G)
+        rings = bulk_tiles.Rings.of(p, box, tile, terms)
+        self.shared = rings.bytes
+        read = bulk_tiles.columns_read(tile, p)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
+        self.kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
+        compile_for(self.kernel, (dtype, dtype, np.int64), 1, self.shared)
+        blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
+        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+
+    def tensor_map(self, gathered):
+        """Of the gathered array, by its address."""
+        from numbacaps.fused.tensor_map import tensor_map
+
+        return tensor_map(address_of(gathered), *self.box)
+
+    def multiply(self, gathered, packed, result, stream):
+        """Launch the product."""
+        arguments = (packed, result, self.table, self.images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why})"
 
 
 class Reduce:
@@ -170,11 +229,17 @@ class Prepared:
 
     def _gather(self, product):
         g = self.geometry
+        which = (product, g.N, g.G, self.dtype)
+        if self.precision in _TERMS and not SIMULATED:
+            terms = _TERMS[self.precision]
+            found = bulk_tiles.choose_tile(product, g.N, g.G, terms, _multiprocessors())
+            if found[0]:
+                return BulkGather(*which, *found, terms)
         if self.precision == "tf32":
             found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, _multiprocessors())
             if found[0]:
-                return WarpgroupGather(product, g.N, g.G, self.dtype, *found)
-        return Gather(product, g.N, g.G, self.dtype)
+                return WarpgroupGather(*which, *found)
+        return Gather(*which)
 
     @cached_property
     def forward(self):
@@ -224,12 +289,17 @@ def precisions(dtype):
     if dtype != np.float32:
         return ("ieee",)
     capable = SIMULATED or cuda.get_current_device().compute_capability == _WARPGROUPS
-    return ("ieee", "tf32") if capable else ("ieee",)
+    return ("ieee", *_TERMS) if capable else ("ieee",)
+
+
+def address_of(array):
+    """Where a device array begins."""
+    return array.__cuda_array_interface__["data"][0]
 
 
 def _aligned(array):
     """Whether an array begins at a multiple of 16 bytes."""
-    return SIMULATED or array.__cuda_array_interface__["data"][0] % CHUNK == 0
+    return SIMULATED or address_of(array) % CHUNK == 0
 
 
 def _multiprocessors():

@@ -66,7 +66,7 @@ class Algorithm:
 
 
 # How float32 is multiplied; the words are those of Triton's input_precision.
-PRECISIONS = ("ieee", "tf32")
+PRECISIONS = ("ieee", "tf32x3", "tf32")
 
 
 ALGORITHMS = {

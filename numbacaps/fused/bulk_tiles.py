@@ -1,0 +1,283 @@
+"""The tiles of :mod:`numbacaps.fused.bulk_wgmma`, their shared memory, and why one cannot be taken."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from numbacaps.fused.warpgroup_tiles import BM, SHARED_LIMIT, WARPGROUP, Window
+from numbacaps.launch import ceil_div
+
+_K = 8  # of one product of a warpgroup
+_FLOAT = 4  # bytes
+_LARGEST_BOX = 256  # indices along an axis
+_LINE = 64  # bytes that a pixel should have to be fetched by itself
+_REGISTERS = 65536  # of a multiprocessor
+_MOST_REGISTERS = 240  # of a thread
+COPYING_REGISTERS = 24  # of a thread that copies
+_OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
+_MOST_TAP_ROWS = 12  # of a ring
+BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
+
+
+@dataclass(frozen=True)
+class BulkTile:
+    """A block computes TH x TW pixels of 64 rows by BN columns; a warpgroup PW neighbours of a row.
+
+    One warpgroup more takes care of the copies.
+    """
+
+    TH: int
+    TW: int
+    PW: int
+    BN: int
+
+    @property
+    def warpgroups(self):
+        """Warpgroups that multiply."""
+        return self.TH * self.TW // self.PW
+
+    @property
+    def threads(self):
+        """Threads of a block."""
+        return (self.warpgroups + 1) * WARPGROUP
+
+    @property
+    def registers(self):
+        """What a thread that multiplies may have: what the copying ones leave of the multiprocessor's."""
+        left = _REGISTERS // WARPGROUP - COPYING_REGISTERS
+        return min(_MOST_REGISTERS, left // self.warpgroups // 8 * 8)
+
+    def __str__(self):
+        return (
+            f"{self.TH}x{self.TW} pixels of {BM} rows by {self.BN}, "
+            f"{self.warpgroups} warpgroups of {self.PW}"
+        )
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one copy brings of the gathered array, and how it lies in shared memory, in elements.
+
+    Attributes
+    ----------
+    images, rows, columns, channels : int
+        Sizes; rows and columns are the slots of a tile's patch.
+    pixel : int
+        D1*D elements of a pixel.
+    whole_rows : bool
+        A row's pixels follow each other, as they do in the array; otherwise all images of a pixel.
+    """
+
+    images: int
+    rows: int
+    columns: int
+    channels: int
+    pixel: int
+    whole_rows: bool
+
+    @classmethod
+    def of(cls, product, G, tile):
+        """The box of a :class:`numbacaps.fused.implicit_gemm.Product` and a tile."""
+        p = product.pixels
+        rows, columns = Window.of(product).patch(p, tile)
+        pixel = p.D1 * product.D
+        whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= _LARGEST_BOX
+        return cls(BM // p.D1, rows, columns, _K // gcd(_K, product.D), pixel, whole_rows)
+
+    @property
+    def image_step(self):
+        """From one image to the next."""
+        return self.pixel * (self.columns if self.whole_rows else 1)
+
+    @property
+    def column_step(self):
+        """From one column of slots to the next."""
+        return self.pixel * (1 if self.whole_rows else self.images)
+
+    @property
+    def row_step(self):
+        """From one row of slots to the next."""
+        return self.pixel * self.images * self.columns
+
+    @property
+    def channel_step(self):
+        """From one channel to the next."""
+        return self.row_step * self.rows
+
+    @property
+    def bytes(self):
+        """Of the whole box."""
+        return self.channel_step * self.channels * _FLOAT
+
+    def tensor(self, product, images, G):
+        """(sizes, strides, box) for :func:`numbacaps.fused.tensor_map.tensor_map`.
+
+        The axes are (g and pixel's element, image, column, row, channel); where rows are fetched whole the
+        columns are part of the first one.
+        """
+        p = product.pixels
+        image, (row, column) = p.gathered[0], p.unit
+        height, width = p.extent
+        strides = (image, column, row, product.channel_steps[0])
+        if self.whole_rows:
+            sizes = (width * column, images, 1, height, product.channels)
+            return sizes, strides, (self.columns * column, self.images, 1, self.rows, self.channels)
+        sizes = (G * self.pixel, images, width, height, product.channels)
+        return sizes, strides, (self.pixel, self.images, self.columns, self.rows, self.channels)
+
+
+@dataclass(frozen=True)
+class Rings:
+    """How many boxes, and how many tap rows of the kernel, are in shared memory at a time.
+
+    Attributes
+    ----------
+    boxes, tap_rows : int
+    box_bytes, tap_row_bytes : int
+        Of each, padded to 128.
+    """
+
+    boxes: int
+    tap_rows: int
+    box_bytes: int
+    tap_row_bytes: int
+
+    @classmethod
+    def of(cls, product, box, tile, terms):
+        """As many as there is room for; None where two boxes and a batch of tap rows do not fit."""
+        a = ceil_div(box.bytes, 128) * 128
+        down, across = Window.of(product).taps
+        depth = box.channels * product.D
+        batch = batch_rows(tile, product, box, terms) or 1
+        b = across * depth * tile.BN * _FLOAT * (2 if terms > 1 else 1)
+        for boxes in (4, 3, 2):
+            rows = (SHARED_LIMIT - 128 - BARRIERS - boxes * a) // b
+            if rows >= (boxes - 1) * down + 1 or (boxes == 2 and rows >= max(2, batch)):
+                return cls(boxes, min(rows, boxes * down, _MOST_TAP_ROWS), a, b)
+        return None
+
+    @property
+    def bytes(self):
+        """Shared memory of a block, and what aligning its beginning may take."""
+        return 128 + BARRIERS + self.boxes * self.box_bytes + self.tap_rows * self.tap_row_bytes
+
+
+# (TH, TW, PW), from large to small. A block keeps one multiprocessor busy.
+_SHAPES = (
+    (2, 8, 8),
+    (2, 6, 6),
+    (2, 4, 4),
+    (1, 8, 4),
+    (2, 3, 3),
+    (1, 6, 3),
+    (2, 2, 2),
+    (1, 4, 2),
+    (1, 3, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (1, 1, 1),
+)
+_COLUMNS = (256, 128)  # of a tile, at most
+
+
+def tiles(product):
+    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`."""
+    most = ceil_div(product.N, 8) * 8
+    return [
+        BulkTile(*shape, columns)
+        for columns in sorted({min(limit, most) for limit in _COLUMNS}, reverse=True)
+        for shape in _SHAPES
+    ]
+
+
+def why_not(tile, product, G, terms):
+    """Why a tile cannot be taken for a product; None where it can."""
+    p = product.pixels
+    if product.taps == 0:
+        return "no window reaches here"
+    if p.D1 > BM:
+        return f"D1 is {p.D1}, more than {BM} rows"
+    if p.D1 * product.D % 4 or p.unit[1] % 4:
+        return f"pixels of {p.D1 * product.D} elements are no multiples of 16 bytes"
+    if G * p.D1 * product.D >= 2**31 or p.gathered[0] >= 2**38:
+        return "strides are too large for the copy engine"
+    box = Box.of(product, G, tile)
+    largest = max(box.tensor(product, 1, G)[2])
+    if largest > _LARGEST_BOX:
+        return f"a box of {largest} indices along an axis, more than {_LARGEST_BOX}"
+    rings = Rings.of(product, box, tile, terms)
+    if rings is None:
+        return f"two boxes of {box.bytes} bytes and the kernel are too much shared memory"
+    if batch_rows(tile, product, box, terms) is None:
+        return f"{_registers(tile, product, box, terms, 1)} registers a thread"
+    return None
+
+
+def batch_rows(tile, product, box, terms):
+    """Rows of taps whose fragments a thread holds at once: all if they fit, or one; None if not even one."""
+    rows = Window.of(product).taps[0]
+    for count in (rows, 1):
+        if _registers(tile, product, box, terms, count) <= tile.registers:
+            return count
+    return None
+
+
+def columns_read(tile, product):
+    """Columns of slots that a warpgroup's pixels read in a row of taps."""
+    window = Window.of(product)
+    step = product.pixels.left[0]
+    return (tile.PW - 1) * step + abs(window.step[1]) * (window.taps[1] - 1) + 1
+
+
+def _registers(tile, product, box, terms, rows):
+    """About how many a thread holds with the fragments of so many rows of taps."""
+    groups = box.channels * product.D // _K
+    split = 2 if terms > 1 else 1
+    sums = tile.PW * tile.BN // 2 * split
+    return sums + rows * columns_read(tile, product) * groups * 4 * split + _OTHER_REGISTERS[terms]
+
+
+_BYTES_A_CYCLE = 28  # from the L2 cache to a multiprocessor when all of them read
+
+
+def choose_tile(product, images, G, terms, multiprocessors):
+    """(tile, why): the tile of the least time by its floors; or None, and why none can be taken.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    terms : int
+        Products for each pair of operands: 1 for TF32, 3 for tf32x3.
+    multiprocessors : int
+    """
+    best, reason = None, None
+    for tile in tiles(product):
+        why = why_not(tile, product, G, terms)
+        if why:
+            reason = why
+            continue
+        cycles = floor_cycles(tile, product, images, G, terms, multiprocessors)
+        if best is None or cycles < best[0]:
+            blocks = blocks_of(tile, product, images, G)
+            best = cycles, tile, f"{blocks} blocks, floor {cycles} cycles"
+    return best[1:] if best else (None, reason)
+
+
+def floor_cycles(tile, product, images, G, terms, multiprocessors):
+    """Cycles that the products, or the copies, of all turns of a multiprocessor take at least."""
+    box = Box.of(product, G, tile)
+    depth = box.channels * product.D
+    rings = Rings.of(product, box, tile, terms)
+    products = tile.TH * tile.TW * product.taps * depth // _K * terms * tile.BN // 2
+    copied = rings.box_bytes + Window.of(product).taps[0] * rings.tap_row_bytes
+    steps = ceil_div(product.channels, box.channels)
+    start = 2000  # filling the rings, writing the result
+    turns = ceil_div(blocks_of(tile, product, images, G), multiprocessors)
+    return turns * (start + steps * max(products, copied // _BYTES_A_CYCLE))
+
+
+def blocks_of(tile, product, images, G):
+    """Blocks of all patches, images and columns."""
+    p = product.pixels
+    patches = ceil_div(p.rows, tile.TH) * ceil_div(p.columns, tile.TW)
+    return G * ceil_div(images, BM // p.D1) * patches * ceil_div(product.N, tile.BN)

@@ -1,0 +1,291 @@
+"""Rung 5, bulk copies: a thread of its own keeps the copy engine busy, and nobody waits for everybody.
+
+    c[m, n] = sum over k of a[m, k] * b[k, n]
+
+What changed: one instruction fetches a whole box, all slots of all images and the stage's channels
+(:mod:`numbacaps.fused.tensor_map`), one more a row of taps of the packed kernel. The engine works out
+the addresses, and what lies over the edge is zero. Boxes and rows of taps are two rings; a barrier
+in shared memory says when one is full, another when it may be overwritten, so warpgroups drift apart and
+one multiplies while another loads.
+
+The first operand comes through registers: a slot's rows are loaded once for all taps and pixels that
+read them. All products of a pixel follow each other, because it costs the tensor cores some hundred cycles
+to take up other sums. For ``terms`` of 3 both operands are split in two parts:
+
+    a * b = low(a) * high(b) + high(a) * low(b) + high(a) * high(b)
+
+whose sums leave the tensor cores, which cut off bits as they add, once a box, for ordinary adds.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+
+from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.intrinsics import CHUNK, descriptor_strides
+from numbacaps.fused.pack import HEAD
+from numbacaps.fused.ptx import (
+    acquire_map,
+    bulk_copy,
+    cut_to_tf32,
+    fence_proxy_async,
+    fewer_registers,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    more_registers,
+    shared_address,
+    store_pair,
+    tensor_copy,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_fragment,
+    wgmma_wait,
+)
+from numbacaps.target import at, cuda
+
+# The tensor cores cut off what does not fit into 10 bits behind the point. Half of such a bit's worth more,
+# on average over mantissas, and the cut is as often up as down; what fits comes out as it was.
+_NUDGE = 1 + math.log(2) * 2.0**-11
+
+
+@cache
+def make_bulk_wgmma(
+    pixels, window, box, rings, channels, D, N, K, tile, columns_in, batch_rows, terms
+):
+    """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32.
+
+    Parameters
+    ----------
+    pixels : numbacaps.fused.implicit_gemm.Pixels
+    window : numbacaps.fused.warpgroup_tiles.Window
+    box : numbacaps.fused.bulk_tiles.Box
+    rings : numbacaps.fused.bulk_tiles.Rings
+    channels, D, N, K : int
+        As the product's.
+    tile : numbacaps.fused.bulk_tiles.BulkTile
+    columns_in : int
+        :func:`numbacaps.fused.bulk_tiles.columns_read`.
+    batch_rows : int
+        Rows of taps whose products a warpgroup starts at once; a divisor of all.
+    terms : int
+        1 or 3.
+    """
+    TH, TW, PW, BN = tile.TH, tile.TW, tile.PW, tile.BN
+    WARPS = tile.warpgroups * 4
+    REGISTERS, COPYING = tile.registers, COPYING_REGISTERS
+    WARPGROUPS_ACROSS = TW // PW
+    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
+    C_FIRST, C_G = pixels.first, pixels.steps[2]
+    ROW_STEP, COLUMN_STEP = pixels.top[0], pixels.left[0]
+    TOP, LEFT = pixels.top[1] + window.first[0], pixels.left[1] + window.first[1]
+    TAP_ROWS, TAP_COLUMNS = window.taps
+    TAP_TOP, TAP_LEFT = window.start
+    TAP_DOWN, TAP_ACROSS = window.step
+    DOWN, ACROSS = -(-ROWS // TH), -(-COLUMNS // TW)  # patches
+    IMAGES = box.images
+    FILLED = IMAGES * D1  # rows of the 64
+    IMAGE_AT, COLUMN_AT, ROW_AT, CHANNEL_AT = (
+        box.image_step,
+        box.column_step,
+        box.row_step,
+        box.channel_step,
+    )
+    E_BY_G, E_BY_LEFT, BY_LEFT = (0, box.pixel, 0) if box.whole_rows else (box.pixel, 0, 1)
+    CHANNELS = box.channels
+    GROUPS = CHANNELS * D // 8
+    STEPS = -(-channels // CHANNELS)
+    COLUMNS_IN = columns_in
+    BATCH = batch_rows
+    BATCHES = TAP_ROWS // BATCH
+    FRAGMENTS = BATCH * GROUPS * COLUMNS_IN * 4
+    BOXES, B_ROWS = rings.boxes, rings.tap_rows
+    A_BYTES, B_BYTES = box.bytes, rings.tap_row_bytes
+    A_PITCH = rings.box_bytes
+    B_ELEMENTS = B_BYTES // 4
+    A_EMPTY = 8 * BOXES
+    B_FULL = 16 * BOXES
+    B_EMPTY = B_FULL + 8 * B_ROWS
+    A_START = BARRIERS
+    B_START = A_START + BOXES * A_PITCH
+    B_MATRIX = descriptor_strides(BN * CHUNK, 128)
+    PART = 2 * BN  # chunks of one product's second operand
+    PARTS = 2 if terms > 1 else 1
+    SPLIT = terms > 1
+    SUMS = BN // 2
+    ALL_SUMS = SUMS * PW
+    PART_SUMS = ALL_SUMS if SPLIT else 1
+    REST = FRAGMENTS if SPLIT else 1
+    GROUP_COLUMNS = 2 * GROUPS
+    PAIRED = C_D1 % 2 == 0 and N % 2 == 0
+    N_TILES = -(-N // BN)
+    FIRST = HEAD
+    ZERO = np.float32(0)
+    NUDGE = np.float32(_NUDGE)
+
+    @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
+    def bulk_wgmma_kernel(
+        b,  # in   the tensor map of the gathered array, then the packed kernel
+        c,  # out  the other array
+        table,  # in   Product.table
+        images,
+    ):
+        shared = cuda.shared.array(0, np.float32)
+        begin = shared_address(shared)
+        start = (begin + 127) // 128 * 128
+        thread = cuda.threadIdx.x
+        warp = thread // 32
+        lane = thread % 32
+        patch = cuda.blockIdx.x % (DOWN * ACROSS)
+        image0 = cuda.blockIdx.x // (DOWN * ACROSS) * IMAGES
+        row0 = patch // ACROSS * TH
+        column0 = patch % ACROSS * TW
+        n_tile = cuda.blockIdx.y
+        g = cuda.blockIdx.z
+        if thread == 0:
+            for i in range(BOXES):
+                mbarrier_init(shared, start + 8 * i, 1)
+                mbarrier_init(shared, start + A_EMPTY + 8 * i, WARPS)
+            for i in range(B_ROWS):
+                mbarrier_init(shared, start + B_FULL + 8 * i, 1)
+                mbarrier_init(shared, start + B_EMPTY + 8 * i, WARPS)
+            fence_proxy_async()  # the copy engine may see the barriers
+        cuda.syncthreads()
+        if warp >= WARPS:
+            fewer_registers(COPYING)
+            if warp == WARPS and lane == 0:
+                acquire_map(b)
+                top = row0 * ROW_STEP + TOP
+                left = column0 * COLUMN_STEP + LEFT
+                e = g * E_BY_G + left * E_BY_LEFT
+                b_from = FIRST + (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
+                for step in range(STEPS):
+                    full = start + step % BOXES * 8
+                    if step >= BOXES:
+                        mbarrier_wait(shared, full + A_EMPTY, (step // BOXES - 1) & 1)
+                    mbarrier_expect(shared, full, A_BYTES)
+                    to = start + A_START + step % BOXES * A_PITCH
+                    channel = step * CHANNELS
+                    tensor_copy(shared, to, b, e, image0, left * BY_LEFT, top, channel, full)
+                    for tap_row in range(TAP_ROWS):
+                        turn = step * TAP_ROWS + tap_row
+                        full = start + B_FULL + turn % B_ROWS * 8
+                        if turn >= B_ROWS:
+                            empty = full + (B_EMPTY - B_FULL)
+                            mbarrier_wait(shared, empty, (turn // B_ROWS - 1) & 1)
+                        mbarrier_expect(shared, full, B_BYTES)
+                        to = start + B_START + turn % B_ROWS * B_BYTES
+                        bulk_copy(shared, to, b, b_from + turn * B_ELEMENTS, B_BYTES, full)
+        else:
+            more_registers(REGISTERS)
+            acc = cuda.local.array(ALL_SUMS, np.float32)
+            part = cuda.local.array(PART_SUMS, np.float32)
+            high = cuda.local.array(FRAGMENTS, np.float32)
+            low = cuda.local.array(REST, np.float32)
+            column_at = cuda.local.array(GROUP_COLUMNS, np.int32)
+            row_of_patch = warp // 4 // WARPGROUPS_ACROSS
+            column_of_patch = warp // 4 % WARPGROUPS_ACROSS * PW
+            row = warp % 4 * 16 + lane // 4
+            row_at = 0
+            if row < FILLED:
+                row_at = row // D1 * IMAGE_AT + row % D1 * D
+            below_at = 0
+            if row + 8 < FILLED:
+                below_at = (row + 8) // D1 * IMAGE_AT + (row + 8) % D1 * D
+            for i in range(GROUP_COLUMNS):
+                k = i // 2 * 8 + i % 2 * 4 + lane % 4
+                column_at[i] = k // D * CHANNEL_AT + k % D
+            first_slot = (start - begin + A_START) // 4
+            first_slot += (
+                row_of_patch * ROW_STEP * ROW_AT + column_of_patch * COLUMN_STEP * COLUMN_AT
+            )
+            for i in range(ALL_SUMS):
+                acc[i] = ZERO
+            for i in range(PART_SUMS):
+                part[i] = ZERO
+            b_first, b_phase = 0, 0
+            for step in range(STEPS):
+                a_full = start + step % BOXES * 8
+                slots = first_slot + step % BOXES * (A_PITCH // 4)
+                mbarrier_wait(shared, a_full, step // BOXES & 1)
+                for batch in range(BATCHES):
+                    for r in range(BATCH):
+                        slot_row = slots + (TAP_TOP + (batch * BATCH + r) * TAP_DOWN) * ROW_AT
+                        for group in range(GROUPS):
+                            for i in range(4):
+                                place = slot_row + column_at[group * 2 + i // 2]
+                                place += below_at if i % 2 else row_at
+                                for column in range(COLUMNS_IN):
+                                    value = shared[at(place + column * COLUMN_AT)]
+                                    k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4 + i
+                                    if SPLIT:
+                                        high[k] = (
+                                            value  # of which the tensor cores read the high part
+                                        )
+                                        low[k] = (value - cut_to_tf32(value)) * NUDGE
+                                    else:
+                                        high[k] = value * NUDGE
+                    for r in range(BATCH):
+                        wrapped = 1 if b_first + r >= B_ROWS else 0
+                        b_full = start + B_FULL + (b_first + r - wrapped * B_ROWS) * 8
+                        mbarrier_wait(shared, b_full, b_phase ^ wrapped)
+                    wgmma_fence()
+                    for j in range(PW):
+                        for r in range(BATCH):
+                            wrapped = 1 if b_first + r >= B_ROWS else 0
+                            turn = b_first + r - wrapped * B_ROWS
+                            b_row = B_MATRIX + (start + B_START + turn * B_BYTES) // 16
+                            for tap in range(TAP_COLUMNS):
+                                column = j * COLUMN_STEP + TAP_LEFT + tap * TAP_ACROSS
+                                for group in range(GROUPS):
+                                    b_high = b_row + (tap * PARTS * GROUPS + group) * PART
+                                    b_low = b_high + GROUPS * PART
+                                    k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
+                                    s = j * SUMS
+                                    if SPLIT:
+                                        more = 1 if batch + r + tap + group > 0 else 0
+                                        wgmma_fragment(BN, part, s, low, k, shared, b_high, more)
+                                        wgmma_fragment(BN, part, s, high, k, shared, b_low, 1)
+                                        wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
+                                    else:
+                                        wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
+                    wgmma_commit()
+                    if batch == BATCHES - 1 and lane == 0:
+                        mbarrier_arrive(shared, a_full + A_EMPTY)
+                    wgmma_wait()
+                    for r in range(BATCH):
+                        if lane == 0:
+                            mbarrier_arrive(shared, start + B_EMPTY + b_first * 8)
+                        b_first += 1
+                        if b_first == B_ROWS:
+                            b_first = 0
+                            b_phase ^= 1
+                if SPLIT:
+                    for i in range(ALL_SUMS):
+                        acc[i] += part[i]
+            for half in range(2):
+                row = warp % 4 * 16 + lane // 4 + half * 8
+                image = image0 + row // D1
+                to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
+                for j in range(PW):
+                    h = row0 + row_of_patch
+                    w = column0 + column_of_patch + j
+                    if row < FILLED and image < images and h < ROWS and w < COLUMNS:
+                        to = to_row + h * C_ROW + w * C_COLUMN
+                        for block in range(BN // 8):
+                            n = n_tile * BN + block * 8 + lane % 4 * 2
+                            one = acc[j * SUMS + block * 4 + half * 2]
+                            other = acc[j * SUMS + block * 4 + half * 2 + 1]
+                            if PAIRED:
+                                if n < N:
+                                    store_pair(c, to + table[at(4 * K + N + n)], one, other)
+                            else:
+                                if n < N:
+                                    c[at(to + table[at(4 * K + N + n)])] = one
+                                if n + 1 < N:
+                                    c[at(to + table[at(4 * K + N + n + 1)])] = other
+
+    return bulk_wgmma_kernel

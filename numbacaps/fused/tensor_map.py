@@ -1,0 +1,55 @@
+"""The tensor map of an array in capsule layout: what the copy engine has to know to fetch a box of it."""
+
+from functools import lru_cache
+
+from cuda.bindings import driver
+
+WORDS = 16  # of 64 bits
+_FLOAT = 4  # bytes
+_KEPT = 256  # maps of as many arrays
+
+
+@lru_cache(_KEPT)
+def tensor_map(address, sizes, strides, box):
+    """A tensor map as 64-bit words.
+
+    Parameters
+    ----------
+    address : int
+        Where the array of float32 begins on the device; a multiple of 16.
+    sizes : tuple of int
+        Of its five axes, the one whose elements are neighbours first.
+    strides : tuple of int
+        Elements from one index of the last four axes to the next.
+    box : tuple of int
+        Indices along each axis that one copy fetches.
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    RuntimeError
+        The driver refuses the map.
+    """
+    kind = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+    status, made = driver.cuTensorMapEncodeTiled(
+        kind,
+        len(sizes),
+        address,
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(stride * _FLOAT) for stride in strides],
+        [driver.cuuint32_t(size) for size in box],
+        [driver.cuuint32_t(1)] * len(sizes),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(
+            f"no tensor map of sizes {sizes}, strides {strides}, box {box}: {status}"
+        )
+    signed = (int(word) for word in made.opaque)
+    return tuple(word - (word >> 63 << 64) for word in signed)
