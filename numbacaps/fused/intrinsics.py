@@ -1,4 +1,4 @@
-"""The PTX that Numba has no words for: asynchronous copies, warpgroup matrix products, rounding.
+"""The PTX that Numba has no words for: asynchronous copies, products of small matrices, rounding.
 
 On the simulator the same names are what these instructions do, written in NumPy
 (:mod:`numbacaps.fused.emulated`), so indexing can be tested without a GPU.
@@ -41,7 +41,10 @@ compile_for = chosen.compile_for
 cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
+cut_tf32 = chosen.cut_tf32
 fence_proxy_async = chosen.fence_proxy_async
+load_quad = chosen.load_quad
+mma = chosen.mma
 shared_address = chosen.shared_address
 store_pair = chosen.store_pair
 to_tf32 = chosen.to_tf32
