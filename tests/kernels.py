@@ -9,6 +9,7 @@ import numpy as np
 import numbacaps
 from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
 from numbacaps.fused.direct import make_direct
+from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
@@ -130,6 +131,13 @@ def warpgroup_kernels(product, tile, dtype):
     steps = product.channel_steps[0]
     kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype)
     return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 3, 1, make_wgmma, 1)
+
+
+def mma_kernel(product, runs, tile, terms, dtype):
+    """The tensor cores' kernel for the kernel's gradient."""
+    p = product
+    which = (p.pixels, p.inside, p.N, p.K, runs, tile, 4, p.N * p.K, terms, dtype)
+    return Kernel(make_mma_reduction(*which), 3, 2, make_mma_reduction, 1)
 
 
 def factories():

@@ -9,7 +9,7 @@ from cases import GEOMETRIES, nan, operands, sums
 import numbacaps
 import reference
 from numbacaps import Geometry
-from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused import implicit_gemm, mma_tiles, tiles, warpgroup_tiles
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
@@ -102,6 +102,88 @@ def test_tf32(case, rng):
     fused.backward(g, X, W, DY, dx, dw, **run)
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
         reference.assert_close(array.copy_to_host(), wanted, terms, precision="tf32")
+
+
+# What the kernel's gradient tells apart on the tensor cores: runs of 4, 8 and 16 bytes of either
+# operand, windows that reach over the edge and that do not, groups, pixels that fill no stage.
+GRADIENTS = (
+    {
+        "runs-of-one": Geometry(1, 1, 3, 4, 3, 2, 2, 1, 1, 3, 5, (1, 1), (1, 0)),
+        "runs-of-two": Geometry(2, 3, 2, 3, 4, 2, 2, 1, 3, 2, 6, (1, 2)),
+        "runs-of-four": Geometry(2, 3, 2, 4, 4, 2, 2, 1, 3, 4, 8, (2, 1), (1, 1), (2, 1)),
+        "groups": Geometry(1, 2, 2, 3, 3, 2, 2, 2, 3, 4, 2, (2, 1), (0, 1), (1, 2)),
+    }
+    if SIMULATED
+    else {
+        "runs-of-one": Geometry(7, 5, 3, 13, 17, 3, 5, 1, 3, 7, 5, (1, 2)),
+        "runs-of-two": Geometry(9, 6, 5, 11, 8, 5, 3, 1, 8, 2, 6, (1, 1), (4, 2)),
+        "runs-of-four": Geometry(13, 11, 7, 19, 16, 3, 2, 1, 3, 4, 8, (2, 1), (1, 1), (3, 2)),
+        "groups": Geometry(5, 4, 7, 19, 16, 3, 2, 3, 4, 12, 4, (2, 1), (0, 1), (3, 2)),
+        "one-channel": Geometry(37, 1, 1, 23, 29, 3, 3, 1, 1, 1, 32, (2, 2)),
+        "one-tap": Geometry(17, 1, 1, 5, 5, 1, 1, 1, 1, 1, 1),
+        "one-pixel": Geometry(1, 16, 10, 3, 3, 3, 3, 1, 1, 16, 16),
+        "scalars": Geometry(16, 32, 24, 15, 20, 3, 3, 1, 1, 1, 1, (2, 2), (1, 1)),
+        "many-columns": Geometry(3, 7, 19, 9, 8, 2, 2, 1, 4, 16, 16),
+        "big-capsules": Geometry(2, 2, 3, 6, 5, 2, 2, 1, 33, 40, 65),
+    }
+)
+
+
+def _kernel_gradient(g, terms, rng, shift=0):
+    """(dw, as it should be), and the product; operands begin so many elements into an allocation."""
+    x, w, dy = operands(g, "float32", rng)
+    size = w.size
+    reduce = fused.MmaReduce(implicit_gemm.forward(g), g.N, g.G, size, _F4, terms)
+    arrays = [nan(array.size + shift, _F4)[shift:] for array in (x, dy, w)]
+    for array, values in zip(arrays, (x, dy)):
+        array.copy_to_device(values.ravel())
+    partial = nan(reduce.partial_shape.get("partial", (1,)), _F4)
+    reduce(*arrays, 0, partial)
+    return arrays[2].copy_to_host().reshape(w.shape), _oracle(g, x, w, dy)[2], reduce
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("terms", mma_tiles.TILES)
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_kernel_gradient(case, terms, rng):
+    _skip_without_tf32()
+    g = GRADIENTS[case]
+    dw, want, reduce = _kernel_gradient(g, terms, rng)
+    reference.assert_close(dw, want, sums(g)[2], precision="ieee" if terms == 3 else "tf32")
+    assert f"{terms} term" in str(reduce) and str(reduce.tile) in str(reduce)
+
+
+@pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
+@pytest.mark.parametrize("tile", {tile for tiles_ in mma_tiles.TILES.values() for tile in tiles_})
+def test_kernel_gradient_by_every_tile(tile, rng, monkeypatch):
+    _skip_without_tf32()
+    for terms in (terms for terms, tiles_ in mma_tiles.TILES.items() if tile in tiles_):
+        monkeypatch.setitem(mma_tiles.TILES, terms, (tile,))
+        for case in ("runs-of-one", "runs-of-four"):
+            dw, want, _ = _kernel_gradient(GRADIENTS[case], terms, rng)
+            precision = "ieee" if terms == 3 else "tf32"
+            reference.assert_close(dw, want, sums(GRADIENTS[case])[2], precision=precision)
+
+
+@pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
+def test_kernel_gradient_at_an_address_that_copies_cannot_take(rng):
+    """It has the same bits: only the copies are shorter."""
+    _skip_without_tf32()
+    g = GRADIENTS["runs-of-four"]
+    results = [_kernel_gradient(g, 3, np.random.default_rng(5), shift)[0] for shift in (0, 1)]
+    np.testing.assert_array_equal(*results)
+
+
+def test_three_terms_keep_what_one_cuts():
+    """A factor with more bits than TF32 has comes out whole in three terms."""
+    _skip_without_tf32()
+    g = Geometry(1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 4)
+    for terms, want in ((1, 4), (3, 4 + 2.0**-10)):
+        reduce = fused.MmaReduce(implicit_gemm.forward(g), 1, 1, 16, _F4, terms)
+        x, dy = (cuda.to_device(np.full(16, value, _F4)) for value in (1 + 2.0**-12, 1))
+        dw = nan(16, _F4)
+        reduce(x, dy, dw, 0, nan(1, _F4))
+        np.testing.assert_array_equal(dw.copy_to_host(), np.full(16, want, _F4))
 
 
 def test_tf32_is_cut_not_float32(rng):
@@ -201,3 +283,21 @@ def test_splits_cover_every_pixel_once():
         splits, per_split = tiles.choose_splits(tiles_, M, BK)
         assert per_split % BK == 0
         assert (splits - 1) * per_split < M <= splits * per_split
+
+
+@pytest.mark.parametrize("terms", mma_tiles.TILES)
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_splits_of_warps_cover_every_pixel_once(case, terms):
+    g = GEOMETRIES[case]
+    product = implicit_gemm.forward(g)
+    for M in (1, 1000, product.M(g.N), 10**6):
+        tile, splits, per_split, _ = mma_tiles.choose_tile(product, M, g.G, terms)
+        assert per_split % tile.BK == 0
+        assert (splits - 1) * per_split < M <= splits * per_split
+
+
+def test_why_a_tile_of_warps_cannot_be_taken():
+    assert "evenly" in mma_tiles.why_not(mma_tiles.MmaTile(96, 64, 16, 32, 64, 3, 1))
+    assert "shared memory" in mma_tiles.why_not(mma_tiles.MmaTile(256, 256, 32, 64, 64, 4, 1))
+    for tiles_ in mma_tiles.TILES.values():
+        assert not any(map(mma_tiles.why_not, tiles_))

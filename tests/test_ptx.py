@@ -5,12 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from kernels import factories, kernels, matmul, warpgroup_kernels
+from kernels import factories, kernels, matmul, mma_kernel, warpgroup_kernels
 from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
-from numbacaps.fused import implicit_gemm, warpgroup_tiles
+from numbacaps.fused import implicit_gemm, mma_tiles, warpgroup_tiles
+from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import make_pack
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
@@ -124,9 +125,27 @@ def test_warpgroup_products(case):
         assert "cvt.rna.tf32.f32" in text
 
 
+@pytest.mark.parametrize("terms", mma_tiles.TILES)
+@pytest.mark.parametrize("case", ["em", "caps2", "odd"])
+def test_products_of_warps(case, terms):
+    product, dtype = _PRODUCTS[case], np.dtype(np.float32)
+    depths = product.D, product.pixels.other[3]
+    runs = tuple(warpgroup_tiles.run_bytes(D, 4) for D in depths)
+    for tile in {mma_tiles.TILES[terms][0], mma_tiles.TILES[terms][-1]}:
+        text = _ptx(mma_kernel(product, runs, tile, terms, dtype), "float32", (9, 0))
+        _check(text, "mma_reduction", "float32")
+        mmas = text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
+        assert mmas % (terms * tile.WM // 16 * tile.WN // 8) == 0 and mmas
+        assert "ld.shared.v4.f32" in text and ".extern .shared .align 16 " in text
+        for run in runs:
+            how = {4: "ca", 8: "ca", 16: "cg"}[run]
+            assert re.search(rf"cp\.async\.{how}\.shared\.global .*, {run}, ", text)
+
+
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
-    covered |= {make_gather, make_index_functions, make_pack, make_wgmma} | NN_FACTORIES
+    covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
+    covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 

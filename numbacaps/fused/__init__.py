@@ -7,9 +7,9 @@ A ladder to read from the bottom, each rung a diff of the one before:
 3. :mod:`register_tiles`: a thread computes a small tile, loads run ahead; :mod:`reduction` is the
    same for the kernel's gradient, whose sum runs over pixels
 4. :mod:`wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie;
-   :mod:`pack` lays the kernel out for them
+   :mod:`pack` lays the kernel out for them; :mod:`mma_reduction` is :mod:`reduction` on tensor cores
 
-:mod:`implicit_gemm` says where each operand's element lies, for all three passes; :mod:`tiles` and
-:mod:`warpgroup_tiles` which tiles there are; :mod:`intrinsics` names the instructions that Numba has no
-words for. What runs, and why, is chosen in :mod:`numbacaps.pipelines.fused`.
+:mod:`implicit_gemm` says where each operand's element lies, for all three passes; :mod:`tiles`,
+:mod:`warpgroup_tiles` and :mod:`mma_tiles` which tiles there are; :mod:`intrinsics` names the
+instructions that Numba has no words for. What runs, and why, is chosen in :mod:`numbacaps.pipelines.fused`.
 """

@@ -17,18 +17,17 @@ to take up other sums. For ``terms`` of 3 both operands are split in two parts:
 whose sums leave the tensor cores, which cut off bits as they add, once a box, for ordinary adds.
 """
 
-import math
 from functools import cache
 
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
-from numbacaps.fused.intrinsics import CHUNK, descriptor_strides
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
 from numbacaps.fused.pack import HEAD
 from numbacaps.fused.ptx import (
     acquire_map,
     bulk_copy,
-    cut_to_tf32,
+    cut_tf32,
     fence_proxy_async,
     fewer_registers,
     mbarrier_arrive,
@@ -45,10 +44,6 @@ from numbacaps.fused.ptx import (
     wgmma_wait,
 )
 from numbacaps.target import at, cuda
-
-# The tensor cores cut off what does not fit into 10 bits behind the point. Half of such a bit's worth more,
-# on average over mantissas, and the cut is as often up as down; what fits comes out as it was.
-_NUDGE = 1 + math.log(2) * 2.0**-11
 
 
 @cache
@@ -124,7 +119,7 @@ def make_bulk_wgmma(
     N_TILES = -(-N // BN)
     FIRST = HEAD
     ZERO = np.float32(0)
-    NUDGE = np.float32(_NUDGE)
+    NEARER = TF32_NEARER
 
     @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
@@ -225,9 +220,9 @@ def make_bulk_wgmma(
                                         high[k] = (
                                             value  # of which the tensor cores read the high part
                                         )
-                                        low[k] = (value - cut_to_tf32(value)) * NUDGE
+                                        low[k] = (value - cut_tf32(value)) * NEARER
                                     else:
-                                        high[k] = value * NUDGE
+                                        high[k] = value * NEARER
                     for r in range(BATCH):
                         wrapped = 1 if b_first + r >= B_ROWS else 0
                         b_full = start + B_FULL + (b_first + r - wrapped * B_ROWS) * 8

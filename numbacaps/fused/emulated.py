@@ -1,7 +1,8 @@
 """What the instructions of :mod:`numbacaps.fused.ptx` do, for the simulator, a thread at a time.
 
 A warpgroup's product reads both operands from shared memory, so each thread can compute its own part of
-the result. Copies are done at once: a missing wait or fence does not show here.
+the result. A warp's product reads the registers of all its threads, which hand them round.
+Copies are done at once: a missing wait or fence does not show here.
 """
 
 import threading
@@ -67,6 +68,39 @@ def wgmma(columns, acc, first, shared, a, b):
     B = _matrix(memory, int(b), n.ravel())
     sums = (A @ B.T).reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
     acc[first : first + columns // 2] += sums.astype(np.float32)
+
+
+class _Warp:
+    """32 threads, and the factors that each of them holds."""
+
+    def __init__(self):
+        self.meet = threading.Barrier(32)
+        self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
+
+
+def mma(acc, first, a, a_first, b, b_first):
+    """See :func:`numbacaps.fused.ptx.mma`."""
+    thread = threading.current_thread()
+    # setdefault is one step, so all threads of a warp get the same one; it goes when the block does.
+    warp = vars(thread._manager).setdefault(f"warp {thread.threadIdx.x // 32}", _Warp())
+    r, t = divmod(thread.threadIdx.x % 32, 4)
+    warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
+    warp.b[[t, t + 4], r] = b[b_first : b_first + 2]
+    warp.meet.wait()
+    A, B = (cut_tf32(factor).astype(np.float64) for factor in (warp.a[[r, r + 8]], warp.b))
+    acc[first : first + 4] += (A @ B[:, [2 * t, 2 * t + 1]]).ravel().astype(np.float32)
+    warp.meet.wait()
+
+
+def load_quad(to, array, index):
+    """See :func:`numbacaps.fused.ptx.load_quad`."""
+    assert int(index) % 4 == 0
+    to[0:4] = array[index : index + 4]
+
+
+def cut_tf32(value):
+    """See :func:`numbacaps.fused.ptx.cut_tf32`."""
+    return (np.asarray(value, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def to_tf32(value):

@@ -1,4 +1,4 @@
-"""The PTX that Numba has no words for: asynchronous copies, warpgroup matrix products, rounding.
+"""The PTX that Numba has no words for: asynchronous copies, products of small matrices, rounding.
 
 On the simulator the same names are what these instructions do, written in NumPy
 (:mod:`numbacaps.fused.emulated`), so indexing can be tested without a GPU.
@@ -9,9 +9,15 @@ how far the next 16 bytes of k are, and how far the next 8 rows (no swizzle): se
 :func:`descriptor_strides`.
 """
 
+import numpy as np
+
 from numbacaps.target import SIMULATED
 
 CHUNK = 16  # bytes of k in a core matrix's row
+
+# What is multiplied by it and then cut to TF32 is on average neither too small nor too large, and a
+# number that TF32 has stays as it is. Rounding to nearest takes four instructions.
+TF32_NEARER = np.float32(1 + 0.36 * 2.0**-10)
 
 
 def descriptor_strides(along_k, along_rows):
@@ -41,7 +47,10 @@ compile_for = chosen.compile_for
 cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
+cut_tf32 = chosen.cut_tf32
 fence_proxy_async = chosen.fence_proxy_async
+load_quad = chosen.load_quad
+mma = chosen.mma
 put_word = chosen.put_word
 shared_address = chosen.shared_address
 store_pair = chosen.store_pair

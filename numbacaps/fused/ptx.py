@@ -325,23 +325,80 @@ def wgmma_fragment(typing_context, columns, acc, first, fragment, at, shared, b,
 
 
 @intrinsic
+def mma(typing_context, acc, first, a, a_first, b, b_first):
+    """The product of a warp: acc[first:] += A (16 x 8) @ B (8 x 8), of local arrays of float32.
+
+    With t = lane % 4 and r = lane // 4, a[a_first:] is A[r, t], A[r + 8, t], A[r, t + 4] and
+    A[r + 8, t + 4], b[b_first:] is B[t, r] and B[t + 4, r], and acc[first:] is the sum's [r, 2t],
+    [r, 2t + 1], [r + 8, 2t] and [r + 8, 2t + 1]. Of A and B TF32's bits are read.
+    """
+    text = (
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$0, $1, $2, $3};"
+    )
+    constraints = "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3"
+
+    def codegen(context, builder, signature, arguments):
+        def places(which, count):
+            data = _data(context, builder, signature.args[which], arguments[which])
+            first = arguments[which + 1]
+            return [
+                builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
+            ]
+
+        sums = places(0, 4)
+        factors = [builder.load(place) for place in places(2, 4) + places(4, 2)]
+        operands = [builder.bitcast(factor, _I32) for factor in factors]
+        operands += [builder.load(place) for place in sums]
+        returned = ir.LiteralStructType([_F32] * 4)
+        results = _asm(builder, returned, operands, text, constraints)
+        for i, place in enumerate(sums):
+            builder.store(builder.extract_value(results, i), place)
+        return context.get_dummy_value()
+
+    arguments = (acc, types.int64, a, types.int64, b, types.int64)
+    return types.void(*arguments), codegen
+
+
+@intrinsic
+def load_quad(typing_context, to, array, index):
+    """to[0], ..., to[3] = array[index], ..., array[index + 3] in one load; index is a multiple of 4."""
+
+    def codegen(context, builder, signature, arguments):
+        to, array, index = arguments
+        target, kind = signature.args[:2]
+        quad = ir.VectorType(context.get_data_type(kind.dtype), 4)
+        place = builder.gep(_data(context, builder, kind, array), [index])
+        loaded = builder.load(
+            builder.bitcast(place, quad.as_pointer()), align=4 * kind.dtype.bitwidth // 8
+        )
+        first = _data(context, builder, target, to)
+        for i in range(4):
+            element = builder.extract_element(loaded, ir.Constant(_I32, i))
+            builder.store(element, builder.gep(first, [ir.Constant(_I64, i)]))
+        return context.get_dummy_value()
+
+    return types.void(to, array, types.int64), codegen
+
+
+@intrinsic
+def cut_tf32(typing_context, value):
+    """``value`` without the bits that TF32 has not."""
+
+    def codegen(context, builder, signature, arguments):
+        bits = builder.bitcast(arguments[0], _I32)
+        return builder.bitcast(builder.and_(bits, ir.Constant(_I32, 0xFFFFE000)), _F32)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
 def to_tf32(typing_context, value):
     """``value`` rounded to TF32, to nearest, ties away from zero."""
 
     def codegen(context, builder, signature, arguments):
         bits = _asm(builder, _I32, [arguments[0]], "cvt.rna.tf32.f32 $0, $1;", "=r,f", False)
         return builder.bitcast(bits, _F32)
-
-    return types.float32(types.float32), codegen
-
-
-@intrinsic
-def cut_to_tf32(typing_context, value):
-    """``value`` as the tensor cores read it: without the bits that TF32 has no room for."""
-
-    def codegen(context, builder, signature, arguments):
-        bits = builder.bitcast(arguments[0], _I32)
-        return builder.bitcast(builder.and_(bits, ir.Constant(_I32, 0xFFFFE000)), _F32)
 
     return types.float32(types.float32), codegen
 

@@ -6,14 +6,14 @@ What changed from rung 3: a block's tile is BM taps by BN columns, and it walks 
 A thread's tap and column are the same all along, so their offsets stay in registers; where the pixels
 after the next lie is worked out by BK threads into shared memory while all multiply.
 There are few tiles and a long sum, so it is cut into ``splits``, each added up by blocks of its own; a
-second kernel adds the splits in their order, so the same input gives the same bits.
+second kernel adds the splits, always in the same order, so the same input gives the same bits.
 """
 
 from functools import cache
 
 import numpy as np
 
-from numbacaps.target import at, cuda
+from numbacaps.target import SIMULATED, at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
 
@@ -133,10 +133,17 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     return reduction_kernel
 
 
+ADDED = 4 if SIMULATED else 32  # elements of a block that adds splits
+_LANES = 8  # threads for each of them
+ADD_THREADS = ADDED * _LANES
+
+
 @cache
 def make_add_splits(splits, size, dtype):
-    """Kernel that adds the partial sums of ``splits`` splits in their order."""
+    """Kernel that adds the partial sums of ``splits`` splits, always in the same order."""
     SPLITS, SIZE = splits, size
+    ACROSS, LANES, THREADS = ADDED, _LANES, ADD_THREADS
+    TURNS = -(-splits // LANES)
     ZERO = dtype.type(0)
 
     @cuda.jit(cache=True)
@@ -144,11 +151,19 @@ def make_add_splits(splits, size, dtype):
         partial,  # in   (splits, size)
         dw,  # out  (size,)
     ):
-        i = cuda.grid(1)
-        if i < SIZE:
-            total = ZERO
-            for split in range(SPLITS):
+        of_lanes = cuda.shared.array(THREADS, dtype)
+        thread = cuda.threadIdx.x
+        i = cuda.blockIdx.x * ACROSS + thread % ACROSS
+        total = ZERO
+        for turn in range(TURNS):
+            split = turn * LANES + thread // ACROSS
+            if split < SPLITS and i < SIZE:
                 total += partial[at(split * SIZE + i)]
+        of_lanes[at(thread)] = total
+        cuda.syncthreads()
+        if thread < ACROSS and i < SIZE:
+            for lane in range(1, LANES):
+                total += of_lanes[at(lane * ACROSS + thread)]
             dw[at(i)] = total
 
     return add_splits_kernel

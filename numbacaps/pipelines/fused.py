@@ -9,13 +9,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from numbacaps.fused import bulk_tiles, implicit_gemm, warpgroup_tiles
+from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
 from numbacaps.fused.intrinsics import CHUNK, compile_for
+from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import NO_MAP, WORDS, make_pack, packed_size
-from numbacaps.fused.reduction import make_add_splits, make_reduction
+from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
-from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside
+from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, flat_operands, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
@@ -167,8 +168,35 @@ class BulkGather(_OnTensorCores):
         return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why})"
 
 
+class Splits:
+    """The sum of the kernel's gradient, cut into splits that a second kernel adds.
+
+    Parameters
+    ----------
+    splits, size : int
+        ``size`` elements of the kernel.
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, splits, size, dtype):
+        self.count = splits
+        self.shape = {"partial": (splits * size,)} if splits > 1 else {}
+        self._grid = ceil_div(size, ADDED)
+        if splits > 1:
+            self._add = make_add_splits(splits, size, dtype)
+            compile_for(self._add, (dtype, dtype), 0)
+
+    def add(self, partial, dw, stream):
+        """Launch the second kernel, where there is more than one split."""
+        if self.count > 1:
+            launch_tiles(self._add, self._grid, ADD_THREADS, (partial, dw), stream)
+
+    def __str__(self):
+        return f"{self.count} splits"
+
+
 class Reduce:
-    """The product of the kernel's gradient, whose sum over pixels is cut into splits.
+    """The product of the kernel's gradient by ordinary arithmetic.
 
     Parameters
     ----------
@@ -180,30 +208,83 @@ class Reduce:
     """
 
     def __init__(self, product, images, G, size, dtype):
-        self.M, self.size = product.M(images), size
+        self.M = product.M(images)
         self.tile, self.why = choose_tile(product.K * G, product.N, dtype.itemsize)
         tile = self.tile
         down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
-        self.splits, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
-        self.grid = (down, across, G * self.splits)
-        self.partial_shape = {"partial": (self.splits * size,)} if self.splits > 1 else {}
+        count, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
+        self.splits = Splits(count, size, dtype)
+        self.partial_shape = self.splits.shape
+        self.grid = (down, across, G * count)
         self.table = cuda.to_device(product.table)
-        which = (product.pixels, product.N, product.K, tile, self.splits, size, dtype)
+        which = (product.pixels, product.N, product.K, tile, count, size, dtype)
         self.kernel = make_reduction(*which)
-        self.add = make_add_splits(self.splits, size, dtype)
         compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 2)
-        compile_for(self.add, (dtype, dtype), 0)
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
-        whole = dw if self.splits == 1 else partial
+        whole = dw if self.splits.count == 1 else partial
         arguments = (x, dy, whole, self.table, self.M, self.per_split)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
-        if self.splits > 1:
-            launch(self.add, self.size, 1, (partial, dw), stream)
+        self.splits.add(partial, dw, stream)
 
     def __str__(self):
-        return f"reduction {self.tile}, {self.splits} splits ({self.why})"
+        return f"reduction {self.tile}, {self.splits} ({self.why})"
+
+
+class MmaReduce:
+    """The same by products of the tensor cores.
+
+    Arrays that do not begin at a multiple of 16 bytes are copied 4 bytes at a time, by a kernel that is
+    made when the first one comes.
+
+    Parameters
+    ----------
+    product, images, G, size, dtype
+        As those of :class:`Reduce`.
+    terms : int
+        1 or 3 products of the tensor cores for one of float32.
+    """
+
+    def __init__(self, product, images, G, size, dtype, terms):
+        self._product, self._size, self._dtype, self.terms = product, size, dtype, terms
+        self.M = product.M(images)
+        tile, count, self.per_split, self.why = mma_tiles.choose_tile(product, self.M, G, terms)
+        self.tile = tile
+        down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
+        self.splits = Splits(count, size, dtype)
+        self.partial_shape = self.splits.shape
+        self.grid = (down, across, G * count)
+        self.table = cuda.to_device(product.table)
+        depths = product.D, product.pixels.other[3]  # D2 and D3
+        self.kernel = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
+
+    def _made(self, runs):
+        """The kernel whose copies take so many bytes of each operand."""
+        p = self._product
+        which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
+        kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
+        types = (self._dtype, self._dtype, self._dtype, np.int64)
+        compile_for(kernel, types, 2, self.tile.shared_bytes)
+        return kernel
+
+    @cached_property
+    def _unaligned(self):
+        return self._made((4, 4))
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+        whole = dw if self.splits.count == 1 else partial
+        kernel = self.kernel if all(map(_aligned, (x, dy, whole))) else self._unaligned
+        arguments = (x, dy, whole, self.table, self.M, self.per_split)
+        launch_tiles(
+            kernel, self.grid, self.tile.threads, arguments, stream, self.tile.shared_bytes
+        )
+        self.splits.add(partial, dw, stream)
+
+    def __str__(self):
+        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        return f"mma_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
 
 
 class Prepared:
@@ -257,6 +338,8 @@ class Prepared:
         """The product of the kernel's gradient."""
         g = self.geometry
         which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
+        if self.precision in _TERMS:
+            return self._made(lambda: MmaReduce(*which, _TERMS[self.precision]))
         return self._made(lambda: Reduce(*which))
 
     def workspaces(self):
