@@ -8,7 +8,7 @@ import numpy as np
 
 from numbacaps.arrays import DTYPES
 from numbacaps.nn import checkpoint
-from numbacaps.nn.adam import Adam, adam_step
+from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.layer import Layer, chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
@@ -297,10 +297,7 @@ class _Training:
 
     def _launch_step(self, slot):
         self._launch_gradients(slot)
-        state = self._state
-        moments = state.gradients, state.first, state.second
-        counters = state.step, state.factors
-        adam_step(self._adam, *moments, state.weights, *counters, self._computing.numba)
+        self._state.move(self._adam, self._computing.numba)
 
     def step(self, x, labels):
         """Queue a batch and its step."""
