@@ -107,7 +107,7 @@ class TorchNet:
 
     def loss_and_gradients(self, x, labels):
         """As :meth:`numbacaps.nn.CapsNet.loss_and_gradients`."""
-        loss, _ = self._differentiate(x, labels)
+        loss, _ = self._differentiate(*self.place(x, labels))
         return float(loss), self.gradients
 
     @property
@@ -117,13 +117,16 @@ class TorchNet:
 
     def step(self, x, labels):
         """As :meth:`numbacaps.nn.CapsNet.step`."""
-        loss, lengths = self._differentiate(x, labels)
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.adam.rate_of(self.steps)
-        self._optimiser.step()
-        self._losses.append(loss)
-        self._hits.append((lengths.argmax(1) == self.tensor(labels)).sum())
-        self.steps += 1
+        self._step(*self.place(x, labels))
+
+    def place(self, x, labels):
+        """As :meth:`numbacaps.nn.CapsNet.place`."""
+        return self.tensor(x), self.tensor(labels)
+
+    def step_rows(self, data, rows):
+        """As :meth:`numbacaps.nn.CapsNet.step_rows`."""
+        rows = self.tensor(np.asarray(rows))
+        self._step(*(tensor[rows] for tensor in data))
 
     def history(self, first=None):
         """As of :class:`numbacaps.nn.CapsNet`; every step since the last :meth:`load` is kept."""
@@ -186,11 +189,20 @@ class TorchNet:
         dtype = self.dtype if array.dtype.kind == "f" else np.int64
         return torch.tensor(np.array(array, dtype), device=self._device)
 
+    def _step(self, x, labels):
+        loss, lengths = self._differentiate(x, labels)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.adam.rate_of(self.steps)
+        self._optimiser.step()
+        self._losses.append(loss)
+        self._hits.append((lengths.argmax(1) == labels).sum())
+        self.steps += 1
+
     def _differentiate(self, x, labels):
-        """The loss, its gradients left in the parameters, and the lengths."""
+        """The loss of tensors, its gradients left in the parameters, and the lengths."""
         with opponents.precision("ieee"):
-            _, lengths = self.run(self.tensor(x))
-            loss = margin_loss(lengths, self.tensor(labels))
+            _, lengths = self.run(x)
+            loss = margin_loss(lengths, labels)
             self._optimiser.zero_grad()
             loss.backward()
         return loss.detach(), lengths.detach()

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from experiments import figures, plots, provenance, records
-from experiments.plots.rows import Lacking, PASSES, digits, load, load_all, split_sweep
+from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
 from experiments.problem import NETWORK_PASSES
 from experiments.tables import filled, marked, tables
 from numbacaps import stages as pipeline

@@ -35,6 +35,8 @@ def test_steps_are_the_networks(rng):
         x, labels = batch(net, 3, rng)
         net.step(x, labels)
         twin.step(x, labels)
+    for model in (net, twin):
+        model.step_rows(model.place(x, labels), [2, 0])
     for ours, theirs in zip(net.history(), twin.history()):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     for ours, theirs in zip(canonical(net, net.kernels), canonical(net, twin.kernels)):
