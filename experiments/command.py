@@ -26,7 +26,7 @@ threads. What works without a GPU:
   make walk                                     the algorithm, step by step"""
 
 
-def parser(name, summary, algorithms=contestants.NAMES):
+def parser(name, summary, algorithms=contestants.NAMES, passes=PASSES):
     """An argument parser with the options that all measuring experiments take."""
     made = Parser(
         prog=f"python -m experiments.{name}",
@@ -45,9 +45,9 @@ def parser(name, summary, algorithms=contestants.NAMES):
     made.add_argument(
         "--passes",
         metavar="A,B",
-        type=lambda text: choice(text, PASSES),
-        default=PASSES,
-        help=f"of {', '.join(PASSES)} (default: all)",
+        type=lambda text: choice(text, passes),
+        default=passes,
+        help=f"of {', '.join(passes)} (default: all)",
     )
     made.add_argument("--fresh", action="store_true", help="measure again what was measured")
     made.add_argument(
@@ -75,12 +75,17 @@ def add_precisions(parser):
 def choose(parser, options):
     """The variants that the options ask for; exit status 2 if there are none."""
     variants = contestants.choose(options.algorithms, options.precisions)
+    refuse_none(parser, options, variants)
+    return variants
+
+
+def refuse_none(parser, options, variants):
+    """Exit with status 2 if the options leave no variants."""
     if not variants:
         parser.error(
             f"--precisions got {','.join(options.precisions)}, which none of --algorithms "
             f"{','.join(options.algorithms)} has"
         )
-    return variants
 
 
 def choice(text, names):

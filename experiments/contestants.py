@@ -81,7 +81,7 @@ def absent():
         has_torch = opponents.torch().cuda.is_available()
     except ImportError:
         has_torch = False
-    return found if has_torch else [*found, *opponents.NAMES]
+    return found if has_torch else [*found, *opponents.NAMES, *opponents.NETWORKS]
 
 
 class OurRun:
@@ -148,9 +148,7 @@ class TorchRun:
     """An opponent through PyTorch."""
 
     def __init__(self, variant, problem, wanted, sets, clock):
-        torch = opponents.torch()
-        if not torch.cuda.is_available():
-            raise ImportError("the extra 'torch' is installed, but as a build without CUDA")
+        torch = opponents.torch_on_gpu()
         g = problem.geometry
         opponent = next(
             opponent

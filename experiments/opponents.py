@@ -28,6 +28,13 @@ def torch():
     return require("torch", "torch", "an opponent through PyTorch")
 
 
+def torch_on_gpu():
+    """The module, or an error that says what lacks."""
+    if not torch().cuda.is_available():
+        raise ImportError("the extra 'torch' is installed, but as a build without CUDA")
+    return torch()
+
+
 @contextmanager
 def precision(word):
     """float32 arithmetic as IEEE 754 or through TF32, and cuDNN free to try its algorithms."""
@@ -63,7 +70,8 @@ class Opponent:
     deliver: dict
 
 
-def _memory_format(layout):
+def memory_format_of(layout):
+    """PyTorch's word for a layout."""
     return torch().channels_last if layout == "channels_last" else torch().contiguous_format
 
 
@@ -75,7 +83,8 @@ def _folded_shape(shape):
     return N * A, G * C * B, H, W
 
 
-def _fold(array, shape, layout):
+def fold(array, shape, layout):
+    """An input or an output as conv2d takes it: a view, if it lies so already."""
     N, C, H, W, G, A, B = shape
     if layout == "nchw":
         return array.permute(0, 5, 4, 1, 6, 2, 3).reshape(_folded_shape(shape))
@@ -83,7 +92,8 @@ def _fold(array, shape, layout):
     return folded.permute(0, 3, 1, 2)
 
 
-def _unfold(folded, shape):
+def unfold(folded, shape):
+    """The inverse, as a view."""
     N, C, H, W, G, A, B = shape
     return folded.view(N, A, G, C, B, H, W).permute(0, 3, 5, 6, 2, 1, 4)
 
@@ -96,7 +106,8 @@ def _folded_kernel_shape(shape):
     return G * P * D, C * B, KH, KW
 
 
-def _fold_kernel(w, shape, layout):
+def fold_kernel(w, shape, layout):
+    """A kernel as conv2d takes it."""
     P, C, KH, KW, G, B, D = shape
     if layout == "nchw":
         return w.permute(4, 0, 6, 1, 5, 2, 3).reshape(_folded_kernel_shape(shape))
@@ -104,7 +115,8 @@ def _fold_kernel(w, shape, layout):
     return folded.permute(0, 3, 1, 2)
 
 
-def _unfold_kernel(folded, shape):
+def unfold_kernel(folded, shape):
+    """The inverse, as a view."""
     P, C, KH, KW, G, B, D = shape
     return folded.view(G, P, D, C, B, KH, KW).permute(1, 3, 5, 6, 0, 4, 2)
 
@@ -129,11 +141,11 @@ def _fold_in_place(layout):
 
     def prepare(g, x, w, dy):
         folded = (
-            _fold(x, g.input_shape, layout),
-            _fold_kernel(w, g.kernel_shape, layout),
-            _fold(dy, g.output_shape, layout),
+            fold(x, g.input_shape, layout),
+            fold_kernel(w, g.kernel_shape, layout),
+            fold(dy, g.output_shape, layout),
         )
-        return tuple(array.contiguous(memory_format=_memory_format(layout)) for array in folded)
+        return tuple(array.contiguous(memory_format=memory_format_of(layout)) for array in folded)
 
     return Opponent(
         "torch_fold",
@@ -143,9 +155,9 @@ def _fold_in_place(layout):
         lambda g, x, w, dy: _conv_backward(g, x, w, dy, "input"),
         lambda g, x, w, dy: _conv_backward(g, x, w, dy, "kernel"),
         {
-            "forward": lambda g, y: _unfold(y, g.output_shape),
-            "backward_input": lambda g, dx: _unfold(dx, g.input_shape),
-            "backward_kernel": lambda g, dw: _unfold_kernel(dw, g.kernel_shape),
+            "forward": lambda g, y: unfold(y, g.output_shape),
+            "backward_input": lambda g, dx: unfold(dx, g.input_shape),
+            "backward_kernel": lambda g, dw: unfold_kernel(dw, g.kernel_shape),
         },
     )
 
@@ -163,21 +175,21 @@ def _fold_and_back(algorithm, layout):
 
     def unfilled(array, shape):
         how = {"dtype": array.dtype, "device": array.device}
-        return torch().empty(shape, **how, memory_format=_memory_format(layout))
+        return torch().empty(shape, **how, memory_format=memory_format_of(layout))
 
     def forward(g, x, w, dy):
-        y = _conv(g, _fold(x, g.input_shape, layout), _fold_kernel(w, g.kernel_shape, layout))
-        return _unfold(y, g.output_shape).contiguous()
+        y = _conv(g, fold(x, g.input_shape, layout), fold_kernel(w, g.kernel_shape, layout))
+        return unfold(y, g.output_shape).contiguous()
 
     def backward_input(g, x, w, dy):
         x = unfilled(dy, _folded_shape(g.input_shape))
-        w, dy = _fold_kernel(w, g.kernel_shape, layout), _fold(dy, g.output_shape, layout)
-        return _unfold(_conv_backward(g, x, w, dy, "input"), g.input_shape).contiguous()
+        w, dy = fold_kernel(w, g.kernel_shape, layout), fold(dy, g.output_shape, layout)
+        return unfold(_conv_backward(g, x, w, dy, "input"), g.input_shape).contiguous()
 
     def backward_kernel(g, x, w, dy):
         w = unfilled(dy, _folded_kernel_shape(g.kernel_shape))
-        x, dy = _fold(x, g.input_shape, layout), _fold(dy, g.output_shape, layout)
-        return _unfold_kernel(_conv_backward(g, x, w, dy, "kernel"), g.kernel_shape).contiguous()
+        x, dy = fold(x, g.input_shape, layout), fold(dy, g.output_shape, layout)
+        return unfold_kernel(_conv_backward(g, x, w, dy, "kernel"), g.kernel_shape).contiguous()
 
     return Opponent(
         algorithm, "capsule", _as_they_are, forward, backward_input, backward_kernel, _DELIVERED
@@ -271,3 +283,5 @@ OPPONENTS = (
     ),
 )
 NAMES = tuple(dict.fromkeys(opponent.algorithm for opponent in OPPONENTS))
+# A whole network (:mod:`experiments.torch_network`): op by op, as a CUDA graph, compiled and as a graph.
+NETWORKS = ("torch_net", "torch_net_graph", "torch_net_compile")

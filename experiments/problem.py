@@ -9,6 +9,7 @@ import numpy as np
 import reference
 
 PASSES = ("forward", "backward_input", "backward_kernel")
+NETWORK_PASSES = ("net_forward", "net_gradients", "net_step")  # of a whole network
 _THREADS = 16
 
 
@@ -70,7 +71,7 @@ class Problem:
         def forward(n):
             out[n] = reference.capsule_convolution_einsum(x[n], w, *self._moves)
 
-        _by_image(forward, len(x))
+        side_by_side(forward, len(x))
         return out
 
     @cached_property
@@ -82,7 +83,7 @@ class Problem:
             dx[n], dw = reference.capsule_convolution_backward_einsum(x[n], w, dy[n], *self._moves)
             return dw
 
-        return {"backward_kernel": sum(_by_image(backward, len(x))), "backward_input": dx}
+        return {"backward_kernel": sum(side_by_side(backward, len(x))), "backward_input": dx}
 
     @property
     def _moves(self):
@@ -109,10 +110,11 @@ class Problem:
         return error
 
 
-def _by_image(function, images):
-    """``function`` of slices of one image, in order, side by side."""
+def side_by_side(function, images, at_a_time=1):
+    """``function`` of slices of so many images, in order, side by side."""
+    slices = [slice(n, n + at_a_time) for n in range(0, images, at_a_time)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, [slice(n, n + 1) for n in range(images)]))
+        return list(pool.map(function, slices))
 
 
 def relative_error(actual, expected):
@@ -123,7 +125,7 @@ def relative_error(actual, expected):
     def worst(n):
         return np.max(np.abs(actual[n] - expected[n])), np.max(np.abs(expected[n]))
 
-    error, scale = map(float, np.max(_by_image(worst, len(actual)), axis=0))
+    error, scale = map(float, np.max(side_by_side(worst, len(actual)), axis=0))
     if not math.isfinite(error):
         return math.inf
     return error / scale if scale else error

@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
-_METHOD = ("measure", "problem", "contestants", "opponents", "stages", "memory", "table1")
+_METHOD = (
+    *("measure", "problem", "contestants", "opponents", "stages", "memory", "table1"),
+    *("networks", "torch_network"),
+)
 _PACKAGES = (
     "numba",
     "numba-cuda",

@@ -2,7 +2,8 @@
 
 ``python -m experiments.table1`` writes ``experiments/results/<gpu>/table1.csv``: the five layers at
 batch 128, forward and both gradients, by every algorithm of the registry and every opponent through
-PyTorch; and one image of the fifth layer, which the plain loops of the reference finish too.
+PyTorch; one image of the fifth layer, which the plain loops of the reference finish too; and the whole
+network beside its twin in PyTorch.
 
 The paper's own times, of another GPU and of a batch and a repeat count that it does not state, are in
 :mod:`experiments.paper`.
@@ -12,8 +13,8 @@ import sys
 import time
 
 import reference
-from experiments import command, contestants, measure
-from experiments.problem import PASSES
+from experiments import command, contestants, measure, networks
+from experiments.problem import NETWORK_PASSES, PASSES
 from experiments.workloads import ONE_IMAGE, PUBLISHED
 
 
@@ -65,13 +66,19 @@ def measure_beside_reference(problem, wanted, variants, tick):
 
 
 def main(arguments=None):
-    parser = command.parser("table1", __doc__)
+    names, passes = contestants.NAMES + networks.NAMES, PASSES + NETWORK_PASSES
+    parser = command.parser("table1", __doc__, names, passes)
     command.add_precisions(parser)
     options = parser.parse_args(arguments)
-    variants = command.choose(parser, options)
+    variants, whole = (
+        choose(options.algorithms, options.precisions)
+        for choose in (contestants.choose, networks.choose)
+    )
+    command.refuse_none(parser, options, variants + whole)
     command.refuse_without_gpu("table1")
     table = command.open_table("table1", options)
-    groups = command.convolution_groups("table1", PUBLISHED.items(), options.passes, variants)
+    passes = [name for name in PASSES if name in options.passes and variants]
+    groups = command.convolution_groups("table1", PUBLISHED.items(), passes, variants)
     beside = [variant for variant in variants if variant.precision == "ieee"]
     groups += [
         command.Group(
@@ -82,6 +89,15 @@ def main(arguments=None):
         )
         for workload, geometry in ONE_IMAGE.items()
         if "forward" in options.passes and beside
+    ]
+    groups += [
+        command.Group(
+            *("table1", workload, geometry, wanted, whole, networks.measure_network),
+            networks.choose(networks.NAMES),
+        )
+        for workload, geometry in networks.WORKLOADS.items()
+        for wanted in NETWORK_PASSES
+        if wanted in options.passes and whole
     ]
     command.run(table, groups)
     return 0

@@ -26,6 +26,7 @@ from experiments.plots.rows import (
     split_sweep,
 )
 from experiments.plots.stages import stage_rank
+from experiments.problem import NETWORK_PASSES
 
 _MARKED = re.compile(r"(<!-- table ([^\n]*?) -->)(.*?)(<!-- /table -->)", re.DOTALL)
 _DTYPE = "float32, ieee, unless the name says otherwise"
@@ -120,6 +121,25 @@ def _table1(data):
     header.append("paper: forward / backward / total ms")
     words = f"Medians of the five layers added up, batch 128; backward is both gradients. {_DTYPE}."
     return "\n\n".join((_heading(rows, words), _markdown(header, cells, words=2), paper.CAVEAT))
+
+
+def _network(data):
+    rows = [row for row in data["table1"] if row["pass"] in NETWORK_PASSES]
+    if not rows:
+        return ""
+    header, cells = ["algorithm"], []
+    workloads = distinct(rows, "workload")
+    for workload in workloads:
+        batch = workload.removeprefix("network, ")
+        header += [f"{batch}: forward ms", "gradients ms", "step ms", "host us of a step"]
+    for line in variants(rows):
+        cells.append([line.label])
+        for workload in workloads:
+            cells[-1] += [added(line, rows, [workload], [wanted]) for wanted in NETWORK_PASSES]
+            steps = filter(line.fits, at(of_pass(rows, NETWORK_PASSES[-1]), workload=workload))
+            cells[-1].append(next((digits(row["host_us"]) for row in steps if row["host_us"]), ""))
+    words = f"The whole network, medians; gradients: forward, loss and backward; step: with Adam. {_DTYPE}."
+    return "\n\n".join((_heading(rows, words), _markdown(header, cells)))
 
 
 def _quickest(rows, algorithm, precision, layouts):
@@ -286,6 +306,7 @@ def _versions(cell):
 
 _TABLES = {
     "table1": _table1,
+    "network": _network,
     "workloads": _workloads,
     "stages": _stages,
     "memory": _memory,

@@ -219,25 +219,25 @@ def train(model, run, log):
         asked_to_stop() as stop,
     ):
         bar.set_description(f"{run.by}, seed {run.seed}")
+        images = as_input(run.digits.train, model.dtype)
+        data = model.place(images, run.digits.train_labels)
         while model.steps < run.steps:
-            _train_epoch(model, run, log, bar, stop)
+            _train_epoch(model, data, run, log, bar, stop)
         if stop.is_set():
             raise KeyboardInterrupt
 
 
-def _train_epoch(model, run, log, bar, stop):
+def _train_epoch(model, data, run, log, bar, stop):
     """Train to the end of the epoch that the model is in."""
     epoch, done = divmod(model.steps, run.steps_an_epoch)
     first = seen = model.steps
-    x, labels = as_input(run.digits.train, model.dtype), run.digits.train_labels
     order = run.order(epoch)
     start = shown = time.perf_counter()
     for at in range(done, run.steps_an_epoch):
         if stop.is_set():
             _save(model, run, seen)
             raise KeyboardInterrupt
-        rows = order[at * run.batch : (at + 1) * run.batch]
-        model.step(x[rows], labels[rows])
+        model.step_rows(data, order[at * run.batch : (at + 1) * run.batch])
         bar.update()
         if time.perf_counter() - shown > _SHOWN_EVERY:
             losses, hits = _finite_history(model, seen)

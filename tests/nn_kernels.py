@@ -7,6 +7,7 @@ from numba import float32, float64, int64, types, uint64
 
 from numbacaps.nn.adam import Adam, make_adam, make_adam_factors
 from numbacaps.nn.capsule_length import make_capsule_length, make_capsule_length_backward
+from numbacaps.nn.gather import make_take_images, make_take_rows
 from numbacaps.nn.he_normal import make_he_normal
 from numbacaps.nn.leaky_relu import make_leaky_relu, make_leaky_relu_backward
 from numbacaps.nn.margin_loss import make_margin_loss, make_margin_loss_backward
@@ -44,6 +45,8 @@ def nn_kernels(dtype):
         (make_margin_loss_backward, (10, dtype), (array, integers, array, int64)),
         (make_adam_factors, (Adam(), dtype), (integers, array)),
         (make_adam, (Adam(), dtype), (array,) * 5 + (int64,)),
+        (make_take_rows, (), (integers,) * 5 + (int64, int64)),
+        (make_take_images, (), (array, integers, array, int64, int64)),
         (make_he_normal, (dtype,), (array, number, uint64, uint64, int64)),
     )
     return {

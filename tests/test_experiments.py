@@ -12,6 +12,7 @@ from experiments import (
     command,
     contestants,
     memory,
+    networks,
     opponents,
     predict,
     records,
@@ -19,7 +20,7 @@ from experiments import (
     sweep,
     table1,
 )
-from experiments.problem import PASSES, Problem, WrongResult, relative_error
+from experiments.problem import NETWORK_PASSES, PASSES, Problem, WrongResult, relative_error
 from experiments.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
 from numbacaps.extras import require
@@ -309,6 +310,27 @@ def test_variants():
     assert [v.algorithm for v in contestants.choose(("indexed",), ("tf32",))] == []
 
 
+def test_variants_of_the_network():
+    everyone = networks.choose(networks.NAMES)
+    assert {variant.algorithm for variant in everyone} == set(networks.NAMES)
+    assert len(set(everyone)) == len(everyone)
+    names = [str(variant) for variant in networks.choose(("capsnet", "torch_net_graph"), ("ieee",))]
+    assert names == [
+        "capsnet capsule ieee",
+        "torch_net_graph nchw ieee",
+        "torch_net_graph channels_last ieee",
+    ]
+    assert networks.choose(("naive",)) == []
+
+
+def test_work_of_the_network():
+    flop, least = networks.work("net_forward", 128)
+    assert flop == sum(g.flop for g in PUBLISHED.values())
+    assert least == sum(g.min_bytes(4) for g in PUBLISHED.values())
+    first = PUBLISHED["layer 1"]
+    assert networks.work("net_step", 128) == (3 * flop - first.flop, 3 * least - first.min_bytes(4))
+
+
 def test_the_reference_s_row():
     problem = Problem(square(1, 1, 2, 3, 2, 1, 2, 2, 2))
     for wanted in PASSES:
@@ -369,6 +391,23 @@ def test_everything_is_measured(monkeypatch):
         assert row["peak_bytes"] >= row["min_bytes"] > 0
         assert row["copy_gbs"] > 0 and row["sgemm_tflops"] > 0
     assert by_name["staged"]["peak_bytes"] > by_name["indexed"]["peak_bytes"]
+
+
+@on_gpu
+@pytest.mark.parametrize("wanted", NETWORK_PASSES)
+def test_networks_are_measured(wanted):
+    """Ours and the twin, checked alone and as graphs."""
+    variants = networks.choose(("capsnet", "torch_net", "torch_net_graph"))
+    problem = Problem(replace(PUBLISHED["layer 1"], N=20))
+    rows = networks.measure_network(problem, wanted, variants)
+    assert [row["algorithm"] for row in rows] == [variant.algorithm for variant in variants]
+    for row in rows:
+        assert row["note"] == (
+            "calls queued, not in a graph" if row["algorithm"] == "torch_net" else ""
+        )
+        assert 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
+        assert row["rel_error"] < 2e-2 and row["host_us"] > 0
+        assert set(row) <= set(records.COLUMNS)
 
 
 @on_gpu

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from experiments import figures, plots, provenance, records
-from experiments.plots.rows import PASSES, digits, load, load_all, split_sweep
+from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
+from experiments.problem import NETWORK_PASSES
 from experiments.tables import filled, marked, tables
 from numbacaps import stages as pipeline
 
@@ -361,6 +362,29 @@ def test_tables_by_hand(tmp_path):
         "2026-01-02",
     ):
         assert words in made["ceilings"]
+
+
+def test_network_table_by_hand(tmp_path):
+    """A line for each variant; the layers' table and figures do not see these rows."""
+    rows = []
+    for N in (128, 1024):
+        cells, workload = geometry(N, *LAYERS["layer 1"]), f"network, batch {N}"
+        for i, wanted in enumerate(NETWORK_PASSES):
+            how = {"pass": wanted, "algorithm": "capsnet", "host_us": 12.5}
+            rows.append(row("table1", workload, cells, N / 128 * 10**i, **how))
+            how = {"pass": wanted, "algorithm": "torch_net_compile", "layout": "nchw"}
+            note = "RuntimeError: no compiler"
+            rows.append(row("table1", workload, cells, precision="tf32", note=note, **how))
+    data = load_all(write(tmp_path, {"table1": rows}))
+    made = tables(data)
+    assert set(made) == {"network", "ceilings"}
+    lines = made["network"].splitlines()
+    assert "| capsnet | 1.00 | 10.0 | 100 | 12.5 | 8.00 | 80.0 | 800 | 12.5 |" in lines
+    failed = "failed | failed | failed | "
+    assert f"| torch_net_compile nchw tf32 | {failed} | {failed} |" in lines
+    for draw in (plots.table1.draw, plots.roofline.draw):
+        with pytest.raises(Lacking):
+            draw(data["table1"])
 
 
 def test_fused_table_by_hand(tmp_path):

@@ -13,6 +13,7 @@ from nn_networks import NETWORKS, batch, canonical, expected, network
 
 from numbacaps import available_algorithms
 from numbacaps.nn import Adam, CapsNet, Layer, state
+from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
 from numbacaps.nn.streams import Repeated
 from numbacaps.target import SIMULATED
@@ -200,15 +201,18 @@ def test_work_that_cannot_be_captured_is_launched(captures, capturable):
 
 @pytest.mark.tiers("gpu")
 def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
-    """The same bits, with graphs and without."""
+    """The same bits, with graphs and without, of batches from the host and of rows."""
     batches = [batch(network("matrix"), 5, rng) for _ in range(6)]
     runs = []
     for captures in (True, False):
         net = network("matrix", seed=1)
         net._computing.captures = captures
+        data = net.place(*batches[0])
         for x, labels in batches:
             net.step(x, labels)
-        assert all(step.captured == captures for step in net._trainings[5]._steps)
+            net.step_rows(data, [4, 3, 2, 1, 0])
+        steps = [*net._trainings[5]._steps, *(step for _, step in data.batches.values())]
+        assert all(step.captured == captures for step in steps)
         runs.append((net.history()[0], *net.kernels, *net.forward(batches[0][0])))
     for one, other in zip(*runs):
         np.testing.assert_array_equal(one, other)
@@ -225,6 +229,93 @@ def test_batches_may_be_overwritten_at_once(rng):
         nets[1].step(x, labels)
         x.fill(np.nan), labels.fill(0)
     np.testing.assert_array_equal(nets[0].history()[0], nets[1].history()[0])
+
+
+# ---- batches of rows
+
+
+@pytest.mark.parametrize("places", [256, 2])
+def test_steps_on_rows_are_steps(rng, monkeypatch, places):
+    """The same bits; through more steps than a short ring has places, and beside other steps."""
+    monkeypatch.setattr(data_module, "PLACES", places)
+    nets = [network("matrix", seed=1) for _ in range(2)]
+    x, labels = batch(nets[0], 7, rng)
+    data = nets[0].place(x, labels)
+    assert len(data) == 7
+    for rows in ([6, 0, 6], np.array([1, 2], np.uint8), [3, 4, 5], [0, 1, 2], [2, 2, 2]):
+        nets[0].step_rows(data, rows)
+        nets[1].step(x[rows], labels[rows])
+        if len(rows) == 2:
+            for net in nets:
+                net.step(x[:3], labels[:3])
+    for one, other in zip(*((net.history()[0], *net.kernels) for net in nets)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_may_be_overwritten_at_once(rng):
+    nets = [network("matrix", seed=1) for _ in range(2)]
+    x, labels = batch(nets[0], 5, rng)
+    data, rows = nets[0].place(x, labels), np.empty(2, int)
+    x_before = x.copy()
+    x.fill(np.nan)  # it was copied
+    for given in ([0, 1], [4, 2], [3, 3]):
+        rows[:] = given
+        nets[0].step_rows(data, rows)
+        rows.fill(-1)
+        nets[1].step(x_before[given], labels[given])
+    np.testing.assert_array_equal(nets[0].history()[0], nets[1].history()[0])
+
+
+def test_networks_share_data(rng):
+    nets = [network("matrix", seed=seed) for seed in (1, 2)]
+    data = nets[0].place(*batch(nets[0], 4, rng))
+    for net in nets:
+        net.step_rows(data, [3, 1])
+    assert all(net.steps == 1 for net in nets)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "said"),
+    [
+        ([0, 4], ValueError, "rows hold 4; they take 0 to 3"),
+        ([-1, 0], ValueError, "rows hold -1; they take 0 to 3"),
+        ([0.0, 1.0], TypeError, "rows have dtype float64; they take ints"),
+        ([[0, 1]], ValueError, r"rows have shape \(1, 2\); they take \(N,\)"),
+        (np.empty(0, int), ValueError, r"rows have shape \(0,\)"),
+    ],
+)
+def test_bad_rows(rows, error, said, rng):
+    net = network("matrix")
+    data = net.place(*batch(net, 4, rng))
+    with pytest.raises(error, match=said):
+        net.step_rows(data, rows)
+    assert net.steps == 0
+
+
+def test_data_of_another_kind_is_refused(rng):
+    net, other = network("matrix"), network("matrix", dtype="float64")
+    data = other.place(*batch(other, 4, rng))
+    with pytest.raises(ValueError, match=r"data has images .*'float64'.* takes .*'float32'"):
+        net.step_rows(data, [0])
+    with pytest.raises(TypeError, match="data is a tuple; it takes what place"):
+        net.step_rows(batch(net, 4, rng), [0])
+    with pytest.raises(TypeError, match="x has dtype float64"):
+        net.place(*batch(other, 4, rng))
+
+
+@pytest.mark.tiers("gpu")
+def test_the_host_runs_ahead_of_the_ring(rng):
+    """More steps than the ring has places, queued as fast as they can be."""
+    nets = [network("matrix", seed=1) for _ in range(2)]
+    x, labels = batch(nets[0], 50, rng)
+    data = nets[0].place(x, labels)
+    every = [rng.integers(0, 50, 3) for _ in range(3 * data_module.PLACES + 5)]
+    for rows in every:
+        nets[0].step_rows(data, rows)
+    for rows in every:
+        nets[1].step(x[rows], labels[rows])
+    for one, other in zip(*((net.history()[0], *net.kernels) for net in nets)):
+        np.testing.assert_array_equal(one, other)
 
 
 # ---- files

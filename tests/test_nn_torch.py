@@ -16,14 +16,15 @@ from experiments.torch_network import TorchNet  # noqa: E402  (it needs PyTorch)
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_twin_is_the_reference(name, rng):
+def test_twin_is_the_reference(name, layout, rng):
     net = network(name, dtype="float64", seed=2)
     x, labels = batch(net, 4, rng)
-    loss, gradients = TorchNet(net, _DEVICE).loss_and_gradients(x, labels)
+    loss, gradients = TorchNet(net, _DEVICE, layout=layout).loss_and_gradients(x, labels)
     want_loss, want = expected(net, x, labels)
     assert loss == pytest.approx(want_loss, rel=1e-12)
-    for have, gradient in zip(gradients, want):
+    for have, gradient in zip(canonical(net, gradients), want):
         assert_close(have, gradient, 1 << 12)
 
 
@@ -34,6 +35,8 @@ def test_steps_are_the_networks(rng):
         x, labels = batch(net, 3, rng)
         net.step(x, labels)
         twin.step(x, labels)
+    for model in (net, twin):
+        model.step_rows(model.place(x, labels), [2, 0])
     for ours, theirs in zip(net.history(), twin.history()):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     for ours, theirs in zip(canonical(net, net.kernels), canonical(net, twin.kernels)):

@@ -17,7 +17,7 @@ DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
 NUMBERS = (
     *("ms_p20", "ms_p50", "ms_p80", "peak_bytes", "predicted_bytes", "gflop", "min_bytes"),
-    *("copy_gbs", "sgemm_tflops", "byte_fraction"),
+    *("copy_gbs", "sgemm_tflops", "byte_fraction", "host_us"),
 )
 
 

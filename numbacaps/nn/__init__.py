@@ -6,6 +6,8 @@ backward kernel; their launchers. :class:`CapsNet` puts them together.
 
 from numbacaps.nn.adam import Adam, adam_step
 from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
+from numbacaps.nn.data import Data
+from numbacaps.nn.gather import gather
 from numbacaps.nn.he_normal import he_normal
 from numbacaps.nn.layer import Layer
 from numbacaps.nn.leaky_relu import leaky_relu, leaky_relu_backward
@@ -16,10 +18,12 @@ from numbacaps.nn.squash import squash, squash_backward
 __all__ = [
     "Adam",
     "CapsNet",
+    "Data",
     "Layer",
     "adam_step",
     "capsule_length",
     "capsule_length_backward",
+    "gather",
     "he_normal",
     "leaky_relu",
     "leaky_relu_backward",

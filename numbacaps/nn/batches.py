@@ -7,7 +7,7 @@ on the one before it. A slot's copies, too, are one graph launch.
 import numpy as np
 
 from numbacaps.nn.streams import Repeated
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.target import cuda
 
 
 class Slot:
@@ -36,7 +36,7 @@ class Slot:
         self.x = cuda.device_array(shape, dtype)
         self.labels = cuda.device_array(shape[:1], np.int64)
         self._copying, self._computing = copying, computing
-        self._copied, self._read = _event(), _event()
+        self._copied, self._read = copying.event(), computing.event()
         self._copy = Repeated(self._launch_copies, copying, capturable=True)
 
     def fill(self, x, labels=None):
@@ -47,25 +47,21 @@ class Slot:
         x, labels : ndarray
             Free for other use on return. Labels that nobody reads may be left out.
         """
-        self._copied.synchronize()  # the batch before has left the pinned memory
+        copying, computing = self._copying, self._computing
+        copying.wait_for(self._copied)  # the batch before has left the pinned memory
         np.copyto(self._host_x, x)
         if labels is not None:
             np.copyto(self._host_labels, labels)
-        self._read.wait(self._copying.numba)  # nobody computes on the batch before any more
+        copying.wait(self._read)  # nobody computes on the batch before any more
         self._copy()
-        self._copied.record(self._copying.numba)
-        self._copied.wait(self._computing.numba)
+        copying.record(self._copied)
+        computing.wait(self._copied)
 
     def release(self):
         """Say that all work which reads the batch is queued."""
-        self._read.record(self._computing.numba)
+        self._computing.record(self._read)
 
     def _launch_copies(self):
         stream = self._copying.numba
         self.x.copy_to_device(self._host_x, stream=stream)
         self.labels.copy_to_device(self._host_labels, stream=stream)
-
-
-def _event():
-    """An event that takes no time; the simulator's take no argument."""
-    return cuda.event() if SIMULATED else cuda.event(timing=False)

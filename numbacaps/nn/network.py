@@ -1,15 +1,15 @@
 """A capsule network on the toolkit's kernels: to run, to train, to save."""
 
-from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from numbacaps.arrays import DTYPES
 from numbacaps.nn import checkpoint
-from numbacaps.nn.adam import Adam, adam_step
+from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
+from numbacaps.nn.data import Data, RowBatch
 from numbacaps.nn.layer import Layer, chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import PLACES, State
@@ -55,6 +55,7 @@ class CapsNet:
                 f"{last.geometry.OW} positions, shape {last.output_shape}; the last layer takes "
                 "one: a class is one capsule"
             )
+        self._kind = self.input_shape, str(self.dtype), self.classes  # what data must have too
         self.state = State(self.layers, self.dtype, _check_seed(seed))
         self.steps, self._began = 0, 0
         self._computing, self._copying = Stream(), Stream()
@@ -156,6 +157,48 @@ class CapsNet:
         self._training(len(x)).step(x, labels)
         self.steps += 1
 
+    def place(self, x, labels):
+        """Copy images and their labels to the device, for :meth:`step_rows`.
+
+        Parameters
+        ----------
+        x, labels
+            As :meth:`loss_and_gradients`.
+
+        Returns
+        -------
+        Data
+            Networks of other layers take it too, if images and classes are the same.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`loss_and_gradients`.
+        """
+        return Data(x, self._check_batch(x, labels), self._kind)
+
+    def step_rows(self, data, rows):
+        """Queue a step, as :meth:`step`, on images that lie on the device.
+
+        Of the batch only the row numbers are sent, so this takes the host the least time.
+
+        Parameters
+        ----------
+        data : Data
+            As :meth:`place` made it.
+        rows : array_like (N,) of int
+            0 to len(data) - 1, in any order; free for other use on return.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``data`` is of another kind of network, or ``rows`` have another dtype or shape, or are
+            out of range.
+        """
+        rows = self._check_rows(data, rows)
+        self._training(len(rows)).step_rows(data, rows, self.steps)
+        self.steps += 1
+
     def history(self, first=None):
         """Loss and hits of every step from ``first`` on; waits for the last one.
 
@@ -250,10 +293,25 @@ class CapsNet:
             raise TypeError(f"labels have dtype {labels.dtype}; they take ints")
         if labels.shape != (len(x),):
             raise ValueError(f"labels have shape {labels.shape}; they take ({len(x)},), as x has")
-        if labels.min() < 0 or labels.max() >= self.classes:
-            wrong = labels[(labels < 0) | (labels >= self.classes)][0]
-            raise ValueError(f"labels hold {wrong}; they take 0 to {self.classes - 1}")
+        _check_range("labels", labels, self.classes)
         return labels
+
+    def _check_rows(self, data, rows):
+        """The row numbers as an array, after checking them and the data."""
+        if not isinstance(data, Data):
+            raise TypeError(f"data is a {type(data).__name__}; it takes what place() returns")
+        if data.kind != self._kind:
+            raise ValueError(
+                "data has images (C, H, W, *T1), dtype and classes "
+                f"{data.kind}; the network takes {self._kind}"
+            )
+        rows = np.asarray(rows)
+        if rows.dtype.kind not in "iu":
+            raise TypeError(f"rows have dtype {rows.dtype}; they take ints")
+        if rows.ndim != 1 or not rows.size:
+            raise ValueError(f"rows have shape {rows.shape}; they take (N,) with N of 1 or more")
+        _check_range("rows", rows, len(data))
+        return rows
 
 
 class _Inference:
@@ -276,49 +334,69 @@ class _Inference:
 
 
 class _Training:
-    """Steps of one batch size: two slots in turn, and a captured step for each."""
+    """Steps of one batch size, captured for each place where a batch can lie."""
 
     def __init__(self, network, N):
         self._computing, self._state, self._adam = network._computing, network.state, network.adam
-        place = (N, *network.input_shape), network.dtype, network._copying, network._computing
-        self._slots = [Slot(*place) for _ in range(2)]
+        shape = N, *network.input_shape
+        self._place = shape, network.dtype, network._copying, network._computing
         self._forward = ForwardPass(network.layers, N, network.dtype)
         self._backward = BackwardPass(self._forward)
-        self._steps = [
-            Repeated(partial(self._launch_step, slot), self._computing, self._forward.capturable)
-            for slot in self._slots
-        ]
         self._turn = 0
 
-    def _launch_gradients(self, slot):
-        stream = self._computing.numba
-        self._forward.launch(slot.x, self._state.kernels, stream)
-        self._backward.launch(slot.x, slot.labels, self._state, stream)
+    @cached_property
+    def _slots(self):
+        """Two, which batches from the host take in turn."""
+        return [Slot(*self._place) for _ in range(2)]
 
-    def _launch_step(self, slot):
-        self._launch_gradients(slot)
-        state = self._state
-        moments = state.gradients, state.first, state.second
-        counters = state.step, state.factors
-        adam_step(self._adam, *moments, state.weights, *counters, self._computing.numba)
+    @cached_property
+    def _steps(self):
+        """A step for each of them."""
+        return [self._repeated(partial(self._launch_step, slot)) for slot in self._slots]
+
+    def _repeated(self, work):
+        return Repeated(work, self._computing, self._forward.capturable)
+
+    def _launch_gradients(self, batch):
+        stream = self._computing.numba
+        self._forward.launch(batch.x, self._state.kernels, stream)
+        self._backward.launch(batch.x, batch.labels, self._state, stream)
+
+    def _launch_step(self, batch):
+        self._launch_gradients(batch)
+        self._state.move(self._adam, self._computing.numba)
+
+    def _launch_row_step(self, batch):
+        batch.gather()
+        self._launch_step(batch)
+
+    def _fill(self, x, labels):
+        """The number of the slot whose turn it is, filled."""
+        turn, self._turn = self._turn, 1 - self._turn
+        self._slots[turn].fill(x, labels)
+        return turn
 
     def step(self, x, labels):
         """Queue a batch and its step."""
-        with self._turned(x, labels) as turn:
-            self._steps[turn]()
+        turn = self._fill(x, labels)
+        self._steps[turn]()
+        self._slots[turn].release()
 
     def differentiate(self, x, labels):
         """Queue a batch and its gradients."""
-        with self._turned(x, labels) as turn:
-            self._launch_gradients(self._slots[turn])
+        slot = self._slots[self._fill(x, labels)]
+        self._launch_gradients(slot)
+        slot.release()
 
-    @contextmanager
-    def _turned(self, x, labels):
-        """The number of the slot whose turn it is, filled; what reads it is queued in the block."""
-        turn, self._turn = self._turn, 1 - self._turn
-        self._slots[turn].fill(x, labels)
-        yield turn
-        self._slots[turn].release()
+    def step_rows(self, data, rows, step):
+        """Queue the gathering of a batch and its step."""
+        if self not in data.batches:
+            N = len(rows)
+            batch = RowBatch(data, N, self._state.step, self._computing)
+            data.batches[self] = batch, self._repeated(partial(self._launch_row_step, batch))
+        batch, launch = data.batches[self]
+        batch.write(rows, step)
+        launch()
 
 
 def _check_dtype(dtype):
@@ -330,6 +408,14 @@ def _check_dtype(dtype):
     if found not in DTYPES:
         raise refusal
     return found
+
+
+def _check_range(name, numbers, count):
+    """Refuse ints outside of 0 to count - 1."""
+    # A negative one is a large one without its sign.
+    if numbers.astype(np.int64, copy=False).view(np.uint64).max() >= count:
+        wrong = numbers[(numbers < 0) | (numbers >= count)][0]
+        raise ValueError(f"{name} hold {wrong}; they take 0 to {count - 1}")
 
 
 def _check_adam(adam):

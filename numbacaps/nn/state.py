@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numbacaps.nn.adam import adam_step
 from numbacaps.nn.he_normal import he_normal
 from numbacaps.target import cuda
 
@@ -58,6 +59,11 @@ class State:
             run[start : start + int(np.prod(shape))].reshape(shape)
             for start, shape in zip(self._starts, shapes)
         ]
+
+    def move(self, adam, stream):
+        """Queue Adam's step from the gradients that are there."""
+        moments = self.first, self.second
+        adam_step(adam, self.gradients, *moments, self.weights, self.step, self.factors, stream)
 
     def read(self, run):
         """Each layer's part of ``weights``, ``gradients`` or a moment, as users see it.

@@ -1,0 +1,86 @@
+"""Images that lie on the device whole, so that of a batch only the row numbers are sent."""
+
+import numpy as np
+
+from numbacaps.nn.gather import gather
+from numbacaps.target import SIMULATED, cuda
+
+PLACES = 256  # steps whose row numbers the host can write ahead
+
+
+class Data:
+    """Images and their labels on the device, as :meth:`numbacaps.nn.CapsNet.place` makes them.
+
+    Parameters
+    ----------
+    x : ndarray (count, C, H, W, *T1)
+    labels : ndarray (count,) of int
+    kind : object
+        What networks take it: the same for those that do.
+    """
+
+    def __init__(self, x, labels, kind):
+        self.kind, self._count = kind, len(x)
+        self.x = cuda.to_device(np.ascontiguousarray(x))
+        self.labels = cuda.to_device(np.ascontiguousarray(labels, np.int64))
+        self.batches = {}  # those of its rows, and the step on one, by who trains on them
+        cuda.synchronize()
+
+    def __len__(self):
+        return self._count
+
+
+class RowBatch:
+    """Where batches of one size lie, gathered from data by the row numbers that the host writes.
+
+    The numbers of step t lie at place t % PLACES of a ring in pinned memory, where the kernels read
+    them. The host waits, once each half of a round, until the half that it enters has been read.
+
+    Parameters
+    ----------
+    data : Data
+    N : int
+    step : device array (1,), int64
+        Steps done.
+    computing : Stream
+        Where the batch is gathered and read.
+
+    Attributes
+    ----------
+    x, labels : device arrays
+        The batch, for work that is queued behind :meth:`gather`.
+    """
+
+    def __init__(self, data, N, step, computing):
+        self._images, self._all_labels = data.x, data.labels
+        self._step, self._computing = step, computing
+        self._places = PLACES
+        self._host, self._ring = _pinned((PLACES, N))
+        self._host[:] = 0
+        self._rows, self.labels = cuda.device_array(N, np.int64), cuda.device_array(N, np.int64)
+        self.x = cuda.device_array((N, *data.x.shape[1:]), data.x.dtype)
+        self._half, self._read = 0, [computing.event() for _ in range(2)]
+
+    def write(self, rows, step):
+        """Write the row numbers of a step that is about to be queued."""
+        place = step % self._places
+        half = 2 * place // self._places
+        if half != self._half:
+            self._computing.record(self._read[self._half])
+            self._computing.wait_for(self._read[half])
+            self._half = half
+        self._host[place] = rows
+
+    def gather(self):
+        """Queue the gathering of the step's batch."""
+        read = self._images, self._all_labels, self._ring, self._step
+        gather(*read, self._rows, self.x, self.labels, self._computing.numba)
+
+
+def _pinned(shape):
+    """Pinned memory for int64 as the host sees it, and as kernels do."""
+    if SIMULATED:
+        array = cuda.device_array(shape, np.int64)
+        return array, array
+    host = cuda.pinned_array(shape, np.int64)
+    return host, cuda.from_cuda_array_interface(host.__array_interface__, owner=host)
