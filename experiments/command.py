@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments import contestants, measure, opponents, provenance, records
+from experiments import contestants, measure, provenance, records
 from experiments.problem import PASSES, Problem
 from experiments.refusal import Parser
 from numbacaps import Geometry
@@ -66,9 +66,9 @@ def add_precisions(parser):
     parser.add_argument(
         "--precisions",
         metavar="A,B",
-        type=lambda text: choice(text, opponents.PRECISIONS),
-        default=opponents.PRECISIONS,
-        help=f"of {', '.join(opponents.PRECISIONS)} (default: all)",
+        type=lambda text: choice(text, contestants.PRECISIONS),
+        default=contestants.PRECISIONS,
+        help=f"of {', '.join(contestants.PRECISIONS)} (default: all)",
     )
 
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from experiments import opponents, records
 from numbacaps import ALGORITHMS
-from numbacaps.pipelines.registry import find_algorithm
+from numbacaps.pipelines import registry
 from numbacaps.target import cuda
 from numbacaps.workspace import Workspace
 
+PRECISIONS = (*registry.PRECISIONS, "float16")
 LAID_OUT = ("staged", "cublas")  # algorithms that hold the paper's intermediates
 WORKSPACE = 12 << 30  # bytes for them
 
@@ -48,7 +49,7 @@ class Variant:
         return f"{self.algorithm} {self.layout} {self.precision}"
 
 
-def choose(names, precisions=opponents.PRECISIONS):
+def choose(names, precisions=PRECISIONS):
     """The variants of those algorithms at those precisions, ours and opponents, ours first."""
     ours = [
         Variant(name, "capsule", precision, "float32", OurRun)
@@ -67,7 +68,8 @@ def choose(names, precisions=opponents.PRECISIONS):
         )
         for opponent in opponents.OPPONENTS
         if opponent.algorithm in names
-        for precision in precisions
+        for precision in opponents.PRECISIONS
+        if precision in precisions
     ]
 
 
@@ -89,7 +91,7 @@ class OurRun:
 
     def __init__(self, variant, problem, wanted, sets, clock, workspace_limit=WORKSPACE):
         g = problem.geometry
-        algorithm = find_algorithm(variant.algorithm, precision=variant.precision)
+        algorithm = registry.find_algorithm(variant.algorithm, precision=variant.precision)
         self._clock, self._capturable = clock, algorithm.capturable
         self._workspace = Workspace(workspace_limit)
         how = {"stream": clock.numba, "workspace": self._workspace}

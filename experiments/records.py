@@ -39,7 +39,7 @@ COLUMNS = {
     "pass": "forward, backward_input, backward_kernel; net_forward, net_gradients, net_step",
     "algorithm": "a name of the registry, capsnet, a PyTorch opponent (torch_...) or reference",
     "layout": "capsule, nchw or channels_last: how the operands lie when the clock starts",
-    "precision": "ieee or tf32 for float32 arrays, else the arrays' own",
+    "precision": "ieee, tf32x3 or tf32 for float32 arrays, else the arrays' own",
     "dtype": "of the arrays",
     "ms_p20": "GPU milliseconds of one call, 20th percentile; empty where it could not run",
     "ms_p50": "median",

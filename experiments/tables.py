@@ -220,7 +220,7 @@ def _gigabytes(line, rows):
 
 # Of "fused": what a class is called, our precisions in it, the library's.
 _CLASSES = (
-    ("fp32-grade", ("ieee",), "ieee"),
+    ("fp32-grade", ("ieee", "tf32x3"), "ieee"),
     ("tf32", ("tf32",), "tf32"),
 )
 

@@ -64,8 +64,9 @@ def capsule_conv2d(
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     precision : str
-        How float32 is multiplied: ``"ieee"``, or ``"tf32"``, which ``"fused"`` has on GPUs of compute
-        capability 9.0: operands are cut to 11 bits of mantissa, sums stay float32.
+        How float32 is multiplied: ``"ieee"``, or what ``"fused"`` has on GPUs of compute capability
+        9.0: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three such
+        products for one, as exact as float32 arithmetic but for infinite operands, which make NaN.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not

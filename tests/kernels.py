@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import numbacaps
-from numbacaps.fused import implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.mma_reduction import make_mma_reduction
-from numbacaps.fused.pack import make_pack
+from numbacaps.fused.pack import WORDS, make_pack
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -30,13 +31,14 @@ from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_ba
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and the arguments it takes: flat arrays, tables of offsets, then 64-bit integers."""
+    """A kernel and what it takes: flat arrays, tables of offsets, 64-bit integers, a tuple of more."""
 
     kernel: object
     arrays: int
     integers: int
     factory: object
     tables: int = 0
+    words: int = 0
 
 
 def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False, b_shared=True):
@@ -126,11 +128,21 @@ def fused_kernels(g, dtype):
 def warpgroup_kernels(product, tile, dtype):
     """The tensor cores' kernels of a product: its packing, then the product."""
     depth, columns = (product.channels, product.D), (product.N, product.K)
-    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, dtype)
+    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, 1)
     window = warpgroup_tiles.Window.of(product)
     steps = product.channel_steps[0]
     kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype)
-    return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 3, 1, make_wgmma, 1)
+    return Kernel(pack, 2, 0, make_pack, 1, WORDS), Kernel(kernel, 3, 1, make_wgmma, 1)
+
+
+def bulk_kernel(product, tile, terms):
+    """The tensor cores' kernel that the copy engine feeds."""
+    p = product
+    box = bulk_tiles.Box.of(p, 1, tile)
+    which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
+    read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
+    kernel = make_bulk_wgmma(*which, p.channels, p.D, p.N, p.K, tile, read, rows, terms)
+    return Kernel(kernel, 2, 1, make_bulk_wgmma, 1)
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

@@ -9,7 +9,7 @@ from cases import GEOMETRIES, nan, operands, sums
 import numbacaps
 import reference
 from numbacaps import Geometry
-from numbacaps.fused import implicit_gemm, mma_tiles, tiles, warpgroup_tiles
+from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, tiles, warpgroup_tiles
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
@@ -87,21 +87,89 @@ def _skip_without_tf32():
 
 
 @pytest.mark.sanitize
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
 @pytest.mark.parametrize("case", WARPGROUPS)
-def test_tf32(case, rng):
+def test_precisions(case, precision, rng):
     _skip_without_tf32()
     g = _warpgroups(case)
     x, w, dy = operands(g, "float32", rng)
     want = _oracle(g, x, w, dy)
-    prepared = fused.prepare(g, _F4, "tf32")
-    assert "wgmma" in str(prepared.forward[0])
     X, W, DY = map(cuda.to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, _F4) for array in (dy, x, w))
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
     fused.forward(g, X, W, out, **run)
     fused.backward(g, X, W, DY, dx, dw, **run)
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
-        reference.assert_close(array.copy_to_host(), wanted, terms, precision="tf32")
+        reference.assert_close(array.copy_to_host(), wanted, terms, precision=precision)
+
+
+def _gathers(make, g, rng):
+    """Both passes that gather, by what ``make(product)`` yields, against the oracle at a precision."""
+    x, w, dy = operands(g, "float32", rng)
+    want_y, want_dx, _ = _oracle(g, x, w, dy)
+    X, W, DY = (cuda.to_device(array.ravel()) for array in (x, w, dy))
+    for products, read, want, terms in (
+        ([implicit_gemm.forward(g)], X, want_y, sums(g)[0]),
+        (implicit_gemm.backward_input(g), DY, want_dx, sums(g)[1]),
+    ):
+        for gathers, precision in make(products):
+            result = nan(want.size, _F4)
+            for gather in gathers:
+                gather(read, W, result, 0, nan(gather.packed, _F4))
+            result = result.copy_to_host().reshape(want.shape)
+            reference.assert_close(result, want, terms, precision=precision)
+
+
+@pytest.mark.parametrize("case", WARPGROUPS)
+def test_warpgroup_products(case, rng):
+    """The rung whose threads copy for themselves, whatever a plan would choose."""
+    _skip_without_tf32()
+    g = _warpgroups(case)
+
+    def make(products):
+        found = [warpgroup_tiles.choose_tile(product, g.N, g.G, _F4, 132) for product in products]
+        which = zip(products, found)
+        yield [fused.WarpgroupGather(p, g.N, g.G, _F4, *tile) for p, tile in which], "tf32"
+
+    _gathers(make, g, rng)
+
+
+# What the copy engine tells apart: rows fetched whole or pixel by pixel, channels that fill no box,
+# groups, images and d1 that fill no 64 rows, large windows, taps that run backwards over a stride.
+BULK = {
+    "whole-rows": Geometry(37, 11, 19, 17, 13, 3, 2, 1, 4, 2, 2, (2, 1), (1, 0)),
+    "one-float": Geometry(19, 9, 3, 11, 9, 2, 3, 1, 4, 1, 4),
+    "three-floats": Geometry(13, 5, 7, 9, 12, 3, 3, 1, 4, 3, 4, (1, 1), (1, 1)),
+    "pixels": Geometry(21, 7, 33, 15, 12, 3, 3, 1, 4, 4, 4, (1, 2), (2, 1), (2, 1)),
+    "two-groups-of-k": Geometry(5, 3, 9, 8, 10, 3, 3, 1, 16, 16, 16),
+    "groups": Geometry(9, 5, 6, 9, 11, 2, 3, 3, 3, 8, 4, (2, 1), (0, 1), (1, 2)),
+    "large-window": Geometry(7, 4, 5, 15, 16, 7, 5, 1, 8, 8, 8, (1, 1), (3, 2)),
+}
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", BULK)
+def test_bulk_copies(case, terms, rng):
+    """The tile that a plan chooses, the largest that can be taken, and the smallest."""
+    _skip_without_tf32()
+    g = BULK[case]
+
+    def make(products):
+        legal = [
+            tiles_
+            for tiles_ in zip(*map(bulk_tiles.tiles, products))
+            if not any(bulk_tiles.why_not(t, p, g.G, terms) for t, p in zip(tiles_, products))
+        ]
+        chosen = tuple(bulk_tiles.choose_tile(p, g.N, g.G, terms, 132)[0] for p in products)
+        assert None not in chosen
+        for tiles_ in {chosen, legal[0], legal[-1]}:
+            which = zip(products, tiles_)
+            gathers = [fused.BulkGather(p, g.N, g.G, _F4, t, "", terms) for p, t in which]
+            yield gathers, {1: "tf32", 3: "tf32x3"}[terms]
+
+    _gathers(make, g, rng)
 
 
 # What the kernel's gradient tells apart on the tensor cores: runs of 4, 8 and 16 bytes of either
@@ -190,7 +258,8 @@ def test_tf32_is_cut_not_float32(rng):
     """The tensor cores read 10 bits behind the point: a value that needs more comes out changed."""
     _skip_without_tf32()
     x, w = np.full((1, 1, 1, 1, 4, 4), 1 + 2.0**-12, _F4), np.ones((1, 1, 1, 1, 4, 4), _F4)
-    for precision, want in (("ieee", 4 + 2.0**-10), ("tf32", 4)):
+    whole = 4 + 2.0**-10
+    for precision, want in (("ieee", whole), ("tf32x3", whole), ("tf32", 4)):
         y = numbacaps.capsule_conv2d(x, w, algorithm="fused", precision=precision)
         np.testing.assert_array_equal(y, np.full_like(y, want))
 
@@ -248,6 +317,21 @@ def _laid_out(product, g, group, gathered):
     assert product.inside == bool(inside.all())
     A = np.where(inside, gathered[np.where(inside, base[:, None] + offset, 0)], 0)
     return A, group * p.steps[1] + kernel_k[:, None] + kernel_n, other[:, None] + other_n
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 65, 4, 1), "D1 is 65"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 3, 1), "no multiples of 16 bytes"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 64, 8, 1), "a box of 512 indices"),
+        (Geometry(1, 1, 1, 900, 900, 9, 9, 1, 1, 4, 1, (90, 90)), "a box of"),
+        (Geometry(1, 1, 1, 64, 64, 31, 31, 1, 4, 4, 4), "shared memory"),
+    ],
+)
+def test_why_the_copy_engine_cannot_be_used(geometry, reason):
+    tile, why = bulk_tiles.choose_tile(implicit_gemm.forward(geometry), 1, 1, 1, 132)
+    assert tile is None and reason in why
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300, 10**6])

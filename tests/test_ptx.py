@@ -5,13 +5,14 @@ import re
 
 import numpy as np
 import pytest
-from kernels import factories, kernels, matmul, mma_kernel, warpgroup_kernels
+from kernels import bulk_kernel, factories, kernels, matmul, mma_kernel, warpgroup_kernels
 from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
-from numbacaps.fused import implicit_gemm, mma_tiles, warpgroup_tiles
+from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
 from numbacaps.fused.mma_reduction import make_mma_reduction
+from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.pack import make_pack
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
@@ -36,6 +37,8 @@ def _ptx(kernel, dtype, cc):
     """PTX of a kernel's body: declarations and instructions."""
     array, table = types.Array(_TYPES[dtype], 1, "C"), types.Array(int64, 1, "C")
     signature = (array,) * kernel.arrays + (table,) * kernel.tables + (int64,) * kernel.integers
+    if kernel.words:
+        signature += (types.UniTuple(int64, kernel.words),)
     text, _ = cuda.compile_ptx(kernel.kernel, signature, cc=cc)
     return text
 
@@ -125,6 +128,19 @@ def test_warpgroup_products(case):
         assert "cvt.rna.tf32.f32" in text
 
 
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
+def test_bulk_copies(case, terms):
+    product = _PRODUCTS[case]
+    legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, 1, terms)]
+    for tile in {legal[0], legal[-1]}:
+        text = _ptx(bulk_kernel(product, tile, terms), "float32", (9, 0))
+        _check(text, "bulk_wgmma", "float32")
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+        assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+
+
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
 def test_products_of_warps(case, terms):
@@ -145,6 +161,7 @@ def test_products_of_warps(case, terms):
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
+    covered |= {make_bulk_wgmma}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing

@@ -46,7 +46,7 @@ def draw_bar(axes, y, time, line, **look):
     if time.ms is None:
         axes.annotate(f"× {time.reason}", (low, y), color=line.colour, **words)
         return
-    hatch = "..." if line.precision in ("tf32", "float16") else ""
+    hatch = "" if line.precision == "ieee" else "..."
     look = {"facecolor": line.colour, "hatch": hatch, "edgecolor": "white", "lw": 0} | look
     axes.barh(y, time.ms - low, left=low, height=0.82, **look)
     axes.annotate(str(time), (time.ms, y), **words)

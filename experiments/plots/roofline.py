@@ -36,7 +36,7 @@ def draw(rows):
         11.5,
         7.6,
         "Roofline: every pass of every workload",
-        ("filled: ieee; hollow: tf32 and float16, which the SGEMM ceiling does not bound",),
+        ("filled: ieee; hollow: on tensor cores, which the SGEMM ceiling does not bound",),
         rows,
     )
     axes = sheet.panel(0.9, 1.3, 7.6, 5.5)

@@ -37,7 +37,7 @@ def draw(rows):
         3.3 + 2 * (width + 0.4),
         2.75 + height,
         "The published network at batch 128, all five layers (Table 1)",
-        ("medians added up over the layers; backward is both gradients. Dotted: tf32 and float16",),
+        ("medians added up over the layers; backward is both gradients. Dotted: on tensor cores",),
         rows,
     )
     for i, (direction, passes) in enumerate(DIRECTIONS.items()):

@@ -236,11 +236,14 @@ def _registers(tile, product, box, terms, rows):
     return sums + rows * columns_read(tile, product) * groups * 4 * split + _OTHER_REGISTERS[terms]
 
 
+# Measured on an H100.
 _BYTES_A_CYCLE = 28  # from the L2 cache to a multiprocessor when all of them read
+_BETWEEN = {1: 400, 3: 750}  # cycles between chains of products, by terms
+_AROUND = 2000  # cycles
 
 
 def choose_tile(product, images, G, terms, multiprocessors):
-    """(tile, why): the tile of the least time by its floors; or None, and why none can be taken.
+    """(tile, why): the tile that should take the least time; or None, and why none can be taken.
 
     Parameters
     ----------
@@ -256,24 +259,28 @@ def choose_tile(product, images, G, terms, multiprocessors):
         if why:
             reason = why
             continue
-        cycles = floor_cycles(tile, product, images, G, terms, multiprocessors)
-        if best is None or cycles < best[0]:
+        takes = cycles(tile, product, images, G, terms, multiprocessors)
+        if best is None or takes < best[0]:
             blocks = blocks_of(tile, product, images, G)
-            best = cycles, tile, f"{blocks} blocks, floor {cycles} cycles"
+            best = takes, tile, f"{blocks} blocks, about {takes} cycles"
     return best[1:] if best else (None, reason)
 
 
-def floor_cycles(tile, product, images, G, terms, multiprocessors):
-    """Cycles that the products, or the copies, of all turns of a multiprocessor take at least."""
+def cycles(tile, product, images, G, terms, multiprocessors):
+    """About how many cycles all turns of a multiprocessor take.
+
+    The products or the copies of a box, whichever takes longer; what a warpgroup waits for between two
+    chains of products, which another one's hide in part; filling the rings and writing the result.
+    """
     box = Box.of(product, G, tile)
     depth = box.channels * product.D
     rings = Rings.of(product, box, tile, terms)
     products = tile.TH * tile.TW * product.taps * depth // _K * terms * tile.BN // 2
     copied = rings.box_bytes + Window.of(product).taps[0] * rings.tap_row_bytes
-    steps = ceil_div(product.channels, box.channels)
-    start = 2000  # filling the rings, writing the result
+    chains = tile.TH * tile.TW * (2 if tile.warpgroups == 1 else 1)
+    step = max(products + chains * _BETWEEN[terms], copied // _BYTES_A_CYCLE)
     turns = ceil_div(blocks_of(tile, product, images, G), multiprocessors)
-    return turns * (start + steps * max(products, copied // _BYTES_A_CYCLE))
+    return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)
 
 
 def blocks_of(tile, product, images, G):
