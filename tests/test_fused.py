@@ -325,7 +325,7 @@ def _laid_out(product, g, group, gathered):
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 65, 4, 1), "D1 is 65"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 3, 1), "no multiples of 16 bytes"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 64, 8, 1), "a box of 512 indices"),
-        (Geometry(1, 1, 1, 900, 900, 9, 9, 1, 1, 4, 1, (90, 90)), "a box of"),
+        (Geometry(1, 1, 1, 900, 900, 3, 3, 1, 1, 4, 1, 1, 0, (200, 200)), "a box of 401 indices"),
         (Geometry(1, 1, 1, 64, 64, 31, 31, 1, 4, 4, 4), "shared memory"),
     ],
 )
