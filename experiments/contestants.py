@@ -91,7 +91,7 @@ class OurRun:
 
     def __init__(self, variant, problem, wanted, sets, clock, workspace_limit=WORKSPACE):
         g = problem.geometry
-        algorithm = registry.find_algorithm(variant.algorithm, precision=variant.precision)
+        algorithm = self.algorithm_of(variant, g)
         self._clock, self._capturable = clock, algorithm.capturable
         self._workspace = Workspace(workspace_limit)
         how = {"stream": clock.numba, "workspace": self._workspace}
@@ -121,6 +121,9 @@ class OurRun:
         self.calls = [
             partial(function, *arrays, result) for arrays, result in zip(operands, self._results)
         ]
+
+    def algorithm_of(self, variant, geometry):
+        return registry.find_algorithm(variant.algorithm, precision=variant.precision)
 
     def environment(self):
         return nullcontext()

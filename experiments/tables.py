@@ -256,6 +256,31 @@ def _fused(data):
     return "\n\n".join(parts)
 
 
+def _rungs(data):
+    parts = []
+    for wanted in PASSES:
+        rows = of_pass(data["rungs"], wanted)
+        cells = [
+            (row["stage"], row["precision"], digits(row["ms_p50"]), _rate(row, row["ms_p50"]))
+            for row in rows
+            if row["stage"] and row["ms_p50"]
+        ]
+        for precision in distinct(rows, "precision"):
+            best = _least(rows, FOLD, (precision,), ("nchw", "channels_last"))
+            if best:
+                cells.append((f"{FOLD} best layout", precision, digits(best), _rate(rows[0], best)))
+        if cells:
+            header = ["rung", "precision", "median ms", "TFLOP/s"]
+            where = _listed(row["workload"] for row in rows)
+            parts += [_heading(rows, f"{where}, {wanted}:"), _markdown(header, cells)]
+    return "\n\n".join(parts)
+
+
+def _rate(row, ms):
+    """TFLOP/s."""
+    return digits(row["gflop"] / ms)
+
+
 def _least(rows, algorithm, precisions, layouts):
     """The least median of an algorithm's rows at these precisions and layouts; None without one."""
     times = [
@@ -311,5 +336,6 @@ _TABLES = {
     "stages": _stages,
     "memory": _memory,
     "fused": _fused,
+    "rungs": _rungs,
     "ceilings": _ceilings,
 }

@@ -16,6 +16,7 @@ from experiments import (
     opponents,
     predict,
     records,
+    rungs,
     stages,
     sweep,
     table1,
@@ -24,6 +25,8 @@ from experiments.problem import NETWORK_PASSES, PASSES, Problem, WrongResult, re
 from experiments.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
 from numbacaps.extras import require
+from numbacaps.target import SIMULATED, cuda
+from numbacaps.workspace import Workspace
 
 
 def on_gpu(test):
@@ -208,13 +211,42 @@ def test_bad_arguments(arguments, message, capsys):
     assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("experiment", ["sweep", "table1", "stages", "memory", "fused"])
+@pytest.mark.parametrize("experiment", ["sweep", "table1", "stages", "memory", "fused", "rungs"])
 def test_without_a_gpu_it_says_what_works(experiment, capsys):
     main = __import__(f"experiments.{experiment}", fromlist=["main"]).main
     with pytest.raises(SystemExit) as stop:
         main([])
     message = capsys.readouterr().err
     assert stop.value.code == 2 and "--predict" in message and "experiments.figures" in message
+
+
+@pytest.mark.tiers("simulator", "gpu")
+@pytest.mark.parametrize("wanted", rungs.RUNGS)
+def test_rungs_compute_what_they_are_timed_for(wanted, rng):
+    """Each in the place of an algorithm."""
+    g = Geometry(2, 2, 3, 4, 3, 2, 2, 1, 2, 4, 4) if SIMULATED else EM_ROUTING["EM ConvCaps2"]
+    x, w, dy = (
+        rng.standard_normal(shape, np.float32)
+        for shape in (g.input_shape, g.kernel_shape, g.output_shape)
+    )
+    wide = [array.astype(np.float64) for array in (x, w, dy)]
+    if wanted == "forward":
+        want, terms = reference.capsule_convolution_einsum(*wide[:2], g.stride), g.Q * g.D2
+    else:
+        want = reference.capsule_convolution_backward_einsum(*wide, g.stride)[1]
+        terms = g.N * g.L * g.D1
+    x, w, dy = map(cuda.to_device, (x, w, dy))
+    for rung in rungs.RUNGS[wanted]:
+        if SIMULATED and rung.stage == "bulk_wgmma":  # it takes a GPU
+            continue
+        algorithm = rungs.RungRun.algorithm_of(None, rung, g)
+        out = cuda.to_device(np.full(want.shape, np.nan, np.float32))
+        how = {"stream": 0, "workspace": Workspace(1 << 30)}
+        if wanted == "forward":
+            algorithm.forward(g, x, w, out, **how)
+        else:
+            algorithm.backward(g, x, None, dy, None, out, **how)
+        reference.assert_close(out.copy_to_host(), want, terms, precision=rung.precision)
 
 
 # ---- predictions

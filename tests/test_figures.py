@@ -408,6 +408,24 @@ def test_fused_table_by_hand(tmp_path):
     assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |" in made
 
 
+def test_rungs_table_by_hand(tmp_path):
+    cells = geometry(*WIDE["em"]) | {"gflop": 20}
+    how = {"algorithm": "torch_fold", "layout": "nchw"}
+    rows = [
+        row("rungs", "em", cells, 2.0, algorithm="fused", stage="direct"),
+        row("rungs", "em", cells, 0.1, algorithm="fused", stage="wgmma", precision="tf32"),
+        row("rungs", "em", cells, 0.5, **how),
+        row("rungs", "em", cells, 0.4, **how | {"layout": "channels_last"}),
+    ]
+    made = tables(load_all(write(tmp_path, {"rungs": rows})))["rungs"].splitlines()
+    assert made[0].startswith("em, forward:")
+    assert made[-3:] == [
+        "| direct | ieee | 2.00 | 10.0 |",
+        "| wgmma | tf32 | 0.100 | 200 |",
+        "| torch_fold best layout | ieee | 0.400 | 50.0 |",
+    ]
+
+
 def test_stage_table_by_hand(tmp_path):
     cells = geometry(*WIDE["em"])
     rows = [

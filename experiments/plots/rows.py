@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments import records
 from experiments.problem import PASSES
 
-EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused")
+EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs")
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
 NUMBERS = (

@@ -313,11 +313,11 @@ class Prepared:
         which = (product, g.N, g.G, self.dtype)
         if self.precision in _TERMS and not SIMULATED:
             terms = _TERMS[self.precision]
-            found = bulk_tiles.choose_tile(product, g.N, g.G, terms, _multiprocessors())
+            found = bulk_tiles.choose_tile(product, g.N, g.G, terms, multiprocessors())
             if found[0]:
                 return BulkGather(*which, *found, terms)
         if self.precision == "tf32":
-            found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, _multiprocessors())
+            found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, multiprocessors())
             if found[0]:
                 return WarpgroupGather(*which, *found)
         return Gather(*which)
@@ -385,7 +385,8 @@ def _aligned(array):
     return SIMULATED or address_of(array) % CHUNK == 0
 
 
-def _multiprocessors():
+def multiprocessors():
+    """Of this GPU."""
     return 1 if SIMULATED else cuda.get_current_device().MULTIPROCESSOR_COUNT
 
 

@@ -1,0 +1,159 @@
+"""The ladder of fused kernels, rung by rung, on one layer.
+
+``python -m experiments.rungs`` writes ``experiments/results/<gpu>/rungs.csv``: every rung of
+:mod:`numbacaps.fused` on the layer ``em``, forward and the kernel's gradient, each at the precisions that it
+has (``stage`` is the rung's name), beside one ``conv2d`` through the fold.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments import command, contestants, measure
+from experiments.contestants import OurRun
+from experiments.workloads import EM_ROUTING
+from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.direct import make_direct
+from numbacaps.fused.shared_tiles import make_shared_tiles
+from numbacaps.launch import ceil_div, launch_tiles
+from numbacaps.pipelines import fused
+from numbacaps.pipelines.registry import Algorithm
+from numbacaps.target import cuda
+
+WORKLOAD = "em"
+_COMPARED = "torch_fold"
+_THREADS = 128
+_SQUARE = tiles.Tile(16, 16, 16, 1, 1)
+_FLOAT = np.dtype(np.float32)
+
+
+class _Launched:
+    """A rung's kernel with its table, as :class:`numbacaps.pipelines.fused.Gather` has them."""
+
+    packed = 0
+
+    def __init__(self, kernel, grid, threads, product, images):
+        self._kernel, self._grid, self._threads = kernel, grid, threads
+        self._table, self._M = cuda.to_device(product.table), product.M(images)
+
+    def __call__(self, gathered, kernel, result, stream, packed):
+        operands = (gathered, kernel, result, self._table, self._M)
+        launch_tiles(self._kernel, self._grid, self._threads, operands, stream)
+
+
+def _direct(p, g):
+    kernel = make_direct(p.pixels, p.inside, p.N, p.K, _FLOAT)
+    return _Launched(kernel, (ceil_div(p.M(g.N) * p.N, _THREADS), g.G), _THREADS, p, g.N)
+
+
+def _shared_tiles(p, g):
+    kernel = make_shared_tiles(p.pixels, p.inside, p.N, p.K, _SQUARE, _FLOAT)
+    grid = (ceil_div(p.M(g.N), _SQUARE.BM), ceil_div(p.N, _SQUARE.BN), g.G)
+    return _Launched(kernel, grid, _SQUARE.threads, p, g.N)
+
+
+def _register_tiles(p, g):
+    return fused.Gather(p, g.N, g.G, _FLOAT)
+
+
+def _wgmma(p, g):
+    return fused.WarpgroupGather(
+        *(p, g.N, g.G, _FLOAT),
+        *warpgroup_tiles.choose_tile(p, g.N, g.G, _FLOAT, fused.multiprocessors()),
+    )
+
+
+def _bulk_wgmma(terms):
+    def make(p, g):
+        chosen = bulk_tiles.choose_tile(p, g.N, g.G, terms, fused.multiprocessors())
+        return fused.BulkGather(p, g.N, g.G, _FLOAT, *chosen, terms)
+
+    return make
+
+
+def _reduction(p, g):
+    return fused.Reduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT)
+
+
+def _mma_reduction(terms):
+    return lambda p, g: fused.MmaReduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms)
+
+
+class RungRun(OurRun):
+    """A rung in the place of an algorithm."""
+
+    def algorithm_of(self, variant, geometry):
+        made = variant.make(implicit_gemm.forward(geometry), geometry)
+
+        def forward(g, x, w, out, *, stream, workspace):
+            room = workspace.arrays({"packed": (made.packed,)} if made.packed else {}, _FLOAT)
+            flat = (array.reshape(array.size) for array in (x, w, out))
+            made(*flat, stream, room.get("packed"))
+
+        def backward(g, x, w, dy, dx, dw, *, stream, workspace):
+            room = workspace.arrays(made.partial_shape, _FLOAT)
+            flat = (array.reshape(array.size) for array in (x, dy, dw))
+            made(*flat, stream, room.get("partial"))
+
+        return Algorithm(str(variant), forward, backward, None, deterministic=True)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung at a precision, as a variant; ``make(product, geometry)`` is its kernel."""
+
+    stage: str
+    precision: str
+    make: Callable
+    algorithm: str = "fused"
+    layout: str = "capsule"
+    dtype: str = "float32"
+    run: Callable = RungRun
+
+    cells = contestants.Variant.cells
+
+    def __str__(self):
+        return f"{self.stage} {self.precision}"
+
+
+RUNGS = {
+    "forward": (
+        Rung("direct", "ieee", _direct),
+        Rung("shared_tiles", "ieee", _shared_tiles),
+        Rung("register_tiles", "ieee", _register_tiles),
+        Rung("wgmma", "tf32", _wgmma),
+        Rung("bulk_wgmma", "tf32", _bulk_wgmma(1)),
+        Rung("bulk_wgmma", "tf32x3", _bulk_wgmma(3)),
+    ),
+    "backward_kernel": (
+        Rung("reduction", "ieee", _reduction),
+        Rung("mma_reduction", "tf32", _mma_reduction(1)),
+        Rung("mma_reduction", "tf32x3", _mma_reduction(3)),
+    ),
+}
+
+
+def main(arguments=None):
+    parser = command.parser("rungs", __doc__, (_COMPARED,), tuple(RUNGS))
+    options = parser.parse_args(arguments)
+    command.refuse_without_gpu("rungs")
+    table = command.open_table("rungs", options)
+    compared = contestants.choose(options.algorithms, ["ieee", "tf32"])
+    groups = [
+        command.Group(
+            *("rungs", WORKLOAD, EM_ROUTING[WORKLOAD], wanted),
+            [*rungs, *compared],
+            measure.measure,
+            contestants.choose((_COMPARED,), ["ieee", "tf32"]),
+        )
+        for wanted, rungs in RUNGS.items()
+        if wanted in options.passes
+    ]
+    command.run(table, groups)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
