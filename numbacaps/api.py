@@ -66,11 +66,12 @@ def capsule_conv2d(
     precision : str
         How float32 is multiplied: ``"ieee"``, or what ``"fused"`` has on GPUs of compute capability
         9.0: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three such
-        products for one, as exact as float32 arithmetic but for infinite operands, which make NaN.
+        products for one, about as exact as float32 arithmetic, but infinite operands make NaN.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
-        a bit of it). ``"fused"`` allocates a few copies of the kernel, the other algorithms nothing.
+        a bit of it). ``"fused"`` allocates copies of the kernel, 264 at most, the other algorithms
+        nothing.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
         apart from the inputs in memory.

@@ -397,7 +397,7 @@ def _packed_shape(gathers):
 
 
 def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
-    """One product. The tensor cores take a workspace of one packed copy of ``w``."""
+    """One product. The tensor cores take a workspace of a packed copy of ``w``."""
     gathers = prepare(geometry, x.dtype, precision).forward
     room = workspace.arrays(_packed_shape(gathers), x.dtype)
     operands = flat_operands(geometry, x=x, w=w, out=out)
@@ -408,7 +408,8 @@ def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
     """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted.
 
-    The workspace is one packed copy of ``w`` and a few of ``dw``.
+    The workspace is a packed copy of ``w``, twice as large for three terms, and a partial sum as large as
+    ``dw`` for each split, of which there are at most 264.
     """
     prepared = prepare(geometry, dy.dtype, precision)
     shapes = {}
