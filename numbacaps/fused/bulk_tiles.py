@@ -22,12 +22,13 @@ BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for 
 class BulkTile:
     """A block computes TH x TW pixels of 64 rows by BN columns; a warpgroup PW neighbours of a row.
 
-    One warpgroup more takes care of the copies.
+    A box has DEPTH times as many channels as make 8 of k. One warpgroup more takes care of the copies.
     """
 
     TH: int
     TW: int
     PW: int
+    DEPTH: int
     BN: int
 
     @property
@@ -49,7 +50,7 @@ class BulkTile:
     def __str__(self):
         return (
             f"{self.TH}x{self.TW} pixels of {BM} rows by {self.BN}, "
-            f"{self.warpgroups} warpgroups of {self.PW}"
+            f"{self.warpgroups} warpgroups of {self.PW}, depth {self.DEPTH}"
         )
 
 
@@ -81,7 +82,8 @@ class Box:
         rows, columns = Window.of(product).patch(p, tile)
         pixel = p.D1 * product.D
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= _LARGEST_BOX
-        return cls(BM // p.D1, rows, columns, _K // gcd(_K, product.D), pixel, whole_rows)
+        channels = tile.DEPTH * _K // gcd(_K, product.D)
+        return cls(BM // p.D1, rows, columns, channels, pixel, whole_rows)
 
     @property
     def image_step(self):
@@ -161,20 +163,24 @@ class Rings:
         return 128 + BARRIERS + self.boxes * self.box_bytes + self.tap_rows * self.tap_row_bytes
 
 
-# (TH, TW, PW), from large to small. A block keeps one multiprocessor busy.
+# (TH, TW, PW, DEPTH), from large to small. A block keeps one multiprocessor busy.
 _SHAPES = (
-    (2, 8, 8),
-    (2, 6, 6),
-    (2, 4, 4),
-    (1, 8, 4),
-    (2, 3, 3),
-    (1, 6, 3),
-    (2, 2, 2),
-    (1, 4, 2),
-    (1, 3, 1),
-    (2, 1, 1),
-    (1, 2, 1),
-    (1, 1, 1),
+    (2, 8, 8, 1),
+    (2, 6, 6, 1),
+    (2, 4, 4, 1),
+    (1, 8, 4, 1),
+    (2, 3, 3, 1),
+    (1, 6, 3, 1),
+    (2, 2, 2, 2),
+    (2, 2, 2, 1),
+    (1, 4, 2, 1),
+    (1, 3, 1, 1),
+    (2, 1, 1, 2),
+    (2, 1, 1, 1),
+    (1, 2, 1, 2),
+    (1, 2, 1, 1),
+    (1, 1, 1, 2),
+    (1, 1, 1, 1),
 )
 _COLUMNS = (256, 128)  # of a tile, at most
 
@@ -277,7 +283,8 @@ def cycles(tile, product, images, G, terms, multiprocessors):
     rings = Rings.of(product, box, tile, terms)
     products = tile.TH * tile.TW * product.taps * depth // _K * terms * tile.BN // 2
     copied = rings.box_bytes + Window.of(product).taps[0] * rings.tap_row_bytes
-    chains = tile.TH * tile.TW * (2 if tile.warpgroups == 1 else 1)
+    batches = Window.of(product).taps[0] // batch_rows(tile, product, box, terms)
+    chains = tile.TH * tile.TW * batches * (2 if tile.warpgroups == 1 else 1)
     step = max(products + chains * _BETWEEN[terms], copied // _BYTES_A_CYCLE)
     turns = ceil_div(blocks_of(tile, product, images, G), multiprocessors)
     return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)

@@ -110,6 +110,7 @@ def make_bulk_wgmma(
     PART = 2 * BN  # chunks of one product's second operand
     PARTS = 2 if terms > 1 else 1
     SPLIT = terms > 1
+    CHAINS = PW * PARTS
     SUMS = BN // 2
     ALL_SUMS = SUMS * PW
     PART_SUMS = ALL_SUMS if SPLIT else 1
@@ -217,9 +218,7 @@ def make_bulk_wgmma(
                                     value = shared[at(place + column * COLUMN_AT)]
                                     k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4 + i
                                     if SPLIT:
-                                        high[k] = (
-                                            value  # of which the tensor cores read the high part
-                                        )
+                                        high[k] = value  # whose low bits are not read
                                         low[k] = (value - cut_tf32(value)) * NEARER
                                     else:
                                         high[k] = value * NEARER
@@ -228,7 +227,8 @@ def make_bulk_wgmma(
                         b_full = start + B_FULL + (b_first + r - wrapped * B_ROWS) * 8
                         mbarrier_wait(shared, b_full, b_phase ^ wrapped)
                     wgmma_fence()
-                    for j in range(PW):
+                    for chain in range(CHAINS):  # of a pixel; in three terms the small products first,
+                        j = chain // PARTS  # which lose nothing while the sum is small
                         for r in range(BATCH):
                             wrapped = 1 if b_first + r >= B_ROWS else 0
                             turn = b_first + r - wrapped * B_ROWS
@@ -240,13 +240,14 @@ def make_bulk_wgmma(
                                     b_low = b_high + GROUPS * PART
                                     k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
                                     s = j * SUMS
-                                    if SPLIT:
+                                    if not SPLIT:
+                                        wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
+                                    elif chain % PARTS == 0:
                                         more = 1 if batch + r + tap + group > 0 else 0
                                         wgmma_fragment(BN, part, s, low, k, shared, b_high, more)
                                         wgmma_fragment(BN, part, s, high, k, shared, b_low, 1)
-                                        wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
                                     else:
-                                        wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
+                                        wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
                     wgmma_commit()
                     if batch == BATCHES - 1 and lane == 0:
                         mbarrier_arrive(shared, a_full + A_EMPTY)
