@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from numbacaps import Geometry
 from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
+from numbacaps.fused.compiled import values
 from numbacaps.fused.pack import make_pack
+from numbacaps.fused.reduction import make_add_splits
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
 from numbacaps.pipelines.indices import make_index_functions
@@ -165,6 +168,16 @@ def test_every_factory_is_compiled_here():
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
+
+
+def test_what_a_compiled_kernel_takes():
+    """Integers and tuples of them as they are; of an array what Numba passes for a flat one."""
+    pointer = SimpleNamespace(value=4096)
+    array = SimpleNamespace(size=6, dtype=np.dtype(np.float64), device_ctypes_pointer=pointer)
+    assert values((array, -3, (1, 2))) == [0, 0, 6, 8, 4096, 6, 8, -3, 1, 2]
+    kernel = make_add_splits(2, 8, np.dtype(np.float32))
+    text, _ = cuda.compile_ptx(kernel, (float32[::1],) * 2, cc=(9, 0))
+    assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])

@@ -227,7 +227,9 @@ def make_bulk_wgmma(
                         b_full = start + B_FULL + (b_first + r - wrapped * B_ROWS) * 8
                         mbarrier_wait(shared, b_full, b_phase ^ wrapped)
                     wgmma_fence()
-                    for chain in range(CHAINS):  # of a pixel; in three terms the small products first,
+                    for chain in range(
+                        CHAINS
+                    ):  # of a pixel; in three terms the small products first,
                         j = chain // PARTS  # which lose nothing while the sum is small
                         for r in range(BATCH):
                             wrapped = 1 if b_first + r >= B_ROWS else 0

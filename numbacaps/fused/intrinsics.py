@@ -40,10 +40,11 @@ def descriptor_strides(along_k, along_rows):
 
 if SIMULATED:
     from numbacaps.fused import emulated as chosen
+    from numbacaps.fused.emulated import Compiled, address_of
 else:
     from numbacaps.fused import ptx as chosen
+    from numbacaps.fused.compiled import Compiled, address_of
 
-compile_for = chosen.compile_for
 cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait

@@ -3,14 +3,10 @@
 Everything that leans on how Numba hands arrays to LLVM is here.
 """
 
-import numpy as np
 from llvmlite import ir
-from numba import from_dtype
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from cuda.bindings import driver
-from numbacaps.target import cuda
 
 _I32, _I64, _F32, _VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
 
@@ -24,24 +20,6 @@ def _asm(builder, result, operands, text, constraints, side_effect=True):
     """Call inline PTX."""
     function = ir.FunctionType(result, [operand.type for operand in operands])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
-
-
-def compile_for(kernel, arrays, integers, shared=0, words=0):
-    """Compile a kernel for flat arrays of some dtypes, 64-bit integers, and a tuple of ``words`` more.
-
-    A block may ask for ``shared`` bytes of shared memory from then on; past 48 KB the driver has to be told.
-    """
-    kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
-    last = [types.UniTuple(types.int64, words)] if words else []
-    kernel.compile((*kinds, *[types.int64] * integers, *last))
-    if shared > 48 * 1024:
-        (compiled,) = kernel.overloads.values()
-        driver.cuKernelSetAttribute(
-            driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            shared,
-            compiled._codelibrary.get_cufunc().handle,
-            cuda.get_current_device().id,
-        )
 
 
 def _instruction(text):

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
-from numbacaps.fused.intrinsics import CHUNK, compile_for
+from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import NO_MAP, WORDS, make_pack, packed_size
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
@@ -18,7 +18,7 @@ from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
 from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
-from numbacaps.launch import ceil_div, flat_operands, launch, launch_tiles
+from numbacaps.launch import ceil_div, runs, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
 
 _KEPT = 64  # geometries whose tables stay on the GPU
@@ -44,8 +44,7 @@ class Gather:
         self.tile = tile
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
-        self.kernel = make_register_tiles(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1)
+        self.kernel = Compiled(make_register_tiles(*which), (dtype, dtype, dtype, np.int64), 1)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
 
     def __call__(self, gathered, kernel, result, stream, packed):
@@ -85,15 +84,14 @@ class _OnTensorCores:
         chunks = depth * dtype.itemsize // CHUNK
         self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
-        self.pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
-        compile_for(self.pack, (dtype, dtype, np.int64), 0, words=WORDS)
+        pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
+        self.pack = Compiled(pack, (dtype, dtype, np.int64), 0, words=WORDS)
 
     def __call__(self, gathered, kernel, result, stream, packed):
         """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
         if not all(map(_aligned, (gathered, result))):
             self._unaligned(gathered, kernel, result, stream, packed)
             return
-        packed = packed[: self.packed]
         operands = (kernel, packed, self.table, self.tensor_map(gathered))
         launch(self.pack, self.packed, 1, operands, stream)
         self.multiply(gathered, packed, result, stream)
@@ -115,8 +113,8 @@ class WarpgroupGather(_OnTensorCores):
         self.shared = tile.shared_bytes(stage)
         depth = (p.channels, p.D)
         which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
-        self.kernel = make_wgmma(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1, self.shared)
+        types = (dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_wgmma(*which), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
@@ -148,8 +146,8 @@ class BulkGather(_OnTensorCores):
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
-        self.kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
-        compile_for(self.kernel, (dtype, dtype, np.int64), 1, self.shared)
+        kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
+        self.kernel = Compiled(kernel, (dtype, dtype, np.int64), 1, self.shared)
         blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
@@ -183,8 +181,7 @@ class Splits:
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         self._grid = ceil_div(size, ADDED)
         if splits > 1:
-            self._add = make_add_splits(splits, size, dtype)
-            compile_for(self._add, (dtype, dtype), 0)
+            self._add = Compiled(make_add_splits(splits, size, dtype), (dtype, dtype), 0)
 
     def add(self, partial, dw, stream):
         """Launch the second kernel, where there is more than one split."""
@@ -218,8 +215,8 @@ class Reduce:
         self.grid = (down, across, G * count)
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.N, product.K, tile, count, size, dtype)
-        self.kernel = make_reduction(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 2)
+        kernel = make_reduction(*which)
+        self.kernel = Compiled(kernel, (dtype, dtype, dtype, np.int64), 2)
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
@@ -265,8 +262,7 @@ class MmaReduce:
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
         kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
-        compile_for(kernel, types, 2, self.tile.shared_bytes)
-        return kernel
+        return Compiled(kernel, types, 2, self.tile.shared_bytes)
 
     @cached_property
     def _unaligned(self):
@@ -375,14 +371,9 @@ def precisions(dtype):
     return ("ieee", *_TERMS) if capable else ("ieee",)
 
 
-def address_of(array):
-    """Where a device array begins."""
-    return array.__cuda_array_interface__["data"][0]
-
-
 def _aligned(array):
     """Whether an array begins at a multiple of 16 bytes."""
-    return SIMULATED or address_of(array) % CHUNK == 0
+    return address_of(array) % CHUNK == 0
 
 
 def multiprocessors():
@@ -400,7 +391,7 @@ def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     """One product. The tensor cores take a workspace of one packed copy of ``w``."""
     gathers = prepare(geometry, x.dtype, precision).forward
     room = workspace.arrays(_packed_shape(gathers), x.dtype)
-    operands = flat_operands(geometry, x=x, w=w, out=out)
+    operands = runs(geometry, x=x, w=w, out=out)
     for gather in gathers:
         gather(*operands, stream, room.get("packed"))
 
@@ -418,9 +409,9 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
         shapes |= prepared.backward_kernel.partial_shape
     room = workspace.arrays(shapes, dy.dtype)
     if dx is not None:
-        operands = flat_operands(geometry, dy=dy, w=w, dx=dx)
+        operands = runs(geometry, dy=dy, w=w, dx=dx)
         for gather in prepared.backward_input:
             gather(*operands, stream, room.get("packed"))
     if dw is not None:
-        x, dy, dw = flat_operands(geometry, x=x, dy=dy, dw=dw)
+        x, dy, dw = runs(geometry, x=x, dy=dy, dw=dw)
         prepared.backward_kernel(x, dy, dw, stream, room.get("partial"))
