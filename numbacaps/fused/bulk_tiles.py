@@ -163,25 +163,22 @@ class Rings:
         return 128 + BARRIERS + self.boxes * self.box_bytes + self.tap_rows * self.tap_row_bytes
 
 
-# (TH, TW, PW, DEPTH), from large to small. A block keeps one multiprocessor busy.
+# (TH, TW, PW), from large to small. A block keeps one multiprocessor busy.
 _SHAPES = (
-    (2, 8, 8, 1),
-    (2, 6, 6, 1),
-    (2, 4, 4, 1),
-    (1, 8, 4, 1),
-    (2, 3, 3, 1),
-    (1, 6, 3, 1),
-    (2, 2, 2, 2),
-    (2, 2, 2, 1),
-    (1, 4, 2, 1),
-    (1, 3, 1, 1),
-    (2, 1, 1, 2),
-    (2, 1, 1, 1),
-    (1, 2, 1, 2),
-    (1, 2, 1, 1),
-    (1, 1, 1, 2),
-    (1, 1, 1, 1),
+    (2, 8, 8),
+    (2, 6, 6),
+    (2, 4, 4),
+    (1, 8, 4),
+    (2, 3, 3),
+    (1, 6, 3),
+    (2, 2, 2),
+    (1, 4, 2),
+    (1, 3, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (1, 1, 1),
 )
+_DEPTHS = (8, 4, 2, 1)
 _COLUMNS = (256, 128)  # of a tile, at most
 
 
@@ -189,9 +186,10 @@ def tiles(product):
     """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`."""
     most = ceil_div(product.N, 8) * 8
     return [
-        BulkTile(*shape, columns)
+        BulkTile(*shape, depth, columns)
         for columns in sorted({min(limit, most) for limit in _COLUMNS}, reverse=True)
         for shape in _SHAPES
+        for depth in _DEPTHS
     ]
 
 
