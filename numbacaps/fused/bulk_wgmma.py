@@ -38,6 +38,7 @@ from numbacaps.fused.ptx import (
     shared_address,
     store_pair,
     tensor_copy,
+    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
@@ -153,6 +154,7 @@ def make_bulk_wgmma(
         if warp >= WARPS:
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:
+                wait_for_last()  # the kernel is packed
                 acquire_map(b)
                 top = row0 * ROW_STEP + TOP
                 left = column0 * COLUMN_STEP + LEFT

@@ -18,6 +18,7 @@ from numbacaps.target import cuda
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
 _KEPT = 1024  # launch configurations
+_CAN_START_EARLY = hasattr(LaunchConfig, "programmatic_stream_serialization")  # cuda.core 1.2
 
 
 class Compiled:
@@ -34,9 +35,11 @@ class Compiled:
     integers, words : int
     shared : int
         Bytes of shared memory that a block may ask for.
+    early : bool
+        It may start when the kernel before it on the stream lets it, and waits for that one's results itself.
     """
 
-    def __init__(self, kernel, arrays, integers, shared=0, words=0):
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
         last = [types.UniTuple(types.int64, words)] if words else []
         kernel.compile((*kinds, *[types.int64] * integers, *last))
@@ -49,11 +52,12 @@ class Compiled:
                 function.handle,
                 cuda.get_current_device().id,
             )
-        self._kernel = function.kernel
+        self._kernel, self._early = function.kernel, early and _CAN_START_EARLY
 
     def __getitem__(self, how):
         grid, block, stream, shared = how
-        config, stream = _config(grid, block, shared), _stream(int(stream) if stream else 0)
+        config = _config(grid, block, shared, self._early)
+        stream = _stream(int(stream) if stream else 0)
 
         def launched(*arguments):
             launch(stream, config, self._kernel, *values(arguments))
@@ -62,8 +66,9 @@ class Compiled:
 
 
 @lru_cache(_KEPT)
-def _config(grid, block, shared):
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared)
+def _config(grid, block, shared, early):
+    how = {"programmatic_stream_serialization": True} if early else {}
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared, **how)
 
 
 @lru_cache(_KEPT)

@@ -13,7 +13,7 @@ import numpy as np
 class Compiled:
     """See :class:`numbacaps.fused.compiled.Compiled`; nothing is compiled here."""
 
-    def __init__(self, kernel, arrays, integers, shared=0, words=0):
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         self._kernel = kernel
 
     def __getitem__(self, how):
@@ -29,7 +29,7 @@ def _nothing():
     """An instruction that orders what is in order here."""
 
 
-cp_async_commit = fence_proxy_async = _nothing
+let_next_start = cp_async_commit = fence_proxy_async = _nothing
 wgmma_fence = wgmma_commit = wgmma_wait = _nothing
 
 

@@ -50,6 +50,7 @@ cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
 cut_tf32 = chosen.cut_tf32
 fence_proxy_async = chosen.fence_proxy_async
+let_next_start = chosen.let_next_start
 load_quad = chosen.load_quad
 mma = chosen.mma
 put_word = chosen.put_word

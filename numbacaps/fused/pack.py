@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import CHUNK, put_word, to_tf32
+from numbacaps.fused.intrinsics import CHUNK, let_next_start, put_word, to_tf32
 from numbacaps.target import at, cuda
 
 WORDS = 16  # of 64 bits, of a tensor map
@@ -42,6 +42,7 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
         table,  # in   Product.table
         words,  # in   the tensor map
     ):
+        let_next_start()  # up to where it waits for what is packed here
         i = cuda.grid(1)
         for word in range(MAP):
             if i == word:

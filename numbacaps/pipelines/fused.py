@@ -147,7 +147,7 @@ class BulkGather(_OnTensorCores):
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
         kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
-        self.kernel = Compiled(kernel, (dtype, dtype, np.int64), 1, self.shared)
+        self.kernel = Compiled(kernel, (dtype, dtype, np.int64), 1, self.shared, early=True)
         blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
