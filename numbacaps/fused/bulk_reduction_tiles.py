@@ -250,7 +250,7 @@ def tiles(product):
     ]
 
 
-_WIDTHS = (128, 96, 64, 48, 32, 16)  # of a tile's columns
+_WIDTHS = (128, 96, 64, 48, 32, 16, 8)  # of a tile's columns
 _MOST_PIXELS = 16
 
 
