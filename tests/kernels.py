@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import numbacaps
-from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.bulk_reduction import make_bulk_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import WORDS, make_pack
+from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -143,6 +145,19 @@ def bulk_kernel(product, tile, terms):
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     kernel = make_bulk_wgmma(*which, p.channels, p.D, p.N, p.K, tile, read, rows, terms)
     return Kernel(kernel, 2, 1, make_bulk_wgmma, 1)
+
+
+def bulk_gradient_kernels(product, tile, images, terms):
+    """The kernel that puts tensor maps, and that of the kernel's gradient which the copy engine feeds."""
+    p, t = product, bulk_reduction_tiles
+    rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
+    which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
+    size = p.N * p.K
+    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, 64, terms)
+    return (
+        Kernel(make_put_maps(64), 1, 0, make_put_maps, words=2 * WORDS),
+        Kernel(kernel, 2, 0, make_bulk_reduction, 1),
+    )
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

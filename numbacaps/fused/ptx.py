@@ -210,7 +210,7 @@ def bulk_copy(typing_context, shared, address, array, index, size, barrier):
 
 
 @intrinsic
-def tensor_copy(typing_context, shared, address, map, e, image, column, row, channel, barrier):
+def tensor_copy(typing_context, shared, address, map, first, second, third, fourth, fifth, barrier):
     """Copy the box of a tensor map (:mod:`numbacaps.fused.tensor_map`) that begins at these coordinates.
 
     The map is the first 128 bytes of the array ``map``. What lies outside of the tensor is zero.

@@ -9,10 +9,17 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    mma_tiles,
+    warpgroup_tiles,
+)
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
-from numbacaps.fused.pack import NO_MAP, WORDS, make_pack, packed_size
+from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
+from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
@@ -283,6 +290,69 @@ class MmaReduce:
         return f"mma_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
 
 
+class BulkReduce:
+    """The same with the copy engine, which takes two tensor maps: they lie behind the splits' sums.
+
+    Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, which is made when the
+    first one comes.
+
+    Parameters
+    ----------
+    product, images, G, size, dtype, terms
+        As those of :class:`MmaReduce`.
+    tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
+    strips : numbacaps.fused.bulk_reduction_tiles.Strips
+    why : str
+    """
+
+    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why):
+        from numbacaps.fused.bulk_reduction import make_bulk_reduction
+
+        p = product
+        self.tile, self.terms, self.why = tile, terms, why
+        self._ordinary = (p, images, G, size, dtype, terms)
+        self.splits = Splits(strips.splits, size, dtype)
+        sums = strips.splits * size if strips.splits > 1 else 0
+        first = ceil_div(sums, HEAD) * HEAD
+        others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
+        self.partial_shape = {"partial": (max(first + 2 * HEAD, others),)}
+        self.table = cuda.to_device(p.table)
+        self.put_maps = Compiled(make_put_maps(first), (dtype,), 0, words=2 * WORDS)
+        boxes = bulk_reduction_tiles.boxes(tile, p, G)
+        rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
+        self.shared = rings.bytes
+        self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
+        depth = (p.channels, p.D, p.N, p.K)
+        which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
+        types = (dtype, dtype, np.int64)
+        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared)
+        down = ceil_div(p.channels, boxes[0].channels)
+        across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
+        self.grid = (down, across, G * strips.splits)
+
+    @cached_property
+    def _unaligned(self):
+        return MmaReduce(*self._ordinary)
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums and the maps."""
+        from numbacaps.fused.tensor_map import tensor_map
+
+        whole = dw if self.splits.count == 1 else partial
+        if not all(map(_aligned, (x, dy, whole))):
+            self._unaligned(x, dy, dw, stream, partial)
+            return
+        maps = (tensor_map(address_of(a), *of) for a, of in zip((x, dy), self.tensors))
+        launch(self.put_maps, 2 * WORDS, 1, (partial, sum(maps, ())), stream)
+        arguments = (partial, whole, self.table)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        self.splits.add(partial, dw, stream)
+
+    def __str__(self):
+        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        return f"bulk_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
+
+
 class Prepared:
     """The kernels and tables of one geometry, each pass's made when first asked for.
 
@@ -335,7 +405,7 @@ class Prepared:
         g = self.geometry
         which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
         if self.precision in _TERMS:
-            return self._made(lambda: MmaReduce(*which, _TERMS[self.precision]))
+            return self._made(lambda: _reduce_on_tensor_cores(*which, _TERMS[self.precision]))
         return self._made(lambda: Reduce(*which))
 
     def workspaces(self):
@@ -355,6 +425,16 @@ class Prepared:
         }
         lines = [f"{name}: {one}" for name, kernels in passes.items() for one in kernels]
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
+
+
+def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
+    """The tensor cores' product of the kernel's gradient: with the copy engine, where it can be used."""
+    which = (product, images, G, size, dtype, terms)
+    if not SIMULATED:
+        found = bulk_reduction_tiles.choose_tile(product, images, G, terms)
+        if found[0]:
+            return BulkReduce(*which, *found)
+    return MmaReduce(*which)
 
 
 @lru_cache(_KEPT)
