@@ -13,20 +13,24 @@ from kernels import (
     kernels,
     matmul,
     mma_kernel,
+    register_kernel,
     warpgroup_kernels,
 )
 from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
+from numbacaps.activation import Activation
 from numbacaps.fused import (
     bulk_reduction_tiles,
     bulk_tiles,
     implicit_gemm,
     mma_tiles,
+    tiles,
     warpgroup_tiles,
 )
 from numbacaps.fused.bulk_reduction import make_bulk_reduction
+from numbacaps.fused.epilogue import why_not
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.compiled import values
@@ -173,6 +177,58 @@ def test_bulk_copies_of_the_kernel_gradient(case, terms):
         assert text.count("cp.async.bulk.tensor.5d") >= 2 and "mbarrier.try_wait.parity" in text
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
         _check(_ptx(put, "float32", (9, 0)), "put_maps", "float32")
+
+
+# Layers 2 and 5 of the published network, and the group that each squashes.
+_ACTIVATED = {
+    "parts of rows": (implicit_gemm.forward(Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)), 8),
+    "rows": (implicit_gemm.forward(Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8)), 32),
+}
+
+
+def _check_activation(text, name, dtype):
+    """Its lanes hand values round, and what is slow in it takes no branch and no call."""
+    _check(text, name, dtype)
+    assert "shfl.sync.idx.b32" in text
+    assert not re.search(r"\bsqrt\.rn|div\.rn|call\.uni", text)
+    if dtype == "float32":
+        assert "rsqrt.approx" in text
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype"), [*((tile, "float32") for tile in tiles.TILES), (tiles.TILES[1], "float64")]
+)
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_ordinary_products(case, tile, dtype):
+    product, group = _ACTIVATED[case]
+    if why_not(Activation(0.1, group), product, tile.BN, tile.lanes):
+        return
+    kernel = register_kernel(product, tile, np.dtype(dtype), group)
+    _check_activation(_ptx(kernel, dtype, (9, 0)), "register_tiles", dtype)
+
+
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_warpgroup_products(case):
+    product, group = _ACTIVATED[case]
+    dtype = np.dtype(np.float32)
+    legal = [
+        tile
+        for tile in warpgroup_tiles.tiles(product, dtype)
+        if not warpgroup_tiles.why_not(tile, product, dtype)
+    ]
+    for tile in {legal[0], legal[-1]}:
+        _, kernel = warpgroup_kernels(product, tile, dtype, group)
+        _check_activation(_ptx(kernel, "float32", (9, 0)), "wgmma", "float32")
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_bulk_copies(case, terms):
+    product, group = _ACTIVATED[case]
+    legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, 1, terms)]
+    for tile in {legal[0], legal[-1]}:
+        text = _ptx(bulk_kernel(product, tile, terms, group), "float32", (9, 0))
+        _check_activation(text, "bulk_wgmma", "float32")
 
 
 @pytest.mark.parametrize("terms", mma_tiles.TILES)

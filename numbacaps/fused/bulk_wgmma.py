@@ -22,6 +22,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
 from numbacaps.fused.pack import HEAD
 from numbacaps.fused.ptx import (
@@ -49,7 +50,19 @@ from numbacaps.target import at, cuda
 
 @cache
 def make_bulk_wgmma(
-    pixels, window, box, rings, channels, D, N, K, tile, columns_in, batch_rows, terms
+    pixels,
+    window,
+    box,
+    rings,
+    channels,
+    D,
+    N,
+    K,
+    tile,
+    columns_in,
+    batch_rows,
+    terms,
+    epilogue=Epilogue(),
 ):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32.
 
@@ -68,6 +81,7 @@ def make_bulk_wgmma(
         Rows of taps whose products a warpgroup starts at once; a divisor of all.
     terms : int
         1 or 3.
+    epilogue : numbacaps.fused.epilogue.Epilogue
     """
     TH, TW, PW, BN = tile.TH, tile.TW, tile.PW, tile.BN
     WARPS = tile.warpgroups * 4
@@ -122,11 +136,15 @@ def make_bulk_wgmma(
     FIRST = HEAD
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
+    RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
+    SLOPE = np.float32(epilogue.slope)
 
     @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the tensor map of the gathered array, then the packed kernel
         c,  # out  the other array
+        activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         images,
     ):
@@ -266,26 +284,32 @@ def make_bulk_wgmma(
                 if SPLIT:
                     for i in range(ALL_SUMS):
                         acc[i] += part[i]
-            for half in range(2):
-                row = warp % 4 * 16 + lane // 4 + half * 8
-                image = image0 + row // D1
-                to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
-                for j in range(PW):
-                    h = row0 + row_of_patch
-                    w = column0 + column_of_patch + j
-                    if row < FILLED and image < images and h < ROWS and w < COLUMNS:
-                        to = to_row + h * C_ROW + w * C_COLUMN
-                        for block in range(BN // 8):
-                            n = n_tile * BN + block * 8 + lane % 4 * 2
-                            one = acc[j * SUMS + block * 4 + half * 2]
-                            other = acc[j * SUMS + block * 4 + half * 2 + 1]
-                            if PAIRED:
-                                if n < N:
-                                    store_pair(c, to + table[at(4 * K + N + n)], one, other)
-                            else:
-                                if n < N:
-                                    c[at(to + table[at(4 * K + N + n)])] = one
-                                if n + 1 < N:
-                                    c[at(to + table[at(4 * K + N + n + 1)])] = other
+            for which in range(RESULT, RESULTS):
+                result = c
+                if which == 1:
+                    activate(acc, ALL_SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
+                    result = activated
+                for half in range(2):
+                    row = warp % 4 * 16 + lane // 4 + half * 8
+                    image = image0 + row // D1
+                    to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
+                    for j in range(PW):
+                        h = row0 + row_of_patch
+                        w = column0 + column_of_patch + j
+                        if row < FILLED and image < images and h < ROWS and w < COLUMNS:
+                            to = to_row + h * C_ROW + w * C_COLUMN
+                            for block in range(BN // 8):
+                                n = n_tile * BN + block * 8 + lane % 4 * 2
+                                one = acc[j * SUMS + block * 4 + half * 2]
+                                other = acc[j * SUMS + block * 4 + half * 2 + 1]
+                                if PAIRED:
+                                    if n < N:
+                                        where = to + table[at(4 * K + N + n)]
+                                        store_pair(result, where, one, other)
+                                else:
+                                    if n < N:
+                                        result[at(to + table[at(4 * K + N + n)])] = one
+                                    if n + 1 < N:
+                                        result[at(to + table[at(4 * K + N + n + 1)])] = other
 
     return bulk_wgmma_kernel

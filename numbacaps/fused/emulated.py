@@ -1,7 +1,7 @@
 """What the instructions of :mod:`numbacaps.fused.ptx` do, for the simulator, a thread at a time.
 
 A warpgroup's product reads both operands from shared memory, so each thread can compute its own part of
-the result. A warp's product reads the registers of all its threads, which hand them round.
+the result. A warp's product reads the registers of all its threads, which hand them round; so do shuffles.
 Copies are done at once: a missing wait or fence does not show here.
 """
 
@@ -82,18 +82,26 @@ def wgmma(columns, acc, first, shared, a, b):
 
 
 class _Warp:
-    """32 threads, and the factors that each of them holds."""
+    """32 threads, or what a small block has, and what each of them hands round."""
 
-    def __init__(self):
-        self.meet = threading.Barrier(32)
+    def __init__(self, threads):
+        self.meet = threading.Barrier(threads)
         self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
+        self.values = {}
+
+    @classmethod
+    def of(cls, thread):
+        """A thread's warp."""
+        number = thread.threadIdx.x // 32
+        threads = min(32, thread._manager._block_dim[0] - 32 * number)
+        # setdefault is one step, so all threads of a warp get the same one; it goes when the block does.
+        return vars(thread._manager).setdefault(f"warp {number}", cls(threads))
 
 
 def mma(acc, first, a, a_first, b, b_first):
     """See :func:`numbacaps.fused.ptx.mma`."""
     thread = threading.current_thread()
-    # setdefault is one step, so all threads of a warp get the same one; it goes when the block does.
-    warp = vars(thread._manager).setdefault(f"warp {thread.threadIdx.x // 32}", _Warp())
+    warp = _Warp.of(thread)
     r, t = divmod(thread.threadIdx.x % 32, 4)
     warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
     warp.b[[t, t + 4], r] = b[b_first : b_first + 2]
@@ -101,6 +109,22 @@ def mma(acc, first, a, a_first, b, b_first):
     A, B = (cut_tf32(factor).astype(np.float64) for factor in (warp.a[[r, r + 8]], warp.b))
     acc[first : first + 4] += (A @ B[:, [2 * t, 2 * t + 1]]).ravel().astype(np.float32)
     warp.meet.wait()
+
+
+def shuffle(value, lane):
+    """See :func:`numbacaps.fused.ptx.shuffle`."""
+    thread = threading.current_thread()
+    warp = _Warp.of(thread)
+    # Who has met the others has read what they gave the time before, so two places take turns.
+    turn = thread.shuffles = 1 - vars(thread).get("shuffles", 0)
+    warp.values[turn, thread.threadIdx.x % 32] = value
+    warp.meet.wait()
+    return warp.values[turn, lane]
+
+
+def inverse_root(value):
+    """See :func:`numbacaps.fused.ptx.inverse_root`."""
+    return 1 / np.sqrt(value)
 
 
 def load_quad(to, array, index):

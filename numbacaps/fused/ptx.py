@@ -4,8 +4,10 @@ Everything that leans on how Numba hands arrays to LLVM is here.
 """
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
+
+from numbacaps.target import cuda
 
 
 _I32, _I64, _F32, _VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
@@ -338,6 +340,24 @@ def mma(typing_context, acc, first, a, a_first, b, b_first):
 
     arguments = (acc, types.int64, a, types.int64, b, types.int64)
     return types.void(*arguments), codegen
+
+
+@cuda.jit(device=True, inline="always")
+def shuffle(value, lane):
+    """What a lane of the warp gives as ``value``; all of them take part."""
+    return cuda.shfl_sync(0xFFFFFFFF, value, lane)
+
+
+@intrinsic
+def inverse_root(typing_context, value):
+    """1 / sqrt(value) to a spacing or two, of a number that is neither 0 nor subnormal."""
+    name = {types.float32: "__nv_rsqrtf", types.float64: "__nv_rsqrt"}[value]
+
+    def codegen(context, builder, signature, arguments):
+        kind = ir.FunctionType(arguments[0].type, [arguments[0].type])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+    return value(value), codegen
 
 
 @intrinsic

@@ -16,6 +16,7 @@ from numbacaps.fused import (
     mma_tiles,
     warpgroup_tiles,
 )
+from numbacaps.fused.epilogue import fit
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
@@ -23,7 +24,7 @@ from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
-from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside, run_bytes
+from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, runs, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
@@ -33,7 +34,32 @@ _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
 _TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 
 
-class Gather:
+class _Gathers:
+    """What the products that gather one operand have in common: what is done with their sums.
+
+    Parameters
+    ----------
+    activation : numbacaps.activation.Activation or None
+    product : numbacaps.fused.implicit_gemm.Product
+    columns : int
+        Of a tile.
+    lanes : numbacaps.fused.epilogue.Lanes
+
+    Attributes
+    ----------
+    epilogue : numbacaps.fused.epilogue.Epilogue
+        It ``activates`` where the kernel computes the activation too.
+    """
+
+    def __init__(self, activation, product, columns, lanes):
+        self.epilogue, apart = fit(activation, product, columns, lanes)
+        self._behind = ""
+        if activation is not None:
+            how = f"apart: {apart}" if apart else "in it"
+            self._behind = f", LeakyReLU and squash {how}"
+
+
+class Gather(_Gathers):
     """A product that gathers one operand, by ordinary arithmetic: forward, or a residue of dx.
 
     Parameters
@@ -41,33 +67,41 @@ class Gather:
     product : numbacaps.fused.implicit_gemm.Product
     images, G : int
     dtype : numpy.dtype
+    activation : numbacaps.activation.Activation, optional
+        What is wanted behind it, where its kernel can.
     """
 
     packed = 0  # elements of workspace
 
-    def __init__(self, product, images, G, dtype):
+    def __init__(self, product, images, G, dtype, activation=None):
         self.M = product.M(images)
         tile, self.why = choose_tile(self.M * G, product.N, dtype.itemsize)
         self.tile = tile
+        super().__init__(activation, product, tile.BN, tile.lanes)
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
-        self.kernel = Compiled(make_register_tiles(*which), (dtype, dtype, dtype, np.int64), 1)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
 
-    def __call__(self, gathered, kernel, result, stream, packed):
-        """Launch it on runs of elements; it needs no room for a packed kernel."""
-        arguments = (gathered, kernel, result, self.table, self.M)
+    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
+        """Launch it on runs of elements; it needs no room for a packed kernel.
+
+        ``activated`` takes the result behind the activation, where there is one.
+        """
+        activated = result if activated is None else activated
+        arguments = (gathered, kernel, result, activated, self.table, self.M)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
 
     def __str__(self):
-        return f"register_tiles {self.tile} ({self.why})"
+        return f"register_tiles {self.tile} ({self.why}){self._behind}"
 
 
-class _OnTensorCores:
+class _OnTensorCores(_Gathers):
     """What the tensor cores' products have in common: the kernel is packed before each.
 
     They copy 16 bytes at a time, so arrays that do not begin at a multiple of 16 go through
-    :class:`Gather`, which is made when the first one comes.
+    :class:`Gather`, which is made when the first one comes; with an activation they are refused.
 
     Parameters
     ----------
@@ -81,10 +115,12 @@ class _OnTensorCores:
         Elements of k in a stage, those of all taps apart.
     parts : int
         Of the packed kernel.
+    activation : numbacaps.activation.Activation or None
     """
 
-    def __init__(self, product, images, G, dtype, tile, why, depth, parts):
+    def __init__(self, product, images, G, dtype, tile, why, depth, parts, activation):
         p = product
+        super().__init__(activation, p, tile.BN, LANES)
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
@@ -94,14 +130,20 @@ class _OnTensorCores:
         pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
         self.pack = Compiled(pack, (dtype, dtype, np.int64), 0, words=WORDS)
 
-    def __call__(self, gathered, kernel, result, stream, packed):
-        """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
-        if not all(map(_aligned, (gathered, result))):
+    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
+        """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel.
+
+        ``activated`` takes the result behind the activation, where there is one.
+        """
+        activated = result if activated is None else activated
+        if not all(map(_aligned, (gathered, result, activated))):
+            if self.epilogue.activates:
+                raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
             self._unaligned(gathered, kernel, result, stream, packed)
             return
         operands = (kernel, packed, self.table, self.tensor_map(gathered))
         launch(self.pack, self.packed, 1, operands, stream)
-        self.multiply(gathered, packed, result, stream)
+        self.multiply(gathered, packed, result, activated, stream)
 
     @cached_property
     def _unaligned(self):
@@ -111,17 +153,18 @@ class _OnTensorCores:
 class WarpgroupGather(_OnTensorCores):
     """The same by warpgroup products of the tensor cores, whose threads copy for themselves."""
 
-    def __init__(self, product, images, G, dtype, tile, why):
+    def __init__(self, product, images, G, dtype, tile, why, activation=None):
         p = product
-        super().__init__(p, images, G, dtype, tile, why, tile.CHUNKS * CHUNK // dtype.itemsize, 1)
+        depth = tile.CHUNKS * CHUNK // dtype.itemsize
+        super().__init__(p, images, G, dtype, tile, why, depth, 1, activation)
         window = Window.of(p)
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
         depth = (p.channels, p.D)
         which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
-        types = (dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(make_wgmma(*which), types, 1, self.shared)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
@@ -129,32 +172,34 @@ class WarpgroupGather(_OnTensorCores):
         """None is needed."""
         return NO_MAP
 
-    def multiply(self, gathered, packed, result, stream):
+    def multiply(self, gathered, packed, result, activated, stream):
         """Launch the product."""
-        arguments = (gathered, packed, result, self.table, self.images)
+        arguments = (gathered, packed, result, activated, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"wgmma {self.tile} ({self.why})"
+        return f"wgmma {self.tile} ({self.why}){self._behind}"
 
 
 class BulkGather(_OnTensorCores):
     """The same with the copy engine, in ``terms`` products for each of float32."""
 
-    def __init__(self, product, images, G, dtype, tile, why, terms):
+    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
         p = product
         box = bulk_tiles.Box.of(p, G, tile)
         depth, parts = box.channels * p.D, 2 if terms > 1 else 1
-        super().__init__(p, images, G, dtype, tile, why, depth, parts)
+        super().__init__(p, images, G, dtype, tile, why, depth, parts, activation)
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
-        kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
-        self.kernel = Compiled(kernel, (dtype, dtype, np.int64), 1, self.shared, early=True)
+        batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
+        kernel = make_bulk_wgmma(*which, batch_rows, terms, self.epilogue)
+        types = (dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(kernel, types, 1, self.shared, early=True)
         blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
@@ -164,13 +209,13 @@ class BulkGather(_OnTensorCores):
 
         return tensor_map(address_of(gathered), *self.box)
 
-    def multiply(self, gathered, packed, result, stream):
+    def multiply(self, gathered, packed, result, activated, stream):
         """Launch the product."""
-        arguments = (packed, result, self.table, self.images)
+        arguments = (packed, result, activated, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why})"
+        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why}){self._behind}"
 
 
 class Splits:
@@ -361,10 +406,13 @@ class Prepared:
     geometry : numbacaps.geometry.Geometry
     dtype : numpy.dtype
     precision : str
+    activation : numbacaps.activation.Activation, optional
+        What is wanted behind the forward pass, where its kernel can.
     """
 
-    def __init__(self, geometry, dtype, precision):
+    def __init__(self, geometry, dtype, precision, activation=None):
         self.geometry, self.dtype, self.precision = geometry, dtype, precision
+        self.activation = activation
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
 
     def _made(self, make):
@@ -374,24 +422,30 @@ class Prepared:
         self.seconds += time.perf_counter() - start
         return made
 
-    def _gather(self, product):
+    def _gather(self, product, activation=None):
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
         if self.precision in _TERMS and not SIMULATED:
             terms = _TERMS[self.precision]
             found = bulk_tiles.choose_tile(product, g.N, g.G, terms, multiprocessors())
             if found[0]:
-                return BulkGather(*which, *found, terms)
+                return BulkGather(*which, *found, terms, activation)
         if self.precision == "tf32":
             found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, multiprocessors())
             if found[0]:
-                return WarpgroupGather(*which, *found)
-        return Gather(*which)
+                return WarpgroupGather(*which, *found, activation)
+        return Gather(*which, activation)
 
     @cached_property
     def forward(self):
         """The forward pass's product, in a list of one."""
-        return self._made(lambda: [self._gather(implicit_gemm.forward(self.geometry))])
+        product = implicit_gemm.forward(self.geometry)
+        return self._made(lambda: [self._gather(product, self.activation)])
+
+    @property
+    def activates(self):
+        """The forward pass's kernel computes the activation too."""
+        return self.forward[0].epilogue.activates
 
     @cached_property
     def backward_input(self):
@@ -438,9 +492,9 @@ def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
 
 
 @lru_cache(_KEPT)
-def prepare(geometry, dtype, precision="ieee"):
+def prepare(geometry, dtype, precision="ieee", activation=None):
     """What a geometry needs, kept for the last so many."""
-    return Prepared(geometry, dtype, precision)
+    return Prepared(geometry, dtype, precision, activation)
 
 
 def precisions(dtype):
@@ -474,6 +528,19 @@ def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     operands = runs(geometry, x=x, w=w, out=out)
     for gather in gathers:
         gather(*operands, stream, room.get("packed"))
+
+
+def activated(geometry, x, w, sums, out, activation, *, stream, workspace, precision="ieee"):
+    """The forward pass and an activation in one, where what is prepared for it ``activates``.
+
+    ``sums`` takes what is before the activation; None where it does not keep them.
+    """
+    gathers = prepare(geometry, x.dtype, precision, activation).forward
+    room = workspace.arrays(_packed_shape(gathers), x.dtype)
+    operands = runs(geometry, x=x, w=w, out=out if sums is None else sums)
+    (out,) = runs(geometry, out=out)
+    for gather in gathers:
+        gather(*operands, stream, room.get("packed"), out)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
