@@ -38,7 +38,7 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
     y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
     z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))
-    kernel[(x, y, z), (across, 1, down), stream](*arguments)
+    kernel[(x, y, z), (across, 1, down), stream, 0](*arguments)
 
 
 def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):
