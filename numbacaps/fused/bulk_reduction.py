@@ -29,6 +29,7 @@ from numbacaps.fused.ptx import (
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
+    let_next_start,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
@@ -37,6 +38,7 @@ from numbacaps.fused.ptx import (
     shared_address,
     store_pair,
     tensor_copy,
+    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
@@ -159,11 +161,13 @@ def make_bulk_reduction(
                 mbarrier_init(shared, start + B_FULL + 8 * i, LAYING_WARPS)
                 mbarrier_init(shared, start + B_EMPTY + 8 * i, WARPS)
             fence_proxy_async()  # the copy engine may see the barriers
+        let_next_start()  # up to where it waits for the sums
         cuda.syncthreads()
         if warp >= WARPS:
             fewer_registers(HELPING)
             if warp == COPYING_WARP:
                 if lane == 0:
+                    wait_for_last()  # the maps are put
                     x_map, dy_map = maps[FIRST:], maps[OTHER:]
                     acquire_map(x_map)
                     acquire_map(dy_map)

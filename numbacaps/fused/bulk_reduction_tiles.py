@@ -289,6 +289,19 @@ def why_not(tile, product, G, terms):
     return None
 
 
+_FEWEST_PRODUCTS = 1 << 26
+
+
+def why_slow(product, images, G):
+    """Why :mod:`numbacaps.fused.mma_reduction` is faster where both can be used; None where it is not."""
+    if product.channels * product.D < BM // 2:
+        return f"{product.channels} channels of {product.D} fill less than half of {BM} rows"
+    products = product.M(images) * product.K * product.N * G
+    if products < _FEWEST_PRODUCTS:
+        return f"{products} products take less time than one launch more"
+    return None
+
+
 def _registers(tile, product, terms):
     """About how many a thread that multiplies holds."""
     sums = len(product.tap_columns) * tile.BN // 2 * (2 if terms > 1 else 1)

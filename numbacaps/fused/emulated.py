@@ -29,7 +29,7 @@ def _nothing():
     """An instruction that orders what is in order here."""
 
 
-let_next_start = cp_async_commit = fence_proxy_async = _nothing
+let_next_start = wait_for_last = cp_async_commit = fence_proxy_async = _nothing
 wgmma_fence = wgmma_commit = wgmma_wait = _nothing
 
 

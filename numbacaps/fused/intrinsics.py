@@ -59,6 +59,7 @@ shared_address = chosen.shared_address
 shuffle = chosen.shuffle
 store_pair = chosen.store_pair
 to_tf32 = chosen.to_tf32
+wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma
 wgmma_commit = chosen.wgmma_commit
 wgmma_fence = chosen.wgmma_fence

@@ -26,6 +26,7 @@ from numbacaps.fused.intrinsics import (
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
+    let_next_start,
     load_quad,
     mma,
     shared_address,
@@ -103,6 +104,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         M,
         per_split,  # pixels, a multiple of BK
     ):
+        let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, dtype, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
         other = cuda.shared.array(PLACES, np.int64)

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from numbacaps.fused.intrinsics import put_word
+from numbacaps.fused.intrinsics import let_next_start, put_word
 from numbacaps.fused.pack import WORDS
 from numbacaps.target import cuda
 
@@ -17,6 +17,7 @@ def make_put_maps(first):
         maps,  # out
         words,  # in   those of the first map, then those of the other
     ):
+        let_next_start()  # up to where it waits for the maps
         i = cuda.grid(1)
         for word in range(ALL):
             if i == word:

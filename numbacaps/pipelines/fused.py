@@ -233,7 +233,7 @@ class Splits:
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         self._grid = ceil_div(size, ADDED)
         if splits > 1:
-            self._add = Compiled(make_add_splits(splits, size, dtype), (dtype, dtype), 0)
+            self._add = Compiled(make_add_splits(splits, size, dtype), (dtype, dtype), 0, early=True)
 
     def add(self, partial, dw, stream):
         """Launch the second kernel, where there is more than one split."""
@@ -370,7 +370,7 @@ class BulkReduce:
         depth = (p.channels, p.D, p.N, p.K)
         which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
         types = (dtype, dtype, np.int64)
-        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared)
+        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, early=True)
         down = ceil_div(p.channels, boxes[0].channels)
         across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
         self.grid = (down, across, G * strips.splits)
@@ -484,7 +484,7 @@ class Prepared:
 def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
     """The tensor cores' product of the kernel's gradient: with the copy engine, where it can be used."""
     which = (product, images, G, size, dtype, terms)
-    if not SIMULATED:
+    if not SIMULATED and not bulk_reduction_tiles.why_slow(product, images, G):
         found = bulk_reduction_tiles.choose_tile(product, images, G, terms)
         if found[0]:
             return BulkReduce(*which, *found)
