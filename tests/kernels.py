@@ -163,8 +163,9 @@ def bulk_kernel(product, tile, terms, group=None):
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
-    kernel = make_bulk_wgmma(*which, p.channels, p.D, p.N, p.K, tile, read, rows, terms, behind)
-    return Kernel(kernel, 3, 1, make_bulk_wgmma, 1)
+    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, bulk_tiles.run(p.D), terms, behind)
+    kernel = make_bulk_wgmma(*which)
+    return Kernel(kernel, 3, 2, make_bulk_wgmma, 1)
 
 
 def bulk_gradient_kernels(product, tile, images, terms):

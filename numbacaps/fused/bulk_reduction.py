@@ -126,6 +126,9 @@ def make_bulk_reduction(
     RAW_START = A_START + A_RING * A_PITCH
     B_START = RAW_START + RAW_RING * RAW_PITCH
     PAIRED = D3 % 2 == 0
+    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
+    PLACES = BN // 8 * APART
+    TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
     SIZE, B_G = size, pixels.steps[1]
     FIRST, OTHER = first, first + HEAD
     ZERO = np.float32(0)
@@ -357,25 +360,35 @@ def make_bulk_reduction(
                         a_turn = short(0)
                         a_phase = short(a_phase ^ 1)
                 cuda.syncwarp()
+            row_to = cuda.local.array(TAPS, np.int64)
+            column_to = cuda.local.array(PLACES, np.int64)
+            base = split * SIZE + g * B_G
+            for i in range(TAPS):  # all places before the first store, which would hold them up
+                row = warp % 4 * 16 + lane // 4 + i // TAP_COLUMNS * 8
+                k = (channel0 + row // D) * (WARPS // 4) + tap_row
+                k = (k * TAP_COLUMNS + i % TAP_COLUMNS) * D + row % D
+                row_to[i] = base + table[at(3 * K + min(k, K - 1))]
+            for i in range(PLACES):
+                n = p0 * D3 + i // APART * 8 + lane % 4 * 2 + i % APART
+                column_to[i] = table[at(4 * K + min(n, N - 1))]
             for half in range(2):
                 row = warp % 4 * 16 + lane // 4 + half * 8
-                channel = channel0 + row // D
-                if row < FILLED and channel < CHANNELS:
+                if row < FILLED and channel0 + row // D < CHANNELS:
                     for tap in range(TAP_COLUMNS):
-                        k = ((channel * (WARPS // 4) + tap_row) * TAP_COLUMNS + tap) * D + row % D
-                        to = split * SIZE + g * B_G + table[at(3 * K + k)]
+                        to = row_to[half * TAP_COLUMNS + tap]
                         for block in range(BN // 8):
                             column = block * 8 + lane % 4 * 2
                             n = p0 * D3 + column
+                            where = to + column_to[block * APART]
                             one = acc[tap * SUMS + block * 4 + half * 2]
                             other = acc[tap * SUMS + block * 4 + half * 2 + 1]
                             if PAIRED:
                                 if column < COLUMNS_FILLED and n < N:
-                                    store_pair(b, to + table[at(4 * K + n)], one, other)
+                                    store_pair(b, where, one, other)
                             else:
                                 if column < COLUMNS_FILLED and n < N:
-                                    b[at(to + table[at(4 * K + n)])] = one
+                                    b[at(where)] = one
                                 if column + 1 < COLUMNS_FILLED and n + 1 < N:
-                                    b[at(to + table[at(4 * K + n + 1)])] = other
+                                    b[at(to + column_to[block * APART + 1])] = other
 
     return bulk_reduction_kernel

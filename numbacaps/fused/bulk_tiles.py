@@ -232,6 +232,11 @@ def columns_read(tile, product):
     return (tile.PW - 1) * step + abs(window.step[1]) * (window.taps[1] - 1) + 1
 
 
+def run(D):
+    """Elements of k that a thread loads from shared memory at once, at most as many as a capsule's row has."""
+    return gcd(D, 16) // 4 or 1
+
+
 def _registers(tile, product, box, terms, rows):
     """About how many a thread holds with the fragments of so many rows of taps."""
     groups = box.channels * product.D // _K
@@ -265,8 +270,8 @@ def choose_tile(product, images, G, terms, multiprocessors):
             continue
         takes = cycles(tile, product, images, G, terms, multiprocessors)
         if best is None or takes < best[0]:
-            blocks = blocks_of(tile, product, images, G)
-            best = takes, tile, f"{blocks} blocks, about {takes} cycles"
+            turns = turns_of(tile, product, images, G)
+            best = takes, tile, f"{turns} turns of blocks, about {takes} cycles"
     return best[1:] if best else (None, reason)
 
 
@@ -284,12 +289,12 @@ def cycles(tile, product, images, G, terms, multiprocessors):
     batches = Window.of(product).taps[0] // batch_rows(tile, product, box, terms)
     chains = tile.TH * tile.TW * batches * (2 if tile.warpgroups == 1 else 1)
     step = max(products + chains * _BETWEEN[terms], copied // _BYTES_A_CYCLE)
-    turns = ceil_div(blocks_of(tile, product, images, G), multiprocessors)
+    turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
     return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)
 
 
-def blocks_of(tile, product, images, G):
-    """Blocks of all patches, images and columns."""
+def turns_of(tile, product, images, G):
+    """Turns that blocks take: all patches, images and columns of tiles."""
     p = product.pixels
     patches = ceil_div(p.rows, tile.TH) * ceil_div(p.columns, tile.TW)
     return G * ceil_div(images, BM // p.D1) * patches * ceil_div(product.N, tile.BN)

@@ -127,10 +127,10 @@ def inverse_root(value):
     return 1 / np.sqrt(value)
 
 
-def load_quad(to, array, index):
-    """See :func:`numbacaps.fused.ptx.load_quad`."""
-    assert int(index) % 4 == 0
-    to[0:4] = array[index : index + 4]
+def load_run(count, to, array, index):
+    """See :func:`numbacaps.fused.ptx.load_run`."""
+    assert int(index) % count == 0
+    to[0:count] = array[index : index + count]
 
 
 def cut_tf32(value):

@@ -4,7 +4,8 @@
 
 ``e`` counts the elements of 16 bytes, ``half`` the two chunks of k that one product takes, ``tap``
 the window's positions, ``n`` the columns of a tile. What lies past the channels or the columns is zero.
-Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
+A thread that loads a ``run`` of k's of the other operand at once has them in as many chunks, so they are
+taken apart here too. Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
 
 Before it, in :data:`HEAD` elements, lies the tensor map of the gathered array, for kernels that need one.
 """
@@ -22,14 +23,14 @@ NO_MAP = (0,) * WORDS
 
 
 @cache
-def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
+def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
     """Kernel that packs float32; a thread an element."""
     ELEMENTS = CHUNK // 4
     DEPTH = channels * D
     PAIRS = CHUNKS // 2
     STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
     N_TILES = -(-N // BN)
-    TAPS, PARTS, KERNEL_G = taps, parts, kernel_g
+    TAPS, PARTS, KERNEL_G, RUN = taps, parts, kernel_g, run
     MATRIX = ELEMENTS * BN * 2
     SIZE = G * N_TILES * STEPS * TAPS * PARTS * PAIRS * MATRIX
     MAP, FIRST = WORDS, HEAD
@@ -58,7 +59,8 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
         step = i // (MATRIX * PAIRS * PARTS * TAPS) % STEPS
         n += i // (MATRIX * PAIRS * PARTS * TAPS * STEPS) % N_TILES * BN
         g = i // (MATRIX * PAIRS * PARTS * TAPS * STEPS * N_TILES)
-        e = ((step * PAIRS + pair) * 2 + half) * ELEMENTS + element
+        chunk = (step * PAIRS + pair) * 2 + half
+        e = (chunk // RUN * ELEMENTS + element) * RUN + chunk % RUN
         value = ZERO
         if n < N and e < DEPTH:
             k = (e // D * TAPS + tap) * D + e % D

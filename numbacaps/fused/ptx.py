@@ -361,24 +361,27 @@ def inverse_root(typing_context, value):
 
 
 @intrinsic
-def load_quad(typing_context, to, array, index):
-    """to[0], ..., to[3] = array[index], ..., array[index + 3] in one load; index is a multiple of 4."""
+def load_run(typing_context, count, to, array, index):
+    """to[:count] = array[index : index + count] in one load; index is a multiple of count (1, 2 or 4)."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    length = count.literal_value
 
     def codegen(context, builder, signature, arguments):
-        to, array, index = arguments
-        target, kind = signature.args[:2]
-        quad = ir.VectorType(context.get_data_type(kind.dtype), 4)
+        _, to, array, index = arguments
+        _, target, kind, _ = signature.args
+        run = ir.VectorType(context.get_data_type(kind.dtype), length)
         place = builder.gep(_data(context, builder, kind, array), [index])
         loaded = builder.load(
-            builder.bitcast(place, quad.as_pointer()), align=4 * kind.dtype.bitwidth // 8
+            builder.bitcast(place, run.as_pointer()), align=length * kind.dtype.bitwidth // 8
         )
         first = _data(context, builder, target, to)
-        for i in range(4):
+        for i in range(length):
             element = builder.extract_element(loaded, ir.Constant(_I32, i))
             builder.store(element, builder.gep(first, [ir.Constant(_I64, i)]))
         return context.get_dummy_value()
 
-    return types.void(to, array, types.int64), codegen
+    return types.void(count, to, array, types.int64), codegen
 
 
 @intrinsic

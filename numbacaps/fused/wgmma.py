@@ -94,6 +94,8 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     SUMS = BN // 2
     ALL_SUMS = SUMS * PIXELS
     PAIRED = C_D1 % 2 == 0 and N % 2 == 0
+    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
+    PLACES = BN // 8 * APART
     N_TILES = -(-N // BN)
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
@@ -115,6 +117,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
         shared = cuda.shared.array(0, dtype)
         acc = cuda.local.array(ALL_SUMS, np.float32)
         place = cuda.local.array(PIXELS, np.int64)
+        column_at = cuda.local.array(PLACES, np.int64)
         offset = cuda.local.array(OFFSETS, np.int32)
         start = (shared_address(shared) + 127) // 128 * 128
         thread = cuda.threadIdx.x
@@ -198,6 +201,10 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
                 wgmma_wait()
         lane = thread % 32
         warp = thread // 32 % 4
+        first_n = n_tile * BN + lane % 4 * 2
+        for i in range(PLACES):  # all of them before the first store, which would hold them up
+            n = first_n + i // APART * 8 + i % APART
+            column_at[i] = table[at(4 * K + N + min(n, N - 1))]
         for which in range(RESULT, RESULTS):
             result = c
             if which == 1:
@@ -214,18 +221,18 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
                     if row < FILLED and image < images and h < ROWS and w < COLUMNS:
                         to = to_row + h * C_ROW + w * C_COLUMN
                         for block in range(BN // 8):
-                            n = n_tile * BN + block * 8 + lane % 4 * 2
+                            n = first_n + block * 8
+                            where = to + column_at[block * APART]
                             first = acc[j * SUMS + block * 4 + half * 2]
                             second = acc[j * SUMS + block * 4 + half * 2 + 1]
                             if PAIRED:
                                 if n < N:
-                                    where = to + table[at(4 * K + N + n)]
                                     store_pair(result, where, dtype_of(first), dtype_of(second))
                             else:
                                 if n < N:
-                                    result[at(to + table[at(4 * K + N + n)])] = first
+                                    result[at(where)] = first
                                 if n + 1 < N:
-                                    result[at(to + table[at(4 * K + N + n + 1)])] = second
+                                    result[at(to + column_at[block * APART + 1])] = second
 
     dtype_of = dtype.type
     return wgmma_kernel

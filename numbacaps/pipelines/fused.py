@@ -113,12 +113,12 @@ class _OnTensorCores(_Gathers):
     why : str
     depth : int
         Elements of k in a stage, those of all taps apart.
-    parts : int
-        Of the packed kernel.
+    run, parts : int
+        Of the packed kernel: k's that a thread loads at once, and parts.
     activation : numbacaps.activation.Activation or None
     """
 
-    def __init__(self, product, images, G, dtype, tile, why, depth, parts, activation):
+    def __init__(self, product, images, G, dtype, tile, why, depth, run, parts, activation):
         p = product
         super().__init__(activation, p, tile.BN, LANES)
         self.images, self.tile, self.why = images, tile, why
@@ -127,7 +127,7 @@ class _OnTensorCores(_Gathers):
         chunks = depth * dtype.itemsize // CHUNK
         self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
-        pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
+        pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
         self.pack = Compiled(pack, (dtype, dtype, np.int64), 0, words=WORDS)
 
     def __call__(self, gathered, kernel, result, stream, packed, activated=None):
@@ -156,7 +156,7 @@ class WarpgroupGather(_OnTensorCores):
     def __init__(self, product, images, G, dtype, tile, why, activation=None):
         p = product
         depth = tile.CHUNKS * CHUNK // dtype.itemsize
-        super().__init__(p, images, G, dtype, tile, why, depth, 1, activation)
+        super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation)
         window = Window.of(p)
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
@@ -190,18 +190,19 @@ class BulkGather(_OnTensorCores):
         p = product
         box = bulk_tiles.Box.of(p, G, tile)
         depth, parts = box.channels * p.D, 2 if terms > 1 else 1
-        super().__init__(p, images, G, dtype, tile, why, depth, parts, activation)
+        run = bulk_tiles.run(p.D)
+        super().__init__(p, images, G, dtype, tile, why, depth, run, parts, activation)
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
         batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, terms, self.epilogue)
+        kernel = make_bulk_wgmma(*which, batch_rows, run, terms, self.epilogue)
         types = (dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(kernel, types, 1, self.shared, early=True)
-        blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
-        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+        self.kernel = Compiled(kernel, types, 2, self.shared, early=True)
+        self.turns = bulk_tiles.turns_of(tile, p, images, G)
+        self.grid = min(self.turns, multiprocessors())
 
     def tensor_map(self, gathered):
         """Of the gathered array, by its address."""
@@ -211,7 +212,7 @@ class BulkGather(_OnTensorCores):
 
     def multiply(self, gathered, packed, result, activated, stream):
         """Launch the product."""
-        arguments = (packed, result, activated, self.table, self.images)
+        arguments = (packed, result, activated, self.table, self.images, self.turns)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
