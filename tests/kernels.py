@@ -163,9 +163,9 @@ def bulk_kernel(product, tile, terms, group=None):
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
-    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, bulk_tiles.run(p.D), terms, behind)
-    kernel = make_bulk_wgmma(*which)
-    return Kernel(kernel, 3, 2, make_bulk_wgmma, 1)
+    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, tile.ahead, bulk_tiles.run(p.D))
+    kernel = make_bulk_wgmma(*which, terms, behind)
+    return Kernel(kernel, 3, 3, make_bulk_wgmma, 1)
 
 
 def bulk_gradient_kernels(product, tile, images, terms):

@@ -37,6 +37,11 @@ class BulkTile:
         return self.TH * self.TW // self.PW
 
     @property
+    def ahead(self):
+        """A batch is loaded while another is multiplied: too few warpgroups to hide each other's loads."""
+        return self.warpgroups < 3
+
+    @property
     def threads(self):
         """Threads of a block."""
         return (self.warpgroups + 1) * WARPGROUP
@@ -242,13 +247,16 @@ def _registers(tile, product, box, terms, rows):
     groups = box.channels * product.D // _K
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
-    return sums + rows * columns_read(tile, product) * groups * 4 * split + _OTHER_REGISTERS[terms]
+    fragments = rows * columns_read(tile, product) * groups * 4
+    return sums + fragments * (split + tile.ahead) + _OTHER_REGISTERS[terms]
 
 
 # Measured on an H100.
-_BYTES_A_CYCLE = 28  # from the L2 cache to a multiprocessor when all of them read
-_BETWEEN = {1: 400, 3: 750}  # cycles between chains of products, by terms
-_AROUND = 2000  # cycles
+_BYTES_A_CYCLE = 40  # from the L2 cache to a multiprocessor when all of them read
+_LOADED_A_CYCLE = 128  # bytes from shared memory
+_BETWEEN = {1: 100, 3: 150}  # cycles from a batch to the next where another warpgroup has products, by terms
+_ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
+_AROUND = 3000  # cycles for a result, and until the rings are filled
 
 
 def choose_tile(product, images, G, terms, multiprocessors):
@@ -278,17 +286,20 @@ def choose_tile(product, images, G, terms, multiprocessors):
 def cycles(tile, product, images, G, terms, multiprocessors):
     """About how many cycles all turns of a multiprocessor take.
 
-    The products or the copies of a box, whichever takes longer; what a warpgroup waits for between two
-    chains of products, which another one's hide in part; filling the rings and writing the result.
+    Of a box, whichever takes longest: the products of all warpgroups, the loads of all, one warpgroup's own
+    turn of both, or copying. Then filling the rings and writing the result.
     """
     box = Box.of(product, G, tile)
     depth = box.channels * product.D
     rings = Rings.of(product, box, tile, terms)
-    products = tile.TH * tile.TW * product.taps * depth // _K * terms * tile.BN // 2
-    copied = rings.box_bytes + Window.of(product).taps[0] * rings.tap_row_bytes
-    batches = Window.of(product).taps[0] // batch_rows(tile, product, box, terms)
-    chains = tile.TH * tile.TW * batches * (2 if tile.warpgroups == 1 else 1)
-    step = max(products + chains * _BETWEEN[terms], copied // _BYTES_A_CYCLE)
+    products = tile.PW * product.taps * depth // _K * terms * tile.BN // 2
+    rows = Window.of(product).taps[0]
+    loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // _LOADED_A_CYCLE
+    batches = rows // batch_rows(tile, product, box, terms)
+    alone = products + batches * _ALONE + (0 if tile.ahead else tile.warpgroups * loads)
+    copied = rings.box_bytes + rows * rings.tap_row_bytes
+    step = max(tile.warpgroups * max(products, loads), alone, copied // _BYTES_A_CYCLE)
+    step += batches * _BETWEEN[terms]
     turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
     return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)
 

@@ -6,15 +6,17 @@ What changed: one instruction fetches a whole box, all slots of all images and t
 (:mod:`numbacaps.fused.tensor_map`), one more a row of taps of the packed kernel. The engine works out
 the addresses, and what lies over the edge is zero. Boxes and rows of taps are two rings; a barrier
 in shared memory says when one is full, another when it may be overwritten, so warpgroups drift apart and
-one multiplies while another loads.
+one multiplies while another loads. There are as many blocks as multiprocessors, and each takes tile after
+tile: while a result is written, the next tile's boxes are on their way.
 
 The first operand comes through registers: a slot's rows are loaded once for all taps and pixels that
-read them. All products of a pixel follow each other, because it costs the tensor cores some hundred cycles
-to take up other sums. For ``terms`` of 3 both operands are split in two parts:
+read them, where capsules are wide enough a run of k's in one load. Which of a product's k's a thread
+holds does not matter as long as the packed kernel has them in the same places. For ``terms`` of 3 both
+operands are split in two parts:
 
     a * b = low(a) * high(b) + high(a) * low(b) + high(a) * high(b)
 
-whose sums leave the tensor cores, which cut off bits as they add, once a box, for ordinary adds.
+whose sums leave the tensor cores, which cut off bits as they add, once a batch, for ordinary adds.
 """
 
 from functools import cache
@@ -31,6 +33,7 @@ from numbacaps.fused.ptx import (
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
+    let_next_start,
     load_run,
     mbarrier_arrive,
     mbarrier_expect,
@@ -65,6 +68,7 @@ def make_bulk_wgmma(
     tile,
     columns_in,
     batch_rows,
+    ahead,
     run,
     terms,
     epilogue=Epilogue(),
@@ -84,6 +88,8 @@ def make_bulk_wgmma(
         :func:`numbacaps.fused.bulk_tiles.columns_read`.
     batch_rows : int
         Rows of taps whose products a warpgroup starts at once; a divisor of all.
+    ahead : bool
+        The next batch is loaded while one is multiplied; otherwise other warpgroups multiply meanwhile.
     run : int
         :func:`numbacaps.fused.bulk_tiles.run`.
     terms : int
@@ -117,7 +123,7 @@ def make_bulk_wgmma(
     GROUPS = CHANNELS * D // 8
     STEPS = -(-channels // CHANNELS)
     COLUMNS_IN = columns_in
-    BATCH = batch_rows
+    BATCH, AHEAD = batch_rows, ahead
     BATCHES = TAP_ROWS // BATCH
     FRAGMENTS = BATCH * GROUPS * COLUMNS_IN * 4
     BOXES, B_ROWS = rings.boxes, rings.tap_rows
@@ -163,6 +169,22 @@ def make_bulk_wgmma(
         image0 = turn // (PATCHES * N_TILES * G) * IMAGES
         return g, n_tile, image0, row0, column0
 
+    @cuda.jit(device=True, inline="always")
+    def load_rows(to, shared, slots, run_at, row_at, below_at):
+        """A thread's part of a batch of rows of slots: of each group and column four elements."""
+        values = cuda.local.array(RUN, np.float32)
+        for r in range(BATCH):
+            slot_row = slots + (TAP_TOP + r * TAP_DOWN) * ROW_AT
+            for i in range(RUNS):
+                for half in range(2):
+                    place = slot_row + run_at[i] + (below_at if half else row_at)
+                    for column in range(COLUMNS_IN):
+                        load_run(RUN, values, shared, place + column * COLUMN_AT)
+                        for j in range(RUN):
+                            chunk = i * RUN + j  # of 4 k's, two to a product
+                            k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
+                            to[k * 4 + chunk % 2 * 2 + half] = values[j]
+
     @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the tensor map of the gathered array, then the packed kernel
@@ -171,6 +193,7 @@ def make_bulk_wgmma(
         table,  # in   Product.table
         images,
         turns,  # of all blocks
+        first,  # 0 where another product ran since the kernel was packed
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -191,7 +214,9 @@ def make_bulk_wgmma(
         if warp >= WARPS:
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:
-                wait_for_last()  # the kernel is packed
+                if first > 0:
+                    wait_for_last()  # the kernel is packed
+                let_next_start()  # another product of the same pass, which has a result of its own
                 acquire_map(b)
                 a_turn, b_turn = short(0), short(0)
                 a_phase, b_phase = short(1), short(1)  # what nobody has filled yet counts as empty
@@ -223,13 +248,14 @@ def make_bulk_wgmma(
                             if b_turn == B_ROWS:
                                 b_turn = short(0)
                                 b_phase = short(b_phase ^ 1)
+                wait_for_last()  # who waits for this kernel waits for those before it too
         else:
             more_registers(REGISTERS)
             acc = cuda.local.array(ALL_SUMS, np.float32)
             part = cuda.local.array(PART_SUMS, np.float32)
             high = cuda.local.array(FRAGMENTS, np.float32)
             low = cuda.local.array(REST, np.float32)
-            values = cuda.local.array(RUN, np.float32)
+            loaded = cuda.local.array(FRAGMENTS, np.float32)
             run_at = cuda.local.array(RUNS, np.int32)
             column_at = cuda.local.array(PLACES, np.int64)
             row_of_patch = warp // 4 // WARPGROUPS_ACROSS
@@ -255,27 +281,24 @@ def make_bulk_wgmma(
                     acc[i] = ZERO
                 for i in range(PART_SUMS):
                     part[i] = ZERO
-                for _ in range(short(STEPS)):
-                    a_full = start + a_turn * 8
+                if AHEAD:
+                    mbarrier_wait(shared, start + a_turn * 8, a_phase)
                     slots = first_slot + a_turn * (A_PITCH // 4)
-                    mbarrier_wait(shared, a_full, a_phase)
+                    load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                for step in range(short(STEPS)):
+                    if not AHEAD:
+                        mbarrier_wait(shared, start + a_turn * 8, a_phase)
                     for batch in range(BATCHES):
-                        for r in range(BATCH):
-                            slot_row = slots + (TAP_TOP + (batch * BATCH + r) * TAP_DOWN) * ROW_AT
-                            for i in range(RUNS):
-                                for half in range(2):
-                                    place = slot_row + run_at[i] + (below_at if half else row_at)
-                                    for column in range(COLUMNS_IN):
-                                        load_run(RUN, values, shared, place + column * COLUMN_AT)
-                                        for j in range(RUN):
-                                            chunk = i * RUN + j  # of 4 k's, two to a product
-                                            k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
-                                            k = k * 4 + chunk % 2 * 2 + half
-                                            if SPLIT:
-                                                high[k] = values[j]  # whose low bits are not read
-                                                low[k] = (values[j] - cut_tf32(values[j])) * NEARER
-                                            else:
-                                                high[k] = values[j] * NEARER
+                        if not AHEAD:
+                            slots = first_slot + a_turn * (A_PITCH // 4)
+                            slots += batch * (BATCH * TAP_DOWN * ROW_AT)
+                            load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        for i in range(FRAGMENTS):
+                            if SPLIT:
+                                high[i] = loaded[i]  # whose low bits are not read
+                                low[i] = (loaded[i] - cut_tf32(loaded[i])) * NEARER
+                            else:
+                                high[i] = loaded[i] * NEARER
                         for r in range(BATCH):
                             wrapped = short(1 if b_turn + r >= B_ROWS else 0)
                             b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
@@ -297,7 +320,7 @@ def make_bulk_wgmma(
                                         if not SPLIT:
                                             wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
                                         elif chain % PARTS == 0:
-                                            more = 1 if batch + r + tap + group > 0 else 0
+                                            more = 1 if r + tap + group > 0 else 0
                                             wgmma_fragment(
                                                 BN, part, s, low, k, shared, b_high, more
                                             )
@@ -305,9 +328,26 @@ def make_bulk_wgmma(
                                         else:
                                             wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
                         wgmma_commit()
-                        if batch == BATCHES - 1 and lane == 0:
-                            mbarrier_arrive(shared, a_full + A_EMPTY)
+                        if batch < BATCHES - 1:
+                            if AHEAD:
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                slots += (batch + 1) * (BATCH * TAP_DOWN * ROW_AT)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        else:
+                            if lane == 0:
+                                mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
+                            a_turn = short(a_turn + 1)
+                            if a_turn == BOXES:
+                                a_turn = short(0)
+                                a_phase = short(a_phase ^ 1)
+                            if AHEAD and step < STEPS - 1:
+                                mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
                         wgmma_wait()
+                        if SPLIT:
+                            for i in range(ALL_SUMS):
+                                acc[i] += part[i]
                         for r in range(BATCH):
                             if lane == 0:
                                 mbarrier_arrive(shared, start + B_EMPTY + b_turn * 8)
@@ -315,13 +355,6 @@ def make_bulk_wgmma(
                             if b_turn == B_ROWS:
                                 b_turn = short(0)
                                 b_phase = short(b_phase ^ 1)
-                    if SPLIT:
-                        for i in range(ALL_SUMS):
-                            acc[i] += part[i]
-                    a_turn = short(a_turn + 1)
-                    if a_turn == BOXES:
-                        a_turn = short(0)
-                        a_phase = short(a_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
                 for i in range(PLACES):  # all of them before the first store, which would hold them up
@@ -336,13 +369,14 @@ def make_bulk_wgmma(
                         row = warp % 4 * 16 + lane // 4 + half * 8
                         image = image0 + row // D1
                         to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
-                        for j in range(PW):
-                            h = row0 + row_of_patch
-                            w = column0 + column_of_patch + j
-                            if row < FILLED and image < images and h < ROWS and w < COLUMNS:
-                                to = to_row + h * C_ROW + w * C_COLUMN
-                                for block in range(BN // 8):
-                                    n = first_n + block * 8
+                        h = row0 + row_of_patch
+                        to_row += h * C_ROW
+                        for block in range(BN // 8):
+                            n = first_n + block * 8
+                            for j in range(PW):  # neighbours one after the other: parts of sectors
+                                w = column0 + column_of_patch + j
+                                if row < FILLED and image < images and h < ROWS and w < COLUMNS:
+                                    to = to_row + w * C_COLUMN
                                     where = to + column_at[block * APART]
                                     one = acc[j * SUMS + block * 4 + half * 2]
                                     other = acc[j * SUMS + block * 4 + half * 2 + 1]

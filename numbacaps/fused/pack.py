@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import CHUNK, let_next_start, put_word, to_tf32
+from numbacaps.fused.intrinsics import CHUNK, let_next_start, put_word, to_tf32, wait_for_last
 from numbacaps.target import at, cuda
 
 WORDS = 16  # of 64 bits, of a tensor map
@@ -43,12 +43,13 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
         table,  # in   Product.table
         words,  # in   the tensor map
     ):
-        let_next_start()  # up to where it waits for what is packed here
+        let_next_start()  # up to where it waits for what is packed here; another packing at once
         i = cuda.grid(1)
         for word in range(MAP):
             if i == word:
                 put_word(packed, word, words[word])
         if i >= SIZE:
+            wait_for_last()
             return
         element = i % ELEMENTS
         n = i // ELEMENTS % BN
@@ -69,6 +70,7 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
             if part > 0:
                 value = to_tf32(whole - value)
         packed[at(FIRST + i)] = value
+        wait_for_last()  # who waits for this kernel waits for those before it too
 
     return pack_kernel
 

@@ -58,6 +58,16 @@ class _Gathers:
             how = f"apart: {apart}" if apart else "in it"
             self._behind = f", LeakyReLU and squash {how}"
 
+    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
+        """Launch it alone on runs of elements; ``packed`` is room for what it packs.
+
+        ``activated`` takes the result behind the activation, where there is one.
+        """
+        activated = result if activated is None else activated
+        ready = self.ready_for(gathered, result, activated)
+        ready.pack(gathered, kernel, packed, stream)
+        ready.multiply(gathered, kernel, packed, result, activated, stream)
+
 
 class Gather(_Gathers):
     """A product that gathers one operand, by ordinary arithmetic: forward, or a residue of dx.
@@ -84,12 +94,15 @@ class Gather(_Gathers):
         self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
 
-    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
-        """Launch it on runs of elements; it needs no room for a packed kernel.
+    def ready_for(self, *arrays):
+        """Itself: it takes every array."""
+        return self
 
-        ``activated`` takes the result behind the activation, where there is one.
-        """
-        activated = result if activated is None else activated
+    def pack(self, gathered, kernel, packed, stream):
+        """Nothing: it reads the kernel as it lies."""
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
         arguments = (gathered, kernel, result, activated, self.table, self.M)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
 
@@ -116,9 +129,13 @@ class _OnTensorCores(_Gathers):
     run, parts : int
         Of the packed kernel: k's that a thread loads at once, and parts.
     activation : numbacaps.activation.Activation or None
+    follows : bool
+        Another product of the pass is packed, and multiplied, before this one.
     """
 
-    def __init__(self, product, images, G, dtype, tile, why, depth, run, parts, activation):
+    def __init__(
+        self, product, images, G, dtype, tile, why, depth, run, parts, activation, follows
+    ):
         p = product
         super().__init__(activation, p, tile.BN, LANES)
         self.images, self.tile, self.why = images, tile, why
@@ -128,22 +145,21 @@ class _OnTensorCores(_Gathers):
         self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
         pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
-        self.pack = Compiled(pack, (dtype, dtype, np.int64), 0, words=WORDS)
+        types = (dtype, dtype, np.int64)
+        self._pack = Compiled(pack, types, 0, words=WORDS, early=follows)
 
-    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
-        """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel.
+    def ready_for(self, *arrays):
+        """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
+        if all(map(_aligned, arrays)):
+            return self
+        if self.epilogue.activates:
+            raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
+        return self._unaligned
 
-        ``activated`` takes the result behind the activation, where there is one.
-        """
-        activated = result if activated is None else activated
-        if not all(map(_aligned, (gathered, result, activated))):
-            if self.epilogue.activates:
-                raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
-            self._unaligned(gathered, kernel, result, stream, packed)
-            return
+    def pack(self, gathered, kernel, packed, stream):
+        """Launch the packing of the kernel, for a product that gathers from this array."""
         operands = (kernel, packed, self.table, self.tensor_map(gathered))
-        launch(self.pack, self.packed, 1, operands, stream)
-        self.multiply(gathered, packed, result, activated, stream)
+        launch(self._pack, self.packed, 1, operands, stream)
 
     @cached_property
     def _unaligned(self):
@@ -153,10 +169,10 @@ class _OnTensorCores(_Gathers):
 class WarpgroupGather(_OnTensorCores):
     """The same by warpgroup products of the tensor cores, whose threads copy for themselves."""
 
-    def __init__(self, product, images, G, dtype, tile, why, activation=None):
+    def __init__(self, product, images, G, dtype, tile, why, activation=None, follows=False):
         p = product
         depth = tile.CHUNKS * CHUNK // dtype.itemsize
-        super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation)
+        super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation, follows)
         window = Window.of(p)
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
@@ -172,8 +188,8 @@ class WarpgroupGather(_OnTensorCores):
         """None is needed."""
         return NO_MAP
 
-    def multiply(self, gathered, packed, result, activated, stream):
-        """Launch the product."""
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
         arguments = (gathered, packed, result, activated, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
@@ -182,25 +198,31 @@ class WarpgroupGather(_OnTensorCores):
 
 
 class BulkGather(_OnTensorCores):
-    """The same with the copy engine, in ``terms`` products for each of float32."""
+    """The same with the copy engine, in ``terms`` products for each of float32.
 
-    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None):
+    One that follows another of its pass starts beside it: each has pixels of its own.
+    """
+
+    def __init__(
+        self, product, images, G, dtype, tile, why, terms, activation=None, follows=False
+    ):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
         p = product
         box = bulk_tiles.Box.of(p, G, tile)
         depth, parts = box.channels * p.D, 2 if terms > 1 else 1
         run = bulk_tiles.run(p.D)
-        super().__init__(p, images, G, dtype, tile, why, depth, run, parts, activation)
+        super().__init__(p, images, G, dtype, tile, why, depth, run, parts, activation, follows)
+        self._first = 0 if follows else 1
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
         batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, run, terms, self.epilogue)
+        kernel = make_bulk_wgmma(*which, batch_rows, tile.ahead, run, terms, self.epilogue)
         types = (dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(kernel, types, 2, self.shared, early=True)
+        self.kernel = Compiled(kernel, types, 3, self.shared, early=True)
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
         self.grid = min(self.turns, multiprocessors())
 
@@ -210,9 +232,10 @@ class BulkGather(_OnTensorCores):
 
         return tensor_map(address_of(gathered), *self.box)
 
-    def multiply(self, gathered, packed, result, activated, stream):
-        """Launch the product."""
-        arguments = (packed, result, activated, self.table, self.images, self.turns)
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
+        counts = (self.images, self.turns, self._first)
+        arguments = (packed, result, activated, self.table, *counts)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
@@ -423,18 +446,18 @@ class Prepared:
         self.seconds += time.perf_counter() - start
         return made
 
-    def _gather(self, product, activation=None):
+    def _gather(self, product, activation=None, follows=False):
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
         if self.precision in _TERMS and not SIMULATED:
             terms = _TERMS[self.precision]
             found = bulk_tiles.choose_tile(product, g.N, g.G, terms, multiprocessors())
             if found[0]:
-                return BulkGather(*which, *found, terms, activation)
+                return BulkGather(*which, *found, terms, activation, follows)
         if self.precision == "tf32":
             found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, multiprocessors())
             if found[0]:
-                return WarpgroupGather(*which, *found, activation)
+                return WarpgroupGather(*which, *found, activation, follows)
         return Gather(*which, activation)
 
     @cached_property
@@ -451,8 +474,11 @@ class Prepared:
     @cached_property
     def backward_input(self):
         """The products of the input's gradient, one for each residue of the stride."""
-        products = implicit_gemm.backward_input(self.geometry)
-        return self._made(lambda: [self._gather(product) for product in products])
+        gathers = []
+        for product in implicit_gemm.backward_input(self.geometry):
+            follows = any(gather.packed for gather in gathers)
+            gathers.append(self._made(lambda: self._gather(product, follows=follows)))
+        return gathers
 
     @cached_property
     def backward_kernel(self):
@@ -517,18 +543,26 @@ def multiprocessors():
 
 
 def _packed_shape(gathers):
-    """The workspace that the products of a pass share, one after the other."""
-    most = max((gather.packed for gather in gathers), default=0)
-    return {"packed": (most,)} if most else {}
+    """The workspace of the products of a pass: room for what each packs."""
+    return {f"packed {i}": (g.packed,) for i, g in enumerate(gathers) if g.packed}
+
+
+def _launch(gathers, gathered, kernel, result, activated, stream, room):
+    """Launch the products of a pass on runs of elements: first all packing, which goes on side by side."""
+    arrays = (gathered, result, activated)
+    ready = [(g.ready_for(*arrays), room.get(f"packed {i}")) for i, g in enumerate(gathers)]
+    for gather, packed in ready:
+        gather.pack(gathered, kernel, packed, stream)
+    for gather, packed in ready:
+        gather.multiply(gathered, kernel, packed, result, activated, stream)
 
 
 def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     """One product. The tensor cores take a workspace of one packed copy of ``w``."""
     gathers = prepare(geometry, x.dtype, precision).forward
     room = workspace.arrays(_packed_shape(gathers), x.dtype)
-    operands = runs(geometry, x=x, w=w, out=out)
-    for gather in gathers:
-        gather(*operands, stream, room.get("packed"))
+    x, w, out = runs(geometry, x=x, w=w, out=out)
+    _launch(gathers, x, w, out, out, stream, room)
 
 
 def activated(geometry, x, w, sums, out, activation, *, stream, workspace, precision="ieee"):
@@ -538,10 +572,9 @@ def activated(geometry, x, w, sums, out, activation, *, stream, workspace, preci
     """
     gathers = prepare(geometry, x.dtype, precision, activation).forward
     room = workspace.arrays(_packed_shape(gathers), x.dtype)
-    operands = runs(geometry, x=x, w=w, out=out if sums is None else sums)
+    x, w, sums = runs(geometry, x=x, w=w, out=out if sums is None else sums)
     (out,) = runs(geometry, out=out)
-    for gather in gathers:
-        gather(*operands, stream, room.get("packed"), out)
+    _launch(gathers, x, w, sums, out, stream, room)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
@@ -557,9 +590,8 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
         shapes |= prepared.backward_kernel.partial_shape
     room = workspace.arrays(shapes, dy.dtype)
     if dx is not None:
-        operands = runs(geometry, dy=dy, w=w, dx=dx)
-        for gather in prepared.backward_input:
-            gather(*operands, stream, room.get("packed"))
+        result, kernel, gathered = runs(geometry, dx=dx, w=w, dy=dy)
+        _launch(prepared.backward_input, gathered, kernel, result, result, stream, room)
     if dw is not None:
         x, dy, dw = runs(geometry, x=x, dy=dy, dw=dw)
         prepared.backward_kernel(x, dy, dw, stream, room.get("partial"))
