@@ -163,8 +163,9 @@ def bulk_kernel(product, tile, terms, group=None):
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
-    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, tile.ahead, bulk_tiles.run(p.D))
-    kernel = make_bulk_wgmma(*which, terms, behind)
+    ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
+    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, ahead, run, terms)
+    kernel = make_bulk_wgmma(*which, behind)
     return Kernel(kernel, 3, 3, make_bulk_wgmma, 1)
 
 

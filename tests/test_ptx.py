@@ -162,6 +162,22 @@ def test_bulk_copies(case, terms):
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
         assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+        if bulk_tiles.ahead(tile, terms):
+            # Of a register that was loaded and only handed on, the assembler thinks that it is free.
+            assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+
+
+def _multiplied(text):
+    """Registers whose values the warpgroup products take as their first operand."""
+    bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
+    operands = re.findall(r"wgmma\.mma_async[^{]*{[^}]*}, {([^}]*)}", text)
+    return {bits.get(register, register) for four in operands for register in four.split(", ")}
+
+
+def _loaded(text):
+    """Registers of float32 that loads from shared memory write."""
+    written = re.findall(r"ld\.shared\.\S+\s+([^\[]*)\[", text)
+    return {register for to in written for register in re.findall(r"%f\d+", to)}
 
 
 @pytest.mark.parametrize("terms", [1, 3])

@@ -37,11 +37,6 @@ class BulkTile:
         return self.TH * self.TW // self.PW
 
     @property
-    def ahead(self):
-        """A batch is loaded while another is multiplied: too few warpgroups to hide each other's loads."""
-        return self.warpgroups < 3
-
-    @property
     def threads(self):
         """Threads of a block."""
         return (self.warpgroups + 1) * WARPGROUP
@@ -237,6 +232,15 @@ def columns_read(tile, product):
     return (tile.PW - 1) * step + abs(window.step[1]) * (window.taps[1] - 1) + 1
 
 
+def ahead(tile, terms):
+    """Whether a batch is loaded while another is multiplied.
+
+    So it is where there are too few warpgroups to hide each other's loads; with three terms, products take
+    long enough, and the registers are needed.
+    """
+    return terms == 1 and tile.warpgroups < 3
+
+
 def run(D):
     """Elements of k that a thread loads from shared memory at once, at most as many as a capsule's row has."""
     return gcd(D, 16) // 4 or 1
@@ -248,13 +252,16 @@ def _registers(tile, product, box, terms, rows):
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
     fragments = rows * columns_read(tile, product) * groups * 4
-    return sums + fragments * (split + tile.ahead) + _OTHER_REGISTERS[terms]
+    return sums + fragments * (split + ahead(tile, terms)) + _OTHER_REGISTERS[terms]
 
 
 # Measured on an H100.
 _BYTES_A_CYCLE = 40  # from the L2 cache to a multiprocessor when all of them read
 _LOADED_A_CYCLE = 128  # bytes from shared memory
-_BETWEEN = {1: 100, 3: 150}  # cycles from a batch to the next where another warpgroup has products, by terms
+_BETWEEN = {
+    1: 100,
+    3: 150,
+}  # cycles from a batch to the next where another warpgroup has products, by terms
 _ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
 _AROUND = 3000  # cycles for a result, and until the rings are filled
 
@@ -296,7 +303,7 @@ def cycles(tile, product, images, G, terms, multiprocessors):
     rows = Window.of(product).taps[0]
     loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // _LOADED_A_CYCLE
     batches = rows // batch_rows(tile, product, box, terms)
-    alone = products + batches * _ALONE + (0 if tile.ahead else tile.warpgroups * loads)
+    alone = products + batches * _ALONE + (0 if ahead(tile, terms) else tile.warpgroups * loads)
     copied = rings.box_bytes + rows * rings.tap_row_bytes
     step = max(tile.warpgroups * max(products, loads), alone, copied // _BYTES_A_CYCLE)
     step += batches * _BETWEEN[terms]

@@ -295,8 +295,10 @@ def make_bulk_wgmma(
                             load_rows(loaded, shared, slots, run_at, row_at, below_at)
                         for i in range(FRAGMENTS):
                             if SPLIT:
-                                high[i] = loaded[i]  # whose low bits are not read
-                                low[i] = (loaded[i] - cut_tf32(loaded[i])) * NEARER
+                                # Not loaded[i] itself, though nobody reads its low bits: what is loaded
+                                # next would take its place while it is still multiplied.
+                                high[i] = cut_tf32(loaded[i])
+                                low[i] = (loaded[i] - high[i]) * NEARER
                             else:
                                 high[i] = loaded[i] * NEARER
                         for r in range(BATCH):
@@ -357,7 +359,9 @@ def make_bulk_wgmma(
                                 b_phase = short(b_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
-                for i in range(PLACES):  # all of them before the first store, which would hold them up
+                for i in range(
+                    PLACES
+                ):  # all of them before the first store, which would hold them up
                     n = first_n + i // APART * 8 + i % APART
                     column_at[i] = table[at(4 * K + N + (n if N_FULL else min(n, N - 1)))]
                 for which in range(RESULT, RESULTS):

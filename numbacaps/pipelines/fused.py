@@ -203,9 +203,7 @@ class BulkGather(_OnTensorCores):
     One that follows another of its pass starts beside it: each has pixels of its own.
     """
 
-    def __init__(
-        self, product, images, G, dtype, tile, why, terms, activation=None, follows=False
-    ):
+    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
         p = product
@@ -220,7 +218,8 @@ class BulkGather(_OnTensorCores):
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
         batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, tile.ahead, run, terms, self.epilogue)
+        ahead = bulk_tiles.ahead(tile, terms)
+        kernel = make_bulk_wgmma(*which, batch_rows, ahead, run, terms, self.epilogue)
         types = (dtype, dtype, dtype, np.int64)
         self.kernel = Compiled(kernel, types, 3, self.shared, early=True)
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
@@ -257,7 +256,9 @@ class Splits:
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         self._grid = ceil_div(size, ADDED)
         if splits > 1:
-            self._add = Compiled(make_add_splits(splits, size, dtype), (dtype, dtype), 0, early=True)
+            self._add = Compiled(
+                make_add_splits(splits, size, dtype), (dtype, dtype), 0, early=True
+            )
 
     def add(self, partial, dw, stream):
         """Launch the second kernel, where there is more than one split."""
