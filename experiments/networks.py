@@ -31,7 +31,8 @@ from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.target import cuda
 
 OURS = "capsnet"
-NAMES = (OURS, *opponents.NETWORKS)
+APART = "capsnet_apart"  # every LeakyReLU and squash a kernel behind the convolution's
+NAMES = (OURS, APART, *opponents.NETWORKS)
 WORKLOADS = {f"network, batch {N}": replace(PUBLISHED["layer 1"], N=N) for N in (128, 1024)}
 _STILL = 1e-30  # a rate at which no float32 weight moves
 _CALLS = 10  # in the timed graph
@@ -43,7 +44,8 @@ def choose(names, precisions=opponents.PRECISIONS):
     """The variants of those names at those precisions, ours first."""
     float32 = np.dtype(np.float32)
     ours = [
-        Variant(OURS, "capsule", precision, "float32", OurNetwork)
+        Variant(name, "capsule", precision, "float32", OurNetwork)
+        for name in (OURS, APART)
         for precision in ALGORITHMS["fused"].precisions(float32)
     ]
     theirs = [
@@ -153,7 +155,8 @@ class OurNetwork:
     def __init__(self, variant, wanted, task):
         net = published(variant.precision)
         self._net, self._wanted, self._clock = net, wanted, measure.clock()
-        self._forward = ForwardPass(net.layers, len(task.x), net.dtype)
+        how = {"keeps_sums": wanted != "net_forward", "apart": variant.algorithm == APART}
+        self._forward = ForwardPass(net.layers, len(task.x), net.dtype, **how)
         self._backward = BackwardPass(self._forward)
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)
         self._clock.synchronize()

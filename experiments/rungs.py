@@ -14,7 +14,13 @@ import numpy as np
 from experiments import command, contestants, measure
 from experiments.contestants import OurRun
 from experiments.workloads import EM_ROUTING
-from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    tiles,
+    warpgroup_tiles,
+)
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
@@ -81,6 +87,14 @@ def _mma_reduction(terms):
     return lambda p, g: fused.MmaReduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms)
 
 
+def _bulk_reduction(terms):
+    def make(p, g):
+        chosen = bulk_reduction_tiles.choose_tile(p, g.N, g.G, terms)
+        return fused.BulkReduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms, *chosen)
+
+    return make
+
+
 class RungRun(OurRun):
     """A rung in the place of an algorithm."""
 
@@ -131,6 +145,8 @@ RUNGS = {
         Rung("reduction", "ieee", _reduction),
         Rung("mma_reduction", "tf32", _mma_reduction(1)),
         Rung("mma_reduction", "tf32x3", _mma_reduction(3)),
+        Rung("bulk_reduction", "tf32", _bulk_reduction(1)),
+        Rung("bulk_reduction", "tf32x3", _bulk_reduction(3)),
     ),
 }
 

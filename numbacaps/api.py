@@ -21,7 +21,7 @@ from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.target import check_target, cuda
-from numbacaps.workspace import Workspace, check_limit
+from numbacaps.workspace import Workspace, check_limit, kept_workspace
 
 
 def capsule_conv2d(
@@ -107,7 +107,8 @@ def capsule_conv2d(
     stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:
         return task.empty(task.output_shape, out)
-    result = task.run(algorithm.forward, task.geometry.output_shape, stream, out)
+    workspace = task.workspace(algorithm, stream, precision)
+    result = task.run(algorithm.forward, workspace, task.geometry.output_shape, stream, out)
     return task.deliver(result, task.output_shape, inverse(task.product.y_order), out, stream)
 
 
@@ -159,7 +160,8 @@ def capsule_votes(
     stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:
         return task.empty(task.votes_shape, out)
-    result = task.run(algorithm.votes, task.geometry.votes_shape, stream, out)
+    workspace = Workspace(task.limit)
+    result = task.run(algorithm.votes, workspace, task.geometry.votes_shape, stream, out)
     return task.deliver(result, task.votes_shape, inverse(task.product.y_order), out, stream)
 
 
@@ -220,7 +222,8 @@ def capsule_conv2d_backward(
     dw = cuda.device_array(g.kernel_shape, task.dtype, stream=stream) if "kernel" in needs else None
     unread = {"w"} if dx is None else {"x"} if dw is None else set()
     arrays = task.canonical(stream, unread)
-    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace=Workspace(task.limit))
+    workspace = task.workspace(algorithm, stream, precision, *sorted(needs))
+    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace=workspace)
     if dx is not None:
         dx = task.deliver(dx, x.shape, inverse(task.product.x_order), None, stream)
     if dw is not None:
@@ -292,7 +295,7 @@ class _Task:
             for operand, (order, capsule) in zip(self.operands, layouts)
         ]
 
-    def run(self, function, shape, stream, out):
+    def run(self, function, workspace, shape, stream, out):
         """Run a forward or votes function into a new array, or straight into ``out`` if it can."""
         in_place = out is not None and out.on_device and self._keeps_order
         if in_place:
@@ -300,8 +303,14 @@ class _Task:
         else:
             result = cuda.device_array(shape, self.dtype, stream=stream)
         x, w = self.canonical(stream)
-        function(self.geometry, x, w, result, stream=stream, workspace=Workspace(self.limit))
+        function(self.geometry, x, w, result, stream=stream, workspace=workspace)
         return result
+
+    def workspace(self, algorithm, stream, *what):
+        """Memory for intermediates; that of an algorithm that takes little is kept between calls."""
+        if algorithm.prepare is None:
+            return Workspace(self.limit)
+        return kept_workspace(stream, self.geometry, self.dtype, *what)
 
     @property
     def _keeps_order(self):

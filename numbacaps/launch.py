@@ -38,7 +38,7 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
     y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
     z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))
-    kernel[(x, y, z), (across, 1, down), stream](*arguments)
+    kernel[(x, y, z), (across, 1, down), stream, 0](*arguments)
 
 
 def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):
@@ -48,7 +48,13 @@ def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):
 
 
 def flat(name, array, shape):
-    """``array`` as one run of elements, after checking that it holds ``shape``.
+    """``array`` as one run of elements, after :func:`check_run`."""
+    check_run(name, array, shape)
+    return array.reshape(array.size)
+
+
+def check_run(name, array, shape):
+    """Refuse an array that does not hold ``shape`` as one run of elements.
 
     Raises
     ------
@@ -59,9 +65,17 @@ def flat(name, array, shape):
         raise ValueError(f"{name} has shape {tuple(array.shape)}; it takes {tuple(shape)}")
     if not array.is_c_contiguous():
         raise ValueError(f"{name} is not C-contiguous; it takes a C-contiguous device array")
-    return array.reshape(array.size)
 
 
 def flat_operands(geometry, **arrays):
     """Whole operands as runs of elements, each checked against the geometry; see :func:`flat`."""
     return [flat(name, array, geometry.shape_of(name)) for name, array in arrays.items()]
+
+
+def runs(geometry, **arrays):
+    """The same for :class:`numbacaps.fused.compiled.Compiled` kernels, which need no reshaping on a GPU."""
+    if SIMULATED:
+        return flat_operands(geometry, **arrays)
+    for name, array in arrays.items():
+        check_run(name, array, geometry.shape_of(name))
+    return list(arrays.values())

@@ -1,10 +1,15 @@
 """Device memory for what an algorithm lays out between its input and its output."""
 
+import threading
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from numbacaps.target import SIMULATED, cuda
+
+
+_KEPT = 64  # workspaces
 
 
 class Workspace:
@@ -24,6 +29,7 @@ class Workspace:
     def __init__(self, limit=None):
         self._limit = limit
         self._arrays = {}
+        self._asked, self._views = None, None  # by the last call
 
     @property
     def limit(self):
@@ -50,6 +56,15 @@ class Workspace:
         -------
         dict of str to device array, contents undefined
         """
+        asked = tuple(shapes.items()), dtype
+        if asked != self._asked:
+            self._asked, self._views = None, None  # they hold memory
+            self._views = self._fitted(shapes, dtype)
+            self._asked = asked
+        return self._views
+
+    def _fitted(self, shapes, dtype):
+        """Views of what there is, if it is large enough, or of new arrays."""
         if any(
             name not in self._arrays
             or self._arrays[name].dtype != dtype
@@ -63,6 +78,24 @@ class Workspace:
         return {
             name: self._arrays[name][: prod(shape)].reshape(shape) for name, shape in shapes.items()
         }
+
+
+def kept_workspace(stream, *what):
+    """The workspace of calls that are alike in ``what``, of this thread's on a stream.
+
+    The last so many are kept, so that calls of a small convolution again and again do not allocate.
+
+    Parameters
+    ----------
+    stream : Numba stream or 0
+    what : hashable
+    """
+    return _kept(int(stream) if stream else 0, threading.get_ident(), *what)
+
+
+@lru_cache(_KEPT)
+def _kept(*key):
+    return Workspace()
 
 
 def check_limit(limit):

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 import numbacaps
-from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.activation import Activation
+from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.bulk_reduction import make_bulk_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.direct import make_direct
+from numbacaps.fused.epilogue import fit
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import WORDS, make_pack
+from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -96,6 +100,14 @@ def kernels(g, dtype):
     return found
 
 
+def epilogue(product, group, tile, lanes):
+    """LeakyReLU and squash of so many elements behind a product; none for None."""
+    activation = group and Activation(0.1, group)
+    found, why = fit(activation, product, tile.BN, lanes)
+    assert found.activates or not group, why
+    return found
+
+
 def fused_kernels(g, dtype):
     """The fused kernels of ordinary arithmetic, of the forward pass unless the name says otherwise."""
     product = implicit_gemm.forward(g)
@@ -111,7 +123,7 @@ def fused_kernels(g, dtype):
             make_shared_tiles(*which, square, dtype), 3, 1, make_shared_tiles, 1
         ),
         "register_tiles": Kernel(
-            make_register_tiles(*which, tile, dtype), 3, 1, make_register_tiles, 1
+            make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
         ),
         "reduction": Kernel(reduction, 3, 2, make_reduction, 1),
         "add_splits": Kernel(make_add_splits(4, size, dtype), 2, 0, make_add_splits),
@@ -120,29 +132,54 @@ def fused_kernels(g, dtype):
     which = (product.pixels, product.inside, product.N, product.K)
     tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, dtype.itemsize)
     found["register_tiles backward_input"] = Kernel(
-        make_register_tiles(*which, tile, dtype), 3, 1, make_register_tiles, 1
+        make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
     )
     return found
 
 
-def warpgroup_kernels(product, tile, dtype):
-    """The tensor cores' kernels of a product: its packing, then the product."""
+def register_kernel(product, tile, dtype, group):
+    """The kernel of ordinary arithmetic with an activation behind it."""
+    p = product
+    behind = epilogue(p, group, tile, tile.lanes)
+    kernel = make_register_tiles(p.pixels, p.inside, p.N, p.K, tile, dtype, behind)
+    return Kernel(kernel, 4, 1, make_register_tiles, 1)
+
+
+def warpgroup_kernels(product, tile, dtype, group=None):
+    """The tensor cores' kernels of a product: its packing, then the product and its activation."""
     depth, columns = (product.channels, product.D), (product.N, product.K)
     pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, 1)
     window = warpgroup_tiles.Window.of(product)
     steps = product.channel_steps[0]
-    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype)
-    return Kernel(pack, 2, 0, make_pack, 1, WORDS), Kernel(kernel, 3, 1, make_wgmma, 1)
+    behind = epilogue(product, group, tile, warpgroup_tiles.LANES)
+    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype, behind)
+    return Kernel(pack, 2, 0, make_pack, 1, WORDS), Kernel(kernel, 4, 1, make_wgmma, 1)
 
 
-def bulk_kernel(product, tile, terms):
-    """The tensor cores' kernel that the copy engine feeds."""
+def bulk_kernel(product, tile, terms, group=None):
+    """The tensor cores' kernel that the copy engine feeds, and its activation."""
     p = product
     box = bulk_tiles.Box.of(p, 1, tile)
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
-    kernel = make_bulk_wgmma(*which, p.channels, p.D, p.N, p.K, tile, read, rows, terms)
-    return Kernel(kernel, 2, 1, make_bulk_wgmma, 1)
+    behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
+    ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
+    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, ahead, run, terms)
+    kernel = make_bulk_wgmma(*which, behind)
+    return Kernel(kernel, 3, 3, make_bulk_wgmma, 1)
+
+
+def bulk_gradient_kernels(product, tile, images, terms):
+    """The kernel that puts tensor maps, and that of the kernel's gradient which the copy engine feeds."""
+    p, t = product, bulk_reduction_tiles
+    rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
+    which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
+    size = p.N * p.K
+    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, 64, terms)
+    return (
+        Kernel(make_put_maps(64), 1, 0, make_put_maps, words=2 * WORDS),
+        Kernel(kernel, 2, 0, make_bulk_reduction, 1),
+    )
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

@@ -1,5 +1,7 @@
 """The public functions: every product, every kind of array, streams and ``out``."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from numbacaps import (
     capsule_votes,
 )
 from numbacaps.target import SIMULATED, cuda
+from numbacaps.workspace import kept_workspace
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
@@ -230,3 +233,11 @@ def test_a_stream(rng):
 def test_registry_names():
     assert set(ALGORITHMS) >= {"naive", "staged", "indexed"}
     assert numbacaps.SIMULATED == SIMULATED
+
+
+def test_workspaces_that_are_kept():
+    """Of the same calls on a stream the same one, but not for another thread."""
+    mine = kept_workspace(0, "forward")
+    assert kept_workspace(0, "forward") is mine and kept_workspace(0, "input") is not mine
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(kept_workspace, 0, "forward").result() is not mine

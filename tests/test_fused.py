@@ -9,7 +9,14 @@ from cases import GEOMETRIES, nan, operands, sums
 import numbacaps
 import reference
 from numbacaps import Geometry
-from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, tiles, warpgroup_tiles
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    mma_tiles,
+    tiles,
+    warpgroup_tiles,
+)
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
@@ -242,6 +249,62 @@ def test_kernel_gradient_at_an_address_that_copies_cannot_take(rng):
     np.testing.assert_array_equal(*results)
 
 
+# What the copy engine tells apart there: rows fetched whole or pixel by pixel, of either array, windows that
+# reach over the edge, strides that leave rows out, channels that fill no 64 rows, strips cut short.
+BULK_GRADIENTS = {
+    "pixels": Geometry(21, 19, 11, 15, 12, 3, 3, 1, 4, 4, 4, (1, 2), (2, 1), (2, 1)),
+    "whole-rows": Geometry(37, 35, 19, 17, 13, 3, 2, 1, 4, 2, 2, (2, 1), (1, 0)),
+    "one-float": Geometry(19, 9, 9, 11, 9, 2, 3, 1, 4, 1, 8),
+    "plain-d1": Geometry(17, 5, 7, 8, 9, 2, 2, 1, 1, 16, 4, 1, (1, 1)),
+    "large-capsules": Geometry(5, 3, 9, 8, 10, 3, 3, 1, 16, 16, 16),
+    "rows-left-out": Geometry(6, 3, 6, 13, 12, 1, 2, 1, 4, 48, 8, (3, 2), (0, 1), (1, 3)),
+    "groups": Geometry(9, 5, 6, 9, 11, 2, 3, 3, 4, 8, 4, (2, 1), (0, 1), (1, 2)),
+    "large-window": Geometry(7, 4, 5, 15, 16, 5, 3, 1, 8, 8, 8, (1, 1), (3, 2)),
+    "one-pixel": Geometry(40, 16, 10, 3, 3, 3, 3, 1, 4, 16, 8),
+}
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", BULK_GRADIENTS)
+def test_kernel_gradient_by_bulk_copies(case, terms, rng):
+    """By the tile that a plan chooses, by the largest that can be taken, and by the smallest."""
+    _skip_without_tf32()
+    g, t = BULK_GRADIENTS[case], bulk_reduction_tiles
+    x, w, dy = operands(g, "float32", rng)
+    want = _oracle(g, x, w, dy)[2]
+    X, DY = (cuda.to_device(array.ravel()) for array in (x, dy))
+    product = implicit_gemm.forward(g)
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, g.G, terms)]
+    chosen = t.choose_tile(product, g.N, g.G, terms)[0]
+    for tile in {chosen, legal[0], legal[-1]}:
+        strips = t.choose_strips(tile, product, g.N, g.G, terms)[0]
+        which = (product, g.N, g.G, w.size, _F4, terms, tile, strips, "")
+        reduce = fused.BulkReduce(*which)
+        dw, partial = nan(w.size, _F4), nan(reduce.partial_shape["partial"], _F4)
+        reduce(X, DY, dw, 0, partial)
+        precision = {1: "tf32", 3: "tf32x3"}[terms]
+        result = dw.copy_to_host().reshape(w.shape)
+        reference.assert_close(result, want, sums(g)[2], precision=precision)
+        assert str(tile) in str(reduce)
+
+
+@pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
+def test_bulk_copies_of_the_kernel_gradient_at_an_address_that_they_cannot_take(rng):
+    """Whatever the workspace holds is enough for the kernel that copies less at a time."""
+    _skip_without_tf32()
+    g = BULK_GRADIENTS["pixels"]
+    x, w, dy = operands(g, "float32", rng)
+    X, W, DY = nan(x.size + 1, _F4)[1:], cuda.to_device(w), cuda.to_device(dy)
+    X.copy_to_device(x.ravel())
+    dw = nan(w.shape, _F4)
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
+    fused.backward(g, X, W, DY, None, dw, **run)
+    want = _oracle(g, x, w, dy)[2]
+    reference.assert_close(dw.copy_to_host(), want, sums(g)[2], precision="tf32")
+
+
 def test_three_terms_keep_what_one_cuts():
     """A factor with more bits than TF32 has comes out whole in three terms."""
     _skip_without_tf32()
@@ -332,6 +395,43 @@ def _laid_out(product, g, group, gathered):
 def test_why_the_copy_engine_cannot_be_used(geometry, reason):
     tile, why = bulk_tiles.choose_tile(implicit_gemm.forward(geometry), 1, 1, 1, 132)
     assert tile is None and reason in why
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 3, 4, 4), "D1 is 3"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 12, 4), "D2 is 12"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 80, 4), "D2 is 80"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 2, 4), "no multiples of 16 bytes"),
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 4, 3), "do not fill warps evenly"),
+        (Geometry(1, 1, 4, 9, 9, 8, 1, 1, 4, 4, 4), "8 rows of taps"),
+        (Geometry(1, 1, 4, 900, 900, 3, 3, 1, 4, 4, 4, 1, 0, (1, 200)), "a box of 401 indices"),
+        (Geometry(1, 1, 4, 90, 90, 2, 2, 1, 4, 4, 4, 1, 0, (40, 1)), "too much shared memory"),
+        (Geometry(1, 1, 4, 90, 90, 3, 23, 1, 4, 4, 4), "registers a thread"),
+        (Geometry(0, 1, 4, 9, 9, 2, 2, 1, 4, 4, 4), "no images"),
+    ],
+)
+def test_why_the_copy_engine_cannot_be_used_for_the_kernel_gradient(geometry, reason):
+    product = implicit_gemm.forward(geometry)
+    tile, strips, why = bulk_reduction_tiles.choose_tile(product, geometry.N, 1, 1)
+    assert tile is strips is None and reason in why
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", BULK_GRADIENTS)
+def test_strips_cover_every_pixel_once(case, terms):
+    g, t = BULK_GRADIENTS[case], bulk_reduction_tiles
+    product = implicit_gemm.forward(g)
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, g.G, terms)]
+    assert legal
+    for tile in legal:
+        s = t.choose_strips(tile, product, g.N, g.G, terms)[0]
+        images = t.boxes(tile, product, g.G)[0].images
+        assert (s.down - 1) * s.rows < g.OH <= s.down * s.rows
+        assert (s.across - 1) * tile.PW < g.OW <= s.across * tile.PW
+        assert s.count == ceil_div(g.N, images) * s.down * s.across
+        assert (s.splits - 1) * s.per_split < s.count <= s.splits * s.per_split
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300, 10**6])

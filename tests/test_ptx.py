@@ -2,18 +2,41 @@
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kernels import bulk_kernel, factories, kernels, matmul, mma_kernel, warpgroup_kernels
+from kernels import (
+    bulk_gradient_kernels,
+    bulk_kernel,
+    factories,
+    kernels,
+    matmul,
+    mma_kernel,
+    register_kernel,
+    warpgroup_kernels,
+)
 from nn_kernels import NN_FACTORIES
 from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
-from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
+from numbacaps.activation import Activation
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    mma_tiles,
+    tiles,
+    warpgroup_tiles,
+)
+from numbacaps.fused.bulk_reduction import make_bulk_reduction
+from numbacaps.fused.epilogue import why_not
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
+from numbacaps.fused.compiled import values
 from numbacaps.fused.pack import make_pack
+from numbacaps.fused.put_maps import make_put_maps
+from numbacaps.fused.reduction import make_add_splits
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
 from numbacaps.pipelines.indices import make_index_functions
@@ -139,6 +162,89 @@ def test_bulk_copies(case, terms):
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
         assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+        if bulk_tiles.ahead(tile, terms):
+            # Of a register that was loaded and only handed on, the assembler thinks that it is free.
+            assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+
+
+def _multiplied(text):
+    """Registers whose values the warpgroup products take as their first operand."""
+    bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
+    operands = re.findall(r"wgmma\.mma_async[^{]*{[^}]*}, {([^}]*)}", text)
+    return {bits.get(register, register) for four in operands for register in four.split(", ")}
+
+
+def _loaded(text):
+    """Registers of float32 that loads from shared memory write."""
+    written = re.findall(r"ld\.shared\.\S+\s+([^\[]*)\[", text)
+    return {register for to in written for register in re.findall(r"%f\d+", to)}
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", ["em", "caps2", "caps8"])
+def test_bulk_copies_of_the_kernel_gradient(case, terms):
+    product, t = _PRODUCTS[case], bulk_reduction_tiles
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, 1, terms)]
+    for tile in {legal[-1], t.choose_tile(product, 128, 1, terms)[0]}:
+        put, kernel = bulk_gradient_kernels(product, tile, 128, terms)
+        text = _ptx(kernel, "float32", (9, 0))
+        _check(text, "bulk_reduction", "float32")
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+        assert text.count("cp.async.bulk.tensor.5d") >= 2 and "mbarrier.try_wait.parity" in text
+        assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+        _check(_ptx(put, "float32", (9, 0)), "put_maps", "float32")
+
+
+# Layers 2 and 5 of the published network, and the group that each squashes.
+_ACTIVATED = {
+    "parts of rows": (implicit_gemm.forward(Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)), 8),
+    "rows": (implicit_gemm.forward(Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8)), 32),
+}
+
+
+def _check_activation(text, name, dtype):
+    """Its lanes hand values round, and what is slow in it takes no branch and no call."""
+    _check(text, name, dtype)
+    assert "shfl.sync.idx.b32" in text
+    assert not re.search(r"\bsqrt\.rn|div\.rn|call\.uni", text)
+    if dtype == "float32":
+        assert "rsqrt.approx" in text
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype"), [*((tile, "float32") for tile in tiles.TILES), (tiles.TILES[1], "float64")]
+)
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_ordinary_products(case, tile, dtype):
+    product, group = _ACTIVATED[case]
+    if why_not(Activation(0.1, group), product, tile.BN, tile.lanes):
+        return
+    kernel = register_kernel(product, tile, np.dtype(dtype), group)
+    _check_activation(_ptx(kernel, dtype, (9, 0)), "register_tiles", dtype)
+
+
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_warpgroup_products(case):
+    product, group = _ACTIVATED[case]
+    dtype = np.dtype(np.float32)
+    legal = [
+        tile
+        for tile in warpgroup_tiles.tiles(product, dtype)
+        if not warpgroup_tiles.why_not(tile, product, dtype)
+    ]
+    for tile in {legal[0], legal[-1]}:
+        _, kernel = warpgroup_kernels(product, tile, dtype, group)
+        _check_activation(_ptx(kernel, "float32", (9, 0)), "wgmma", "float32")
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", _ACTIVATED)
+def test_activations_behind_bulk_copies(case, terms):
+    product, group = _ACTIVATED[case]
+    legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, 1, terms)]
+    for tile in {legal[0], legal[-1]}:
+        text = _ptx(bulk_kernel(product, tile, terms, group), "float32", (9, 0))
+        _check_activation(text, "bulk_wgmma", "float32")
 
 
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
@@ -161,10 +267,20 @@ def test_products_of_warps(case, terms):
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
-    covered |= {make_bulk_wgmma}
+    covered |= {make_bulk_wgmma, make_bulk_reduction, make_put_maps}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
+
+
+def test_what_a_compiled_kernel_takes():
+    """Integers and tuples of them as they are; of an array what Numba passes for a flat one."""
+    pointer = SimpleNamespace(value=4096)
+    array = SimpleNamespace(size=6, dtype=np.dtype(np.float64), device_ctypes_pointer=pointer)
+    assert values((array, -3, (1, 2))) == [0, 0, 6, 8, 4096, 6, 8, -3, 1, 2]
+    kernel = make_add_splits(2, 8, np.dtype(np.float32))
+    text, _ = cuda.compile_ptx(kernel, (float32[::1],) * 2, cc=(9, 0))
+    assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])

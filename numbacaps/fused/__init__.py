@@ -9,9 +9,13 @@ A ladder to read from the bottom, each rung a diff of the one before:
 4. :mod:`wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie;
    :mod:`pack` lays the kernel out for them; :mod:`mma_reduction` is :mod:`reduction` on tensor cores
 5. :mod:`bulk_wgmma`: the copy engine fetches, told by a :mod:`tensor_map` what lies where; three products of
-   TF32 for one of float32
+   TF32 for one of float32; :mod:`bulk_reduction` is the same for the kernel's gradient
+
+:mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash.
 
 :mod:`implicit_gemm` says where each operand's element lies, for all three passes; :mod:`tiles`,
-:mod:`warpgroup_tiles`, :mod:`bulk_tiles` and :mod:`mma_tiles` which tiles there are; :mod:`intrinsics`
-names the instructions that Numba has no words for, of which those of :mod:`ptx` alone take a GPU. What runs, and why, is chosen in :mod:`numbacaps.pipelines.fused`.
+:mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles` and :mod:`bulk_reduction_tiles` which tiles
+there are; :mod:`intrinsics` names the instructions that Numba has no words for, of which some of
+:mod:`ptx` take a GPU; :mod:`compiled` launches. What runs, and why, is chosen in
+:mod:`numbacaps.pipelines.fused`.
 """

@@ -22,12 +22,13 @@ BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for 
 class BulkTile:
     """A block computes TH x TW pixels of 64 rows by BN columns; a warpgroup PW neighbours of a row.
 
-    One warpgroup more takes care of the copies.
+    A box has DEPTH times as many channels as make 8 of k. One warpgroup more takes care of the copies.
     """
 
     TH: int
     TW: int
     PW: int
+    DEPTH: int
     BN: int
 
     @property
@@ -49,7 +50,7 @@ class BulkTile:
     def __str__(self):
         return (
             f"{self.TH}x{self.TW} pixels of {BM} rows by {self.BN}, "
-            f"{self.warpgroups} warpgroups of {self.PW}"
+            f"{self.warpgroups} warpgroups of {self.PW}, depth {self.DEPTH}"
         )
 
 
@@ -81,7 +82,8 @@ class Box:
         rows, columns = Window.of(product).patch(p, tile)
         pixel = p.D1 * product.D
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= _LARGEST_BOX
-        return cls(BM // p.D1, rows, columns, _K // gcd(_K, product.D), pixel, whole_rows)
+        channels = tile.DEPTH * _K // gcd(_K, product.D)
+        return cls(BM // p.D1, rows, columns, channels, pixel, whole_rows)
 
     @property
     def image_step(self):
@@ -176,6 +178,7 @@ _SHAPES = (
     (1, 2, 1),
     (1, 1, 1),
 )
+_DEPTHS = (8, 4, 2, 1)
 _COLUMNS = (256, 128)  # of a tile, at most
 
 
@@ -183,9 +186,10 @@ def tiles(product):
     """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`."""
     most = ceil_div(product.N, 8) * 8
     return [
-        BulkTile(*shape, columns)
+        BulkTile(*shape, depth, columns)
         for columns in sorted({min(limit, most) for limit in _COLUMNS}, reverse=True)
         for shape in _SHAPES
+        for depth in _DEPTHS
     ]
 
 
@@ -228,18 +232,38 @@ def columns_read(tile, product):
     return (tile.PW - 1) * step + abs(window.step[1]) * (window.taps[1] - 1) + 1
 
 
+def ahead(tile, terms):
+    """Whether a batch is loaded while another is multiplied.
+
+    So it is where there are too few warpgroups to hide each other's loads; with three terms, products take
+    long enough, and the registers are needed.
+    """
+    return terms == 1 and tile.warpgroups < 3
+
+
+def run(D):
+    """Elements of k that a thread loads from shared memory at once, at most as many as a capsule's row has."""
+    return gcd(D, 16) // 4 or 1
+
+
 def _registers(tile, product, box, terms, rows):
     """About how many a thread holds with the fragments of so many rows of taps."""
     groups = box.channels * product.D // _K
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
-    return sums + rows * columns_read(tile, product) * groups * 4 * split + _OTHER_REGISTERS[terms]
+    fragments = rows * columns_read(tile, product) * groups * 4
+    return sums + fragments * (split + ahead(tile, terms)) + _OTHER_REGISTERS[terms]
 
 
 # Measured on an H100.
-_BYTES_A_CYCLE = 28  # from the L2 cache to a multiprocessor when all of them read
-_BETWEEN = {1: 400, 3: 750}  # cycles between chains of products, by terms
-_AROUND = 2000  # cycles
+_BYTES_A_CYCLE = 40  # from the L2 cache to a multiprocessor when all of them read
+_LOADED_A_CYCLE = 128  # bytes from shared memory
+_BETWEEN = {
+    1: 100,
+    3: 150,
+}  # cycles from a batch to the next where another warpgroup has products, by terms
+_ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
+_AROUND = 3000  # cycles for a result, and until the rings are filled
 
 
 def choose_tile(product, images, G, terms, multiprocessors):
@@ -261,30 +285,34 @@ def choose_tile(product, images, G, terms, multiprocessors):
             continue
         takes = cycles(tile, product, images, G, terms, multiprocessors)
         if best is None or takes < best[0]:
-            blocks = blocks_of(tile, product, images, G)
-            best = takes, tile, f"{blocks} blocks, about {takes} cycles"
+            turns = turns_of(tile, product, images, G)
+            best = takes, tile, f"{turns} turns of blocks, about {takes} cycles"
     return best[1:] if best else (None, reason)
 
 
 def cycles(tile, product, images, G, terms, multiprocessors):
     """About how many cycles all turns of a multiprocessor take.
 
-    The products or the copies of a box, whichever takes longer; what a warpgroup waits for between two
-    chains of products, which another one's hide in part; filling the rings and writing the result.
+    Of a box, whichever takes longest: the products of all warpgroups, the loads of all, one warpgroup's own
+    turn of both, or copying. Then filling the rings and writing the result.
     """
     box = Box.of(product, G, tile)
     depth = box.channels * product.D
     rings = Rings.of(product, box, tile, terms)
-    products = tile.TH * tile.TW * product.taps * depth // _K * terms * tile.BN // 2
-    copied = rings.box_bytes + Window.of(product).taps[0] * rings.tap_row_bytes
-    chains = tile.TH * tile.TW * (2 if tile.warpgroups == 1 else 1)
-    step = max(products + chains * _BETWEEN[terms], copied // _BYTES_A_CYCLE)
-    turns = ceil_div(blocks_of(tile, product, images, G), multiprocessors)
+    products = tile.PW * product.taps * depth // _K * terms * tile.BN // 2
+    rows = Window.of(product).taps[0]
+    loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // _LOADED_A_CYCLE
+    batches = rows // batch_rows(tile, product, box, terms)
+    alone = products + batches * _ALONE + (0 if ahead(tile, terms) else tile.warpgroups * loads)
+    copied = rings.box_bytes + rows * rings.tap_row_bytes
+    step = max(tile.warpgroups * max(products, loads), alone, copied // _BYTES_A_CYCLE)
+    step += batches * _BETWEEN[terms]
+    turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
     return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)
 
 
-def blocks_of(tile, product, images, G):
-    """Blocks of all patches, images and columns."""
+def turns_of(tile, product, images, G):
+    """Turns that blocks take: all patches, images and columns of tiles."""
     p = product.pixels
     patches = ceil_div(p.rows, tile.TH) * ceil_div(p.columns, tile.TW)
     return G * ceil_div(images, BM // p.D1) * patches * ceil_div(product.N, tile.BN)

@@ -6,15 +6,17 @@ What changed: one instruction fetches a whole box, all slots of all images and t
 (:mod:`numbacaps.fused.tensor_map`), one more a row of taps of the packed kernel. The engine works out
 the addresses, and what lies over the edge is zero. Boxes and rows of taps are two rings; a barrier
 in shared memory says when one is full, another when it may be overwritten, so warpgroups drift apart and
-one multiplies while another loads.
+one multiplies while another loads. There are as many blocks as multiprocessors, and each takes tile after
+tile: while a result is written, the next tile's boxes are on their way.
 
 The first operand comes through registers: a slot's rows are loaded once for all taps and pixels that
-read them. All products of a pixel follow each other, because it costs the tensor cores some hundred cycles
-to take up other sums. For ``terms`` of 3 both operands are split in two parts:
+read them, where capsules are wide enough a run of k's in one load. Which of a product's k's a thread
+holds does not matter as long as the packed kernel has them in the same places. For ``terms`` of 3 both
+operands are split in two parts:
 
     a * b = low(a) * high(b) + high(a) * low(b) + high(a) * high(b)
 
-whose sums leave the tensor cores, which cut off bits as they add, once a box, for ordinary adds.
+whose sums leave the tensor cores, which cut off bits as they add, once a batch, for ordinary adds.
 """
 
 from functools import cache
@@ -22,6 +24,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
 from numbacaps.fused.pack import HEAD
 from numbacaps.fused.ptx import (
@@ -30,6 +33,8 @@ from numbacaps.fused.ptx import (
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
+    let_next_start,
+    load_run,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
@@ -38,6 +43,7 @@ from numbacaps.fused.ptx import (
     shared_address,
     store_pair,
     tensor_copy,
+    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
@@ -45,10 +51,27 @@ from numbacaps.fused.ptx import (
 )
 from numbacaps.target import at, cuda
 
+short = np.int32  # takes one register, where Python's ints take two
+
 
 @cache
 def make_bulk_wgmma(
-    pixels, window, box, rings, channels, D, N, K, tile, columns_in, batch_rows, terms
+    pixels,
+    window,
+    box,
+    rings,
+    channels,
+    D,
+    N,
+    K,
+    groups,
+    tile,
+    columns_in,
+    batch_rows,
+    ahead,
+    run,
+    terms,
+    epilogue=Epilogue(),
 ):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32.
 
@@ -58,15 +81,20 @@ def make_bulk_wgmma(
     window : numbacaps.fused.warpgroup_tiles.Window
     box : numbacaps.fused.bulk_tiles.Box
     rings : numbacaps.fused.bulk_tiles.Rings
-    channels, D, N, K : int
-        As the product's.
+    channels, D, N, K, groups : int
+        As the product's; ``groups`` products.
     tile : numbacaps.fused.bulk_tiles.BulkTile
     columns_in : int
         :func:`numbacaps.fused.bulk_tiles.columns_read`.
     batch_rows : int
         Rows of taps whose products a warpgroup starts at once; a divisor of all.
+    ahead : bool
+        The next batch is loaded while one is multiplied; otherwise other warpgroups multiply meanwhile.
+    run : int
+        :func:`numbacaps.fused.bulk_tiles.run`.
     terms : int
         1 or 3.
+    epilogue : numbacaps.fused.epilogue.Epilogue
     """
     TH, TW, PW, BN = tile.TH, tile.TW, tile.PW, tile.BN
     WARPS = tile.warpgroups * 4
@@ -81,6 +109,7 @@ def make_bulk_wgmma(
     TAP_TOP, TAP_LEFT = window.start
     TAP_DOWN, TAP_ACROSS = window.step
     DOWN, ACROSS = -(-ROWS // TH), -(-COLUMNS // TW)  # patches
+    PATCHES = DOWN * ACROSS
     IMAGES = box.images
     FILLED = IMAGES * D1  # rows of the 64
     IMAGE_AT, COLUMN_AT, ROW_AT, CHANNEL_AT = (
@@ -94,7 +123,7 @@ def make_bulk_wgmma(
     GROUPS = CHANNELS * D // 8
     STEPS = -(-channels // CHANNELS)
     COLUMNS_IN = columns_in
-    BATCH = batch_rows
+    BATCH, AHEAD = batch_rows, ahead
     BATCHES = TAP_ROWS // BATCH
     FRAGMENTS = BATCH * GROUPS * COLUMNS_IN * 4
     BOXES, B_ROWS = rings.boxes, rings.tap_rows
@@ -110,36 +139,69 @@ def make_bulk_wgmma(
     PART = 2 * BN  # chunks of one product's second operand
     PARTS = 2 if terms > 1 else 1
     SPLIT = terms > 1
+    CHAINS = PW * PARTS
     SUMS = BN // 2
     ALL_SUMS = SUMS * PW
     PART_SUMS = ALL_SUMS if SPLIT else 1
     REST = FRAGMENTS if SPLIT else 1
-    GROUP_COLUMNS = 2 * GROUPS
+    RUN = run
+    RUNS = 2 * GROUPS // RUN
     PAIRED = C_D1 % 2 == 0 and N % 2 == 0
     N_TILES = -(-N // BN)
+    N_FULL = N % BN == 0
+    G = groups
+    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
+    PLACES = BN // 8 * APART
     FIRST = HEAD
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
+    RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
+    SLOPE = np.float32(epilogue.slope)
+
+    @cuda.jit(device=True, inline="always")
+    def place_of(turn):
+        """Of a block's turn: its group and columns, and where its images and pixels begin."""
+        column0 = turn % PATCHES % ACROSS * TW
+        row0 = turn % PATCHES // ACROSS * TH
+        n_tile = turn // PATCHES % N_TILES
+        g = turn // (PATCHES * N_TILES) % G
+        image0 = turn // (PATCHES * N_TILES * G) * IMAGES
+        return g, n_tile, image0, row0, column0
+
+    @cuda.jit(device=True, inline="always")
+    def load_rows(to, shared, slots, run_at, row_at, below_at):
+        """A thread's part of a batch of rows of slots: of each group and column four elements."""
+        values = cuda.local.array(RUN, np.float32)
+        for r in range(BATCH):
+            slot_row = slots + (TAP_TOP + r * TAP_DOWN) * ROW_AT
+            for i in range(RUNS):
+                for half in range(2):
+                    place = slot_row + run_at[i] + (below_at if half else row_at)
+                    for column in range(COLUMNS_IN):
+                        load_run(RUN, values, shared, place + column * COLUMN_AT)
+                        for j in range(RUN):
+                            chunk = i * RUN + j  # of 4 k's, two to a product
+                            k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
+                            to[k * 4 + chunk % 2 * 2 + half] = values[j]
 
     @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the tensor map of the gathered array, then the packed kernel
         c,  # out  the other array
+        activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         images,
+        turns,  # of all blocks
+        first,  # 0 where another product ran since the kernel was packed
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
         start = (begin + 127) // 128 * 128
         thread = cuda.threadIdx.x
-        warp = thread // 32
-        lane = thread % 32
-        patch = cuda.blockIdx.x % (DOWN * ACROSS)
-        image0 = cuda.blockIdx.x // (DOWN * ACROSS) * IMAGES
-        row0 = patch // ACROSS * TH
-        column0 = patch % ACROSS * TW
-        n_tile = cuda.blockIdx.y
-        g = cuda.blockIdx.z
+        warp = short(thread >> 5 & 31)  # as in // 32, but known not to be negative
+        lane = short(thread & 31)
+        first_turn, blocks, last_turn = short(cuda.blockIdx.x), short(cuda.gridDim.x), short(turns)
         if thread == 0:
             for i in range(BOXES):
                 mbarrier_init(shared, start + 8 * i, 1)
@@ -152,35 +214,50 @@ def make_bulk_wgmma(
         if warp >= WARPS:
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:
+                if first > 0:
+                    wait_for_last()  # the kernel is packed
+                let_next_start()  # another product of the same pass, which has a result of its own
                 acquire_map(b)
-                top = row0 * ROW_STEP + TOP
-                left = column0 * COLUMN_STEP + LEFT
-                e = g * E_BY_G + left * E_BY_LEFT
-                b_from = FIRST + (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
-                for step in range(STEPS):
-                    full = start + step % BOXES * 8
-                    if step >= BOXES:
-                        mbarrier_wait(shared, full + A_EMPTY, (step // BOXES - 1) & 1)
-                    mbarrier_expect(shared, full, A_BYTES)
-                    to = start + A_START + step % BOXES * A_PITCH
-                    channel = step * CHANNELS
-                    tensor_copy(shared, to, b, e, image0, left * BY_LEFT, top, channel, full)
-                    for tap_row in range(TAP_ROWS):
-                        turn = step * TAP_ROWS + tap_row
-                        full = start + B_FULL + turn % B_ROWS * 8
-                        if turn >= B_ROWS:
-                            empty = full + (B_EMPTY - B_FULL)
-                            mbarrier_wait(shared, empty, (turn // B_ROWS - 1) & 1)
-                        mbarrier_expect(shared, full, B_BYTES)
-                        to = start + B_START + turn % B_ROWS * B_BYTES
-                        bulk_copy(shared, to, b, b_from + turn * B_ELEMENTS, B_BYTES, full)
+                a_turn, b_turn = short(0), short(0)
+                a_phase, b_phase = short(1), short(1)  # what nobody has filled yet counts as empty
+                for turn in range(first_turn, last_turn, blocks):
+                    g, n_tile, image0, row0, column0 = place_of(turn)
+                    top = row0 * ROW_STEP + TOP
+                    left = column0 * COLUMN_STEP + LEFT
+                    e = g * E_BY_G + left * E_BY_LEFT
+                    b_from = FIRST + (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
+                    for step in range(short(STEPS)):
+                        full = start + a_turn * 8
+                        mbarrier_wait(shared, full + A_EMPTY, a_phase)
+                        mbarrier_expect(shared, full, A_BYTES)
+                        to = start + A_START + a_turn * A_PITCH
+                        channel = step * CHANNELS
+                        tensor_copy(shared, to, b, e, image0, left * BY_LEFT, top, channel, full)
+                        a_turn = short(a_turn + 1)
+                        if a_turn == BOXES:
+                            a_turn = short(0)
+                            a_phase = short(a_phase ^ 1)
+                        for _ in range(short(TAP_ROWS)):
+                            full = start + B_FULL + b_turn * 8
+                            mbarrier_wait(shared, full + (B_EMPTY - B_FULL), b_phase)
+                            mbarrier_expect(shared, full, B_BYTES)
+                            to = start + B_START + b_turn * B_BYTES
+                            bulk_copy(shared, to, b, b_from, B_BYTES, full)
+                            b_from += B_ELEMENTS
+                            b_turn = short(b_turn + 1)
+                            if b_turn == B_ROWS:
+                                b_turn = short(0)
+                                b_phase = short(b_phase ^ 1)
+                wait_for_last()  # who waits for this kernel waits for those before it too
         else:
             more_registers(REGISTERS)
             acc = cuda.local.array(ALL_SUMS, np.float32)
             part = cuda.local.array(PART_SUMS, np.float32)
             high = cuda.local.array(FRAGMENTS, np.float32)
             low = cuda.local.array(REST, np.float32)
-            column_at = cuda.local.array(GROUP_COLUMNS, np.int32)
+            loaded = cuda.local.array(FRAGMENTS, np.float32)
+            run_at = cuda.local.array(RUNS, np.int32)
+            column_at = cuda.local.array(PLACES, np.int64)
             row_of_patch = warp // 4 // WARPGROUPS_ACROSS
             column_of_patch = warp // 4 % WARPGROUPS_ACROSS * PW
             row = warp % 4 * 16 + lane // 4
@@ -190,97 +267,130 @@ def make_bulk_wgmma(
             below_at = 0
             if row + 8 < FILLED:
                 below_at = (row + 8) // D1 * IMAGE_AT + (row + 8) % D1 * D
-            for i in range(GROUP_COLUMNS):
-                k = i // 2 * 8 + i % 2 * 4 + lane % 4
-                column_at[i] = k // D * CHANNEL_AT + k % D
+            for i in range(RUNS):
+                k = (i * 4 + lane % 4) * RUN
+                run_at[i] = k // D * CHANNEL_AT + k % D
             first_slot = (start - begin + A_START) // 4
             first_slot += (
                 row_of_patch * ROW_STEP * ROW_AT + column_of_patch * COLUMN_STEP * COLUMN_AT
             )
-            for i in range(ALL_SUMS):
-                acc[i] = ZERO
-            for i in range(PART_SUMS):
-                part[i] = ZERO
-            b_first, b_phase = 0, 0
-            for step in range(STEPS):
-                a_full = start + step % BOXES * 8
-                slots = first_slot + step % BOXES * (A_PITCH // 4)
-                mbarrier_wait(shared, a_full, step // BOXES & 1)
-                for batch in range(BATCHES):
-                    for r in range(BATCH):
-                        slot_row = slots + (TAP_TOP + (batch * BATCH + r) * TAP_DOWN) * ROW_AT
-                        for group in range(GROUPS):
-                            for i in range(4):
-                                place = slot_row + column_at[group * 2 + i // 2]
-                                place += below_at if i % 2 else row_at
-                                for column in range(COLUMNS_IN):
-                                    value = shared[at(place + column * COLUMN_AT)]
-                                    k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4 + i
-                                    if SPLIT:
-                                        high[k] = (
-                                            value  # of which the tensor cores read the high part
-                                        )
-                                        low[k] = (value - cut_tf32(value)) * NEARER
-                                    else:
-                                        high[k] = value * NEARER
-                    for r in range(BATCH):
-                        wrapped = 1 if b_first + r >= B_ROWS else 0
-                        b_full = start + B_FULL + (b_first + r - wrapped * B_ROWS) * 8
-                        mbarrier_wait(shared, b_full, b_phase ^ wrapped)
-                    wgmma_fence()
-                    for j in range(PW):
-                        for r in range(BATCH):
-                            wrapped = 1 if b_first + r >= B_ROWS else 0
-                            turn = b_first + r - wrapped * B_ROWS
-                            b_row = B_MATRIX + (start + B_START + turn * B_BYTES) // 16
-                            for tap in range(TAP_COLUMNS):
-                                column = j * COLUMN_STEP + TAP_LEFT + tap * TAP_ACROSS
-                                for group in range(GROUPS):
-                                    b_high = b_row + (tap * PARTS * GROUPS + group) * PART
-                                    b_low = b_high + GROUPS * PART
-                                    k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
-                                    s = j * SUMS
-                                    if SPLIT:
-                                        more = 1 if batch + r + tap + group > 0 else 0
-                                        wgmma_fragment(BN, part, s, low, k, shared, b_high, more)
-                                        wgmma_fragment(BN, part, s, high, k, shared, b_low, 1)
-                                        wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
-                                    else:
-                                        wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
-                    wgmma_commit()
-                    if batch == BATCHES - 1 and lane == 0:
-                        mbarrier_arrive(shared, a_full + A_EMPTY)
-                    wgmma_wait()
-                    for r in range(BATCH):
-                        if lane == 0:
-                            mbarrier_arrive(shared, start + B_EMPTY + b_first * 8)
-                        b_first += 1
-                        if b_first == B_ROWS:
-                            b_first = 0
-                            b_phase ^= 1
-                if SPLIT:
-                    for i in range(ALL_SUMS):
-                        acc[i] += part[i]
-            for half in range(2):
-                row = warp % 4 * 16 + lane // 4 + half * 8
-                image = image0 + row // D1
-                to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
-                for j in range(PW):
-                    h = row0 + row_of_patch
-                    w = column0 + column_of_patch + j
-                    if row < FILLED and image < images and h < ROWS and w < COLUMNS:
-                        to = to_row + h * C_ROW + w * C_COLUMN
-                        for block in range(BN // 8):
-                            n = n_tile * BN + block * 8 + lane % 4 * 2
-                            one = acc[j * SUMS + block * 4 + half * 2]
-                            other = acc[j * SUMS + block * 4 + half * 2 + 1]
-                            if PAIRED:
-                                if n < N:
-                                    store_pair(c, to + table[at(4 * K + N + n)], one, other)
+            a_turn, b_turn = short(0), short(0)
+            a_phase, b_phase = short(0), short(0)
+            for turn in range(first_turn, last_turn, blocks):
+                for i in range(ALL_SUMS):
+                    acc[i] = ZERO
+                for i in range(PART_SUMS):
+                    part[i] = ZERO
+                if AHEAD:
+                    mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                    slots = first_slot + a_turn * (A_PITCH // 4)
+                    load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                for step in range(short(STEPS)):
+                    if not AHEAD:
+                        mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                    for batch in range(BATCHES):
+                        if not AHEAD:
+                            slots = first_slot + a_turn * (A_PITCH // 4)
+                            slots += batch * (BATCH * TAP_DOWN * ROW_AT)
+                            load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        for i in range(FRAGMENTS):
+                            if SPLIT:
+                                # Not loaded[i] itself, though nobody reads its low bits: what is loaded
+                                # next would take its place while it is still multiplied.
+                                high[i] = cut_tf32(loaded[i])
+                                low[i] = (loaded[i] - high[i]) * NEARER
                             else:
-                                if n < N:
-                                    c[at(to + table[at(4 * K + N + n)])] = one
-                                if n + 1 < N:
-                                    c[at(to + table[at(4 * K + N + n + 1)])] = other
+                                high[i] = loaded[i] * NEARER
+                        for r in range(BATCH):
+                            wrapped = short(1 if b_turn + r >= B_ROWS else 0)
+                            b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
+                            mbarrier_wait(shared, b_full, b_phase ^ wrapped)
+                        wgmma_fence()
+                        for chain in range(CHAINS):  # of a pixel; in three terms the small products
+                            j = chain // PARTS  # first, which lose nothing while the sum is small
+                            for r in range(BATCH):
+                                wrapped = short(1 if b_turn + r >= B_ROWS else 0)
+                                row_turn = b_turn + r - wrapped * B_ROWS
+                                b_row = B_MATRIX + (start + B_START + row_turn * B_BYTES) // 16
+                                for tap in range(TAP_COLUMNS):
+                                    column = j * COLUMN_STEP + TAP_LEFT + tap * TAP_ACROSS
+                                    for group in range(GROUPS):
+                                        b_high = b_row + (tap * PARTS * GROUPS + group) * PART
+                                        b_low = b_high + GROUPS * PART
+                                        k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
+                                        s = j * SUMS
+                                        if not SPLIT:
+                                            wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
+                                        elif chain % PARTS == 0:
+                                            more = 1 if r + tap + group > 0 else 0
+                                            wgmma_fragment(
+                                                BN, part, s, low, k, shared, b_high, more
+                                            )
+                                            wgmma_fragment(BN, part, s, high, k, shared, b_low, 1)
+                                        else:
+                                            wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
+                        wgmma_commit()
+                        if batch < BATCHES - 1:
+                            if AHEAD:
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                slots += (batch + 1) * (BATCH * TAP_DOWN * ROW_AT)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        else:
+                            if lane == 0:
+                                mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
+                            a_turn = short(a_turn + 1)
+                            if a_turn == BOXES:
+                                a_turn = short(0)
+                                a_phase = short(a_phase ^ 1)
+                            if AHEAD and step < STEPS - 1:
+                                mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        wgmma_wait()
+                        if SPLIT:
+                            for i in range(ALL_SUMS):
+                                acc[i] += part[i]
+                        for r in range(BATCH):
+                            if lane == 0:
+                                mbarrier_arrive(shared, start + B_EMPTY + b_turn * 8)
+                            b_turn = short(b_turn + 1)
+                            if b_turn == B_ROWS:
+                                b_turn = short(0)
+                                b_phase = short(b_phase ^ 1)
+                g, n_tile, image0, row0, column0 = place_of(turn)
+                first_n = n_tile * BN + lane % 4 * 2
+                for i in range(
+                    PLACES
+                ):  # all of them before the first store, which would hold them up
+                    n = first_n + i // APART * 8 + i % APART
+                    column_at[i] = table[at(4 * K + N + (n if N_FULL else min(n, N - 1)))]
+                for which in range(RESULT, RESULTS):
+                    result = c
+                    if which == 1:
+                        activate(acc, ALL_SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
+                        result = activated
+                    for half in range(2):
+                        row = warp % 4 * 16 + lane // 4 + half * 8
+                        image = image0 + row // D1
+                        to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
+                        h = row0 + row_of_patch
+                        to_row += h * C_ROW
+                        for block in range(BN // 8):
+                            n = first_n + block * 8
+                            for j in range(PW):  # neighbours one after the other: parts of sectors
+                                w = column0 + column_of_patch + j
+                                if row < FILLED and image < images and h < ROWS and w < COLUMNS:
+                                    to = to_row + w * C_COLUMN
+                                    where = to + column_at[block * APART]
+                                    one = acc[j * SUMS + block * 4 + half * 2]
+                                    other = acc[j * SUMS + block * 4 + half * 2 + 1]
+                                    if PAIRED:
+                                        if N_FULL or n < N:
+                                            store_pair(result, where, one, other)
+                                    else:
+                                        if N_FULL or n < N:
+                                            result[at(where)] = one
+                                        if N_FULL or n + 1 < N:
+                                            result[at(to + column_at[block * APART + 1])] = other
 
     return bulk_wgmma_kernel

@@ -1,7 +1,7 @@
 """What the instructions of :mod:`numbacaps.fused.ptx` do, for the simulator, a thread at a time.
 
 A warpgroup's product reads both operands from shared memory, so each thread can compute its own part of
-the result. A warp's product reads the registers of all its threads, which hand them round.
+the result. A warp's product reads the registers of all its threads, which hand them round; so do shuffles.
 Copies are done at once: a missing wait or fence does not show here.
 """
 
@@ -10,15 +10,26 @@ import threading
 import numpy as np
 
 
-def compile_for(kernel, arrays, integers, shared=0, words=0):
-    """Nothing is compiled here."""
+class Compiled:
+    """See :class:`numbacaps.fused.compiled.Compiled`; nothing is compiled here."""
+
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
+        self._kernel = kernel
+
+    def __getitem__(self, how):
+        return self._kernel[how]
+
+
+def address_of(array):
+    """Everything lies as copies want it."""
+    return 0
 
 
 def _nothing():
     """An instruction that orders what is in order here."""
 
 
-cp_async_commit = fence_proxy_async = _nothing
+let_next_start = wait_for_last = cp_async_commit = fence_proxy_async = _nothing
 wgmma_fence = wgmma_commit = wgmma_wait = _nothing
 
 
@@ -71,18 +82,26 @@ def wgmma(columns, acc, first, shared, a, b):
 
 
 class _Warp:
-    """32 threads, and the factors that each of them holds."""
+    """32 threads, or what a small block has, and what each of them hands round."""
 
-    def __init__(self):
-        self.meet = threading.Barrier(32)
+    def __init__(self, threads):
+        self.meet = threading.Barrier(threads)
         self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
+        self.values = {}
+
+    @classmethod
+    def of(cls, thread):
+        """A thread's warp."""
+        number = thread.threadIdx.x // 32
+        threads = min(32, thread._manager._block_dim[0] - 32 * number)
+        # setdefault is one step, so all threads of a warp get the same one; it goes when the block does.
+        return vars(thread._manager).setdefault(f"warp {number}", cls(threads))
 
 
 def mma(acc, first, a, a_first, b, b_first):
     """See :func:`numbacaps.fused.ptx.mma`."""
     thread = threading.current_thread()
-    # setdefault is one step, so all threads of a warp get the same one; it goes when the block does.
-    warp = vars(thread._manager).setdefault(f"warp {thread.threadIdx.x // 32}", _Warp())
+    warp = _Warp.of(thread)
     r, t = divmod(thread.threadIdx.x % 32, 4)
     warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
     warp.b[[t, t + 4], r] = b[b_first : b_first + 2]
@@ -92,10 +111,26 @@ def mma(acc, first, a, a_first, b, b_first):
     warp.meet.wait()
 
 
-def load_quad(to, array, index):
-    """See :func:`numbacaps.fused.ptx.load_quad`."""
-    assert int(index) % 4 == 0
-    to[0:4] = array[index : index + 4]
+def shuffle(value, lane):
+    """See :func:`numbacaps.fused.ptx.shuffle`."""
+    thread = threading.current_thread()
+    warp = _Warp.of(thread)
+    # Who has met the others has read what they gave the time before, so two places take turns.
+    turn = thread.shuffles = 1 - vars(thread).get("shuffles", 0)
+    warp.values[turn, thread.threadIdx.x % 32] = value
+    warp.meet.wait()
+    return warp.values[turn, lane]
+
+
+def inverse_root(value):
+    """See :func:`numbacaps.fused.ptx.inverse_root`."""
+    return 1 / np.sqrt(value)
+
+
+def load_run(count, to, array, index):
+    """See :func:`numbacaps.fused.ptx.load_run`."""
+    assert int(index) % count == 0
+    to[0:count] = array[index : index + count]
 
 
 def cut_tf32(value):

@@ -41,21 +41,26 @@ def descriptor_strides(along_k, along_rows):
 
 if SIMULATED:
     from numbacaps.fused import emulated as chosen
+    from numbacaps.fused.emulated import Compiled, address_of
 else:
     from numbacaps.fused import ptx as chosen
+    from numbacaps.fused.compiled import Compiled, address_of
 
-compile_for = chosen.compile_for
 cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
 cut_tf32 = chosen.cut_tf32
 fence_proxy_async = chosen.fence_proxy_async
-load_quad = chosen.load_quad
+let_next_start = chosen.let_next_start
+inverse_root = chosen.inverse_root
+load_run = chosen.load_run
 mma = chosen.mma
 put_word = chosen.put_word
 shared_address = chosen.shared_address
+shuffle = chosen.shuffle
 store_pair = chosen.store_pair
 to_tf32 = chosen.to_tf32
+wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma
 wgmma_commit = chosen.wgmma_commit
 wgmma_fence = chosen.wgmma_fence

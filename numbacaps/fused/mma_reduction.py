@@ -26,7 +26,8 @@ from numbacaps.fused.intrinsics import (
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
-    load_quad,
+    let_next_start,
+    load_run,
     mma,
     shared_address,
     store_pair,
@@ -103,6 +104,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         M,
         per_split,  # pixels, a multiple of BK
     ):
+        let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, dtype, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
         other = cuda.shared.array(PLACES, np.int64)
@@ -199,7 +201,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                     for half in range(2):
                         m = eight * 8 + half * 4
                         for i in range(QUADS_DOWN):
-                            load_quad(quad, shared, stage + a_from + m * A_PITCH + i * 32)
+                            load_run(4, quad, shared, stage + a_from + m * A_PITCH + i * 32)
                             for j in range(4):
                                 near = quad[j] * NEARER
                                 to = i * 8 + j // 2 * 4 + j % 2 + half * 2
@@ -208,7 +210,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                                     a_part[to] = cut_tf32(near)
                                     a_part[A_PART + to] = quad[j] - cut_tf32(near)
                         for i in range(QUADS_ACROSS):
-                            load_quad(quad, shared, stage + b_from + m * C_PITCH + i * 32)
+                            load_run(4, quad, shared, stage + b_from + m * C_PITCH + i * 32)
                             for j in range(4):
                                 near = quad[j] * NEARER
                                 to = i * 8 + j * 2 + half

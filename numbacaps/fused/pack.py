@@ -4,7 +4,8 @@
 
 ``e`` counts the elements of 16 bytes, ``half`` the two chunks of k that one product takes, ``tap``
 the window's positions, ``n`` the columns of a tile. What lies past the channels or the columns is zero.
-Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
+A thread that loads a ``run`` of k's of the other operand at once has them in as many chunks, so they are
+taken apart here too. Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
 
 Before it, in :data:`HEAD` elements, lies the tensor map of the gathered array, for kernels that need one.
 """
@@ -13,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import CHUNK, put_word, to_tf32
+from numbacaps.fused.intrinsics import CHUNK, let_next_start, put_word, to_tf32, wait_for_last
 from numbacaps.target import at, cuda
 
 WORDS = 16  # of 64 bits, of a tensor map
@@ -22,14 +23,14 @@ NO_MAP = (0,) * WORDS
 
 
 @cache
-def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
+def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
     """Kernel that packs float32; a thread an element."""
     ELEMENTS = CHUNK // 4
     DEPTH = channels * D
     PAIRS = CHUNKS // 2
     STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
     N_TILES = -(-N // BN)
-    TAPS, PARTS, KERNEL_G = taps, parts, kernel_g
+    TAPS, PARTS, KERNEL_G, RUN = taps, parts, kernel_g, run
     MATRIX = ELEMENTS * BN * 2
     SIZE = G * N_TILES * STEPS * TAPS * PARTS * PAIRS * MATRIX
     MAP, FIRST = WORDS, HEAD
@@ -42,11 +43,13 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
         table,  # in   Product.table
         words,  # in   the tensor map
     ):
+        let_next_start()  # up to where it waits for what is packed here; another packing at once
         i = cuda.grid(1)
         for word in range(MAP):
             if i == word:
                 put_word(packed, word, words[word])
         if i >= SIZE:
+            wait_for_last()
             return
         element = i % ELEMENTS
         n = i // ELEMENTS % BN
@@ -57,7 +60,8 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
         step = i // (MATRIX * PAIRS * PARTS * TAPS) % STEPS
         n += i // (MATRIX * PAIRS * PARTS * TAPS * STEPS) % N_TILES * BN
         g = i // (MATRIX * PAIRS * PARTS * TAPS * STEPS * N_TILES)
-        e = ((step * PAIRS + pair) * 2 + half) * ELEMENTS + element
+        chunk = (step * PAIRS + pair) * 2 + half
+        e = (chunk // RUN * ELEMENTS + element) * RUN + chunk % RUN
         value = ZERO
         if n < N and e < DEPTH:
             k = (e // D * TAPS + tap) * D + e % D
@@ -66,6 +70,7 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts):
             if part > 0:
                 value = to_tf32(whole - value)
         packed[at(FIRST + i)] = value
+        wait_for_last()  # who waits for this kernel waits for those before it too
 
     return pack_kernel
 

@@ -3,14 +3,12 @@
 Everything that leans on how Numba hands arrays to LLVM is here.
 """
 
-import numpy as np
 from llvmlite import ir
-from numba import from_dtype
-from numba.core import types
+from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
-from cuda.bindings import driver
 from numbacaps.target import cuda
+
 
 _I32, _I64, _F32, _VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
 
@@ -24,24 +22,6 @@ def _asm(builder, result, operands, text, constraints, side_effect=True):
     """Call inline PTX."""
     function = ir.FunctionType(result, [operand.type for operand in operands])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
-
-
-def compile_for(kernel, arrays, integers, shared=0, words=0):
-    """Compile a kernel for flat arrays of some dtypes, 64-bit integers, and a tuple of ``words`` more.
-
-    A block may ask for ``shared`` bytes of shared memory from then on; past 48 KB the driver has to be told.
-    """
-    kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
-    last = [types.UniTuple(types.int64, words)] if words else []
-    kernel.compile((*kinds, *[types.int64] * integers, *last))
-    if shared > 48 * 1024:
-        (compiled,) = kernel.overloads.values()
-        driver.cuKernelSetAttribute(
-            driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            shared,
-            compiled._codelibrary.get_cufunc().handle,
-            cuda.get_current_device().id,
-        )
 
 
 def _instruction(text):
@@ -63,6 +43,8 @@ fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
 wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
 wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
+let_next_start = _instruction("griddepcontrol.launch_dependents;")
+wait_for_last = _instruction("griddepcontrol.wait;")
 
 
 def _registers(how):
@@ -230,7 +212,7 @@ def bulk_copy(typing_context, shared, address, array, index, size, barrier):
 
 
 @intrinsic
-def tensor_copy(typing_context, shared, address, map, e, image, column, row, channel, barrier):
+def tensor_copy(typing_context, shared, address, map, first, second, third, fourth, fifth, barrier):
     """Copy the box of a tensor map (:mod:`numbacaps.fused.tensor_map`) that begins at these coordinates.
 
     The map is the first 128 bytes of the array ``map``. What lies outside of the tensor is zero.
@@ -360,25 +342,46 @@ def mma(typing_context, acc, first, a, a_first, b, b_first):
     return types.void(*arguments), codegen
 
 
+@cuda.jit(device=True, inline="always")
+def shuffle(value, lane):
+    """What a lane of the warp gives as ``value``; all of them take part."""
+    return cuda.shfl_sync(0xFFFFFFFF, value, lane)
+
+
 @intrinsic
-def load_quad(typing_context, to, array, index):
-    """to[0], ..., to[3] = array[index], ..., array[index + 3] in one load; index is a multiple of 4."""
+def inverse_root(typing_context, value):
+    """1 / sqrt(value) to a spacing or two, of a number that is neither 0 nor subnormal."""
+    name = {types.float32: "__nv_rsqrtf", types.float64: "__nv_rsqrt"}[value]
 
     def codegen(context, builder, signature, arguments):
-        to, array, index = arguments
-        target, kind = signature.args[:2]
-        quad = ir.VectorType(context.get_data_type(kind.dtype), 4)
+        kind = ir.FunctionType(arguments[0].type, [arguments[0].type])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+    return value(value), codegen
+
+
+@intrinsic
+def load_run(typing_context, count, to, array, index):
+    """to[:count] = array[index : index + count] in one load; index is a multiple of count (1, 2 or 4)."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    length = count.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        _, to, array, index = arguments
+        _, target, kind, _ = signature.args
+        run = ir.VectorType(context.get_data_type(kind.dtype), length)
         place = builder.gep(_data(context, builder, kind, array), [index])
         loaded = builder.load(
-            builder.bitcast(place, quad.as_pointer()), align=4 * kind.dtype.bitwidth // 8
+            builder.bitcast(place, run.as_pointer()), align=length * kind.dtype.bitwidth // 8
         )
         first = _data(context, builder, target, to)
-        for i in range(4):
+        for i in range(length):
             element = builder.extract_element(loaded, ir.Constant(_I32, i))
             builder.store(element, builder.gep(first, [ir.Constant(_I64, i)]))
         return context.get_dummy_value()
 
-    return types.void(to, array, types.int64), codegen
+    return types.void(count, to, array, types.int64), codegen
 
 
 @intrinsic

@@ -13,6 +13,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.target import SIMULATED, at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
@@ -151,6 +152,7 @@ def make_add_splits(splits, size, dtype):
         partial,  # in   (splits, size)
         dw,  # out  (size,)
     ):
+        wait_for_last()  # the splits are summed
         of_lanes = cuda.shared.array(THREADS, dtype)
         thread = cuda.threadIdx.x
         i = cuda.blockIdx.x * ACROSS + thread % ACROSS

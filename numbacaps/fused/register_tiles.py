@@ -4,20 +4,22 @@
 
 What changed: TM + TN reads of shared memory now serve TM * TN multiplications; where a thread's rows
 lie in the gathered array is worked out once, before the loop; the next tiles are on their way to
-registers while these are multiplied.
+registers while these are multiplied. Behind the sum may come an activation
+(:mod:`numbacaps.fused.epilogue`).
 """
 
 from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.target import at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
 
 
 @cache
-def make_register_tiles(pixels, inside, N, K, tile, dtype):
+def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; see :mod:`..tiles`."""
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
     THREADS = tile.threads
@@ -42,12 +44,16 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype):
     ELEMENTS = TM * TN
     NOWHERE = _NOWHERE
     ZERO = dtype.type(0)
+    RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
+    SLOPE = dtype.type(epilogue.slope)
 
     @cuda.jit(cache=True)
     def register_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel
         c,  # out  the other array
+        activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         M,
     ):
@@ -111,16 +117,21 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype):
                 for load in range(B_LOADS):
                     b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
                 cuda.syncthreads()  # the next ones are there
-        for i in range(TM):
-            m = m0 + thread // ACROSS + i * DOWN
-            if m < M:
-                column = m // D1 % COLUMNS
-                row = m // (D1 * COLUMNS) % ROWS
-                image = m // (D1 * COLUMNS * ROWS)
-                to = C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + m % D1 * C_D1
-                for j in range(TN):
-                    n = n0 + thread % ACROSS + j * ACROSS
-                    if n < N:
-                        c[at(g * C_G + to + table[at(4 * K + N + n)])] = total[i * TN + j]
+        for which in range(RESULT, RESULTS):
+            result = c
+            if which == 1:
+                activate(total, ELEMENTS, 1, 1, BLOCKS, LANES, MASK, SLOPE)
+                result = activated
+            for i in range(TM):
+                m = m0 + thread // ACROSS + i * DOWN
+                if m < M:
+                    column = m // D1 % COLUMNS
+                    row = m // (D1 * COLUMNS) % ROWS
+                    image = m // (D1 * COLUMNS * ROWS)
+                    to = C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + m % D1 * C_D1
+                    for j in range(TN):
+                        n = n0 + thread % ACROSS + j * ACROSS
+                        if n < N:
+                            result[at(g * C_G + to + table[at(4 * K + N + n)])] = total[i * TN + j]
 
     return register_tiles_kernel

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from numbacaps.fused.epilogue import Lanes
 from numbacaps.launch import ceil_div
 from numbacaps.target import SIMULATED
 
@@ -23,6 +24,12 @@ class Tile:
     def threads(self):
         """Threads of a block."""
         return (self.BM // self.TM) * (self.BN // self.TN)
+
+    @property
+    def lanes(self):
+        """How a warp's lanes share neighbouring columns."""
+        across = self.BN // self.TN
+        return Lanes(across, min(32, self.threads) // across)
 
     def shared_bytes(self, itemsize):
         """Shared memory of a block, the pitch of its first tile counted in."""

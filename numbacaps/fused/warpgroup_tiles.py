@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from math import gcd
 
+from numbacaps.fused.epilogue import Lanes
 from numbacaps.fused.intrinsics import CHUNK
 from numbacaps.launch import ceil_div
 from numbacaps.target import SIMULATED
 
 BM = 64  # rows of a warpgroup's product
 WARPGROUP = 128  # threads
+LANES = Lanes(4, 8, width=2, rows=2)  # of 16 rows by 8 columns of a warp's sums
 SHARED_LIMIT = 227 * 1024  # bytes that a block can ask the driver for
 
 

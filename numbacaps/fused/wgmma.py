@@ -17,6 +17,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import (
     CHUNK,
     cp_async,
@@ -37,7 +38,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
+def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epilogue=Epilogue()):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product`.
 
     Parameters
@@ -48,6 +49,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
         As the product's; ``channel_step`` in the gathered array.
     tile : numbacaps.fused.warpgroup_tiles.WarpgroupTile
     dtype : numpy.dtype
+    epilogue : numbacaps.fused.epilogue.Epilogue
     """
     TH, TW, BN, CHUNKS, PIXELS = tile.TH, tile.TW, tile.BN, tile.CHUNKS, tile.pixels
     THREADS = tile.threads
@@ -92,23 +94,30 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
     SUMS = BN // 2
     ALL_SUMS = SUMS * PIXELS
     PAIRED = C_D1 % 2 == 0 and N % 2 == 0
+    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
+    PLACES = BN // 8 * APART
     N_TILES = -(-N // BN)
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
     FIRST = HEAD
     ZERO = np.float32(0)
+    RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
+    SLOPE = np.float32(epilogue.slope)
 
     @cuda.jit(cache=True)
     def wgmma_kernel(
         a,  # in   the gathered array
         b,  # in   the packed kernel, with its head
         c,  # out  the other array
+        activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         images,
     ):
         shared = cuda.shared.array(0, dtype)
         acc = cuda.local.array(ALL_SUMS, np.float32)
         place = cuda.local.array(PIXELS, np.int64)
+        column_at = cuda.local.array(PLACES, np.int64)
         offset = cuda.local.array(OFFSETS, np.int32)
         start = (shared_address(shared) + 127) // 128 * 128
         thread = cuda.threadIdx.x
@@ -192,29 +201,38 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype):
                 wgmma_wait()
         lane = thread % 32
         warp = thread // 32 % 4
-        for half in range(2):
-            row = warp * 16 + lane // 4 + half * 8
-            image = image0 + row // D1
-            to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
-            for j in range(PIXELS):
-                pixel = warpgroup * PIXELS + j
-                h = row0 + pixel // TW
-                w = column0 + pixel % TW
-                if row < FILLED and image < images and h < ROWS and w < COLUMNS:
-                    to = to_row + h * C_ROW + w * C_COLUMN
-                    for block in range(BN // 8):
-                        n = n_tile * BN + block * 8 + lane % 4 * 2
-                        first = acc[j * SUMS + block * 4 + half * 2]
-                        second = acc[j * SUMS + block * 4 + half * 2 + 1]
-                        if PAIRED:
-                            if n < N:
-                                where = to + table[at(4 * K + N + n)]
-                                store_pair(c, where, dtype_of(first), dtype_of(second))
-                        else:
-                            if n < N:
-                                c[at(to + table[at(4 * K + N + n)])] = first
-                            if n + 1 < N:
-                                c[at(to + table[at(4 * K + N + n + 1)])] = second
+        first_n = n_tile * BN + lane % 4 * 2
+        for i in range(PLACES):  # all of them before the first store, which would hold them up
+            n = first_n + i // APART * 8 + i % APART
+            column_at[i] = table[at(4 * K + N + min(n, N - 1))]
+        for which in range(RESULT, RESULTS):
+            result = c
+            if which == 1:
+                activate(acc, ALL_SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
+                result = activated
+            for half in range(2):
+                row = warp * 16 + lane // 4 + half * 8
+                image = image0 + row // D1
+                to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
+                for j in range(PIXELS):
+                    pixel = warpgroup * PIXELS + j
+                    h = row0 + pixel // TW
+                    w = column0 + pixel % TW
+                    if row < FILLED and image < images and h < ROWS and w < COLUMNS:
+                        to = to_row + h * C_ROW + w * C_COLUMN
+                        for block in range(BN // 8):
+                            n = first_n + block * 8
+                            where = to + column_at[block * APART]
+                            first = acc[j * SUMS + block * 4 + half * 2]
+                            second = acc[j * SUMS + block * 4 + half * 2 + 1]
+                            if PAIRED:
+                                if n < N:
+                                    store_pair(result, where, dtype_of(first), dtype_of(second))
+                            else:
+                                if n < N:
+                                    result[at(where)] = first
+                                if n + 1 < N:
+                                    result[at(to + column_at[block * APART + 1])] = second
 
     dtype_of = dtype.type
     return wgmma_kernel

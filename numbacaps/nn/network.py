@@ -104,9 +104,7 @@ class CapsNet:
             ``x`` has another dtype or shape.
         """
         self._check_images(x)
-        inference = self._inferences.get(len(x))
-        if inference is None:
-            inference = self._inferences[len(x)] = _Inference(self, len(x))
+        inference = self._inference(len(x))
         inference.run(x)
         stream = self._computing.numba
         capsules = inference.forward.outputs[-1].copy_to_host(stream=stream)
@@ -114,6 +112,20 @@ class CapsNet:
         self._computing.synchronize()
         shape = (len(x), self.classes, *self.layers[-1].output_shape[3:])
         return capsules.reshape(shape), lengths
+
+    def explain(self, N):
+        """Which kernel computes each layer for a batch of N images, and why; where its activation is.
+
+        Parameters
+        ----------
+        N : int
+
+        Returns
+        -------
+        str
+            A line for each layer.
+        """
+        return self._inference(N).forward.explain()
 
     def loss_and_gradients(self, x, labels):
         """The margin loss of a batch, and its gradient of every kernel; no weight moves.
@@ -270,6 +282,12 @@ class CapsNet:
             "adam": asdict(self.adam),
         }
 
+    def _inference(self, N):
+        inference = self._inferences.get(N)
+        if inference is None:
+            inference = self._inferences[N] = _Inference(self, N)
+        return inference
+
     def _training(self, N):
         training = self._trainings.get(N)
         if training is None:
@@ -320,7 +338,7 @@ class _Inference:
     def __init__(self, network, N):
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
-        self.forward = ForwardPass(network.layers, N, network.dtype)
+        self.forward = ForwardPass(network.layers, N, network.dtype, keeps_sums=False)
         operands = self._slot.x, network.state.kernels, computing.numba
         self._launch = Repeated(
             lambda: self.forward.launch(*operands), computing, self.forward.capturable

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import prod
 
+from numbacaps.activation import Activation
 from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
 from numbacaps.nn.convolution import Convolution
 from numbacaps.nn.leaky_relu import leaky_relu, leaky_relu_backward
@@ -20,27 +21,35 @@ class ForwardPass:
     N : int
         Images.
     dtype : numpy.dtype
+    keeps_sums : bool
+        Every layer's ``sums`` are written, which a backward pass reads.
+    apart : bool
+        Every activation is a kernel of its own, also where the convolution's could compute it.
 
     Attributes
     ----------
     convolutions : list of Convolution
     sums : list of device array (N, P*OH*OW*E3)
-        What each layer's convolution makes.
+        What each layer's convolution makes; None where nobody reads it.
     outputs : list of device array, likewise
         The same after LeakyReLU and squash.
     lengths : device array (N, classes)
     """
 
-    def __init__(self, layers, N, dtype):
+    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False):
         self.layers = [placed.layer for placed in layers]
-        self.convolutions = [
-            Convolution(
-                replace(placed.geometry, N=N), placed.layer.algorithm, placed.layer.precision, dtype
-            )
-            for placed in layers
-        ]
+        self.convolutions = []
+        for placed in layers:
+            layer, activation = placed.layer, None
+            if layer.squash is not None and not apart:
+                activation = Activation(float(layer.slope), int(layer.squash), keeps_sums)
+            how = (layer.algorithm, layer.precision, dtype, activation)
+            self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
-        self.sums = [cuda.device_array(shape, dtype) for shape in shapes]
+        self.sums = [
+            cuda.device_array(shape, dtype) if keeps_sums or not convolution.activates else None
+            for shape, convolution in zip(shapes, self.convolutions)
+        ]
         self.outputs = [cuda.device_array(shape, dtype) for shape in shapes]
         self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
 
@@ -60,13 +69,21 @@ class ForwardPass:
         """
         parts = zip(self.layers, self.convolutions, kernels, self.sums, self.outputs)
         for layer, convolution, kernel, total, output in parts:
-            convolution.forward(x, kernel, total, stream)
-            if layer.squash is None:
-                leaky_relu(total, output, layer.slope, stream)
+            if convolution.activates:
+                convolution.forward_activated(x, kernel, total, output, stream)
             else:
-                squash(total, output, layer.squash, layer.slope, stream)
+                convolution.forward(x, kernel, total, stream)
+                if layer.squash is None:
+                    leaky_relu(total, output, layer.slope, stream)
+                else:
+                    squash(total, output, layer.squash, layer.slope, stream)
             x = output
         capsule_length(x, self.lengths, stream)
+
+    def explain(self):
+        """A line for each layer: what computes its convolution, and whether its activation is in it."""
+        lines = enumerate(convolution.explain() for convolution in self.convolutions)
+        return "\n".join(f"layers[{number}]: {line}" for number, line in lines)
 
 
 class BackwardPass:
@@ -78,7 +95,7 @@ class BackwardPass:
     Parameters
     ----------
     forward : ForwardPass
-        Whose results it reads.
+        Whose results it reads; one that keeps its sums.
     """
 
     def __init__(self, forward):

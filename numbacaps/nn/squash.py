@@ -18,17 +18,16 @@ each add up its elements, in their order: they lie in one or two cache lines.
 import math
 from functools import cache
 
+from numbacaps.activation import EPSILON, leaky, squash_factor
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
-
-EPSILON = 1e-7  # keeps the length's gradient finite; the published value
 
 
 @cache
 def make_squash(group, slope, dtype):
     """Kernel for groups of so many elements behind LeakyReLU of one slope."""
     GROUP = group
-    ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
+    SLOPE, REGULARISER = dtype.type(slope), dtype.type(EPSILON)
 
     @cuda.jit
     def squash_kernel(
@@ -45,13 +44,9 @@ def make_squash(group, slope, dtype):
         while n < N:
             square = REGULARISER
             for e in range(GROUP):
-                value = x[at(n * row + first + e)]
-                value = value if value > ZERO else SLOPE * value
+                value = leaky(x[at(n * row + first + e)], SLOPE)
                 square += value * value
-            length = math.sqrt(square)
-            value = x[at(n * row + i)]
-            value = value if value > ZERO else SLOPE * value
-            y[at(n * row + i)] = value * (-math.expm1(-length) / length)
+            y[at(n * row + i)] = leaky(x[at(n * row + i)], SLOPE) * squash_factor(square)
             n += cuda.gridDim.y
 
     return squash_kernel

@@ -9,16 +9,24 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from numbacaps.fused import bulk_tiles, implicit_gemm, mma_tiles, warpgroup_tiles
-from numbacaps.fused.intrinsics import CHUNK, compile_for
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    mma_tiles,
+    warpgroup_tiles,
+)
+from numbacaps.fused.epilogue import fit
+from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
-from numbacaps.fused.pack import NO_MAP, WORDS, make_pack, packed_size
+from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
+from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
-from numbacaps.fused.warpgroup_tiles import Stage, Window, chunks_beside, run_bytes
+from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
-from numbacaps.launch import ceil_div, flat_operands, launch, launch_tiles
+from numbacaps.launch import ceil_div, runs, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
 
 _KEPT = 64  # geometries whose tables stay on the GPU
@@ -26,7 +34,42 @@ _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
 _TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 
 
-class Gather:
+class _Gathers:
+    """What the products that gather one operand have in common: what is done with their sums.
+
+    Parameters
+    ----------
+    activation : numbacaps.activation.Activation or None
+    product : numbacaps.fused.implicit_gemm.Product
+    columns : int
+        Of a tile.
+    lanes : numbacaps.fused.epilogue.Lanes
+
+    Attributes
+    ----------
+    epilogue : numbacaps.fused.epilogue.Epilogue
+        It ``activates`` where the kernel computes the activation too.
+    """
+
+    def __init__(self, activation, product, columns, lanes):
+        self.epilogue, apart = fit(activation, product, columns, lanes)
+        self._behind = ""
+        if activation is not None:
+            how = f"apart: {apart}" if apart else "in it"
+            self._behind = f", LeakyReLU and squash {how}"
+
+    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
+        """Launch it alone on runs of elements; ``packed`` is room for what it packs.
+
+        ``activated`` takes the result behind the activation, where there is one.
+        """
+        activated = result if activated is None else activated
+        ready = self.ready_for(gathered, result, activated)
+        ready.pack(gathered, kernel, packed, stream)
+        ready.multiply(gathered, kernel, packed, result, activated, stream)
+
+
+class Gather(_Gathers):
     """A product that gathers one operand, by ordinary arithmetic: forward, or a residue of dx.
 
     Parameters
@@ -34,34 +77,44 @@ class Gather:
     product : numbacaps.fused.implicit_gemm.Product
     images, G : int
     dtype : numpy.dtype
+    activation : numbacaps.activation.Activation, optional
+        What is wanted behind it, where its kernel can.
     """
 
     packed = 0  # elements of workspace
 
-    def __init__(self, product, images, G, dtype):
+    def __init__(self, product, images, G, dtype, activation=None):
         self.M = product.M(images)
         tile, self.why = choose_tile(self.M * G, product.N, dtype.itemsize)
         self.tile = tile
+        super().__init__(activation, product, tile.BN, tile.lanes)
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
-        self.kernel = make_register_tiles(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
 
-    def __call__(self, gathered, kernel, result, stream, packed):
-        """Launch it on runs of elements; it needs no room for a packed kernel."""
-        arguments = (gathered, kernel, result, self.table, self.M)
+    def ready_for(self, *arrays):
+        """Itself: it takes every array."""
+        return self
+
+    def pack(self, gathered, kernel, packed, stream):
+        """Nothing: it reads the kernel as it lies."""
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
+        arguments = (gathered, kernel, result, activated, self.table, self.M)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
 
     def __str__(self):
-        return f"register_tiles {self.tile} ({self.why})"
+        return f"register_tiles {self.tile} ({self.why}){self._behind}"
 
 
-class _OnTensorCores:
+class _OnTensorCores(_Gathers):
     """What the tensor cores' products have in common: the kernel is packed before each.
 
     They copy 16 bytes at a time, so arrays that do not begin at a multiple of 16 go through
-    :class:`Gather`, which is made when the first one comes.
+    :class:`Gather`, which is made when the first one comes; with an activation they are refused.
 
     Parameters
     ----------
@@ -73,30 +126,40 @@ class _OnTensorCores:
     why : str
     depth : int
         Elements of k in a stage, those of all taps apart.
-    parts : int
-        Of the packed kernel.
+    run, parts : int
+        Of the packed kernel: k's that a thread loads at once, and parts.
+    activation : numbacaps.activation.Activation or None
+    follows : bool
+        Another product of the pass is packed, and multiplied, before this one.
     """
 
-    def __init__(self, product, images, G, dtype, tile, why, depth, parts):
+    def __init__(
+        self, product, images, G, dtype, tile, why, depth, run, parts, activation, follows
+    ):
         p = product
+        super().__init__(activation, p, tile.BN, LANES)
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
         chunks = depth * dtype.itemsize // CHUNK
         self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
-        self.pack = make_pack(p.channels, p.D, p.taps, *columns, parts)
-        compile_for(self.pack, (dtype, dtype, np.int64), 0, words=WORDS)
+        pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
+        types = (dtype, dtype, np.int64)
+        self._pack = Compiled(pack, types, 0, words=WORDS, early=follows)
 
-    def __call__(self, gathered, kernel, result, stream, packed):
-        """Launch both kernels on runs of elements; ``packed`` is room for the packed kernel."""
-        if not all(map(_aligned, (gathered, result))):
-            self._unaligned(gathered, kernel, result, stream, packed)
-            return
-        packed = packed[: self.packed]
+    def ready_for(self, *arrays):
+        """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
+        if all(map(_aligned, arrays)):
+            return self
+        if self.epilogue.activates:
+            raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
+        return self._unaligned
+
+    def pack(self, gathered, kernel, packed, stream):
+        """Launch the packing of the kernel, for a product that gathers from this array."""
         operands = (kernel, packed, self.table, self.tensor_map(gathered))
-        launch(self.pack, self.packed, 1, operands, stream)
-        self.multiply(gathered, packed, result, stream)
+        launch(self._pack, self.packed, 1, operands, stream)
 
     @cached_property
     def _unaligned(self):
@@ -106,17 +169,18 @@ class _OnTensorCores:
 class WarpgroupGather(_OnTensorCores):
     """The same by warpgroup products of the tensor cores, whose threads copy for themselves."""
 
-    def __init__(self, product, images, G, dtype, tile, why):
+    def __init__(self, product, images, G, dtype, tile, why, activation=None, follows=False):
         p = product
-        super().__init__(p, images, G, dtype, tile, why, tile.CHUNKS * CHUNK // dtype.itemsize, 1)
+        depth = tile.CHUNKS * CHUNK // dtype.itemsize
+        super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation, follows)
         window = Window.of(p)
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
         depth = (p.channels, p.D)
         which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
-        self.kernel = make_wgmma(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 1, self.shared)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
@@ -124,34 +188,42 @@ class WarpgroupGather(_OnTensorCores):
         """None is needed."""
         return NO_MAP
 
-    def multiply(self, gathered, packed, result, stream):
-        """Launch the product."""
-        arguments = (gathered, packed, result, self.table, self.images)
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
+        arguments = (gathered, packed, result, activated, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"wgmma {self.tile} ({self.why})"
+        return f"wgmma {self.tile} ({self.why}){self._behind}"
 
 
 class BulkGather(_OnTensorCores):
-    """The same with the copy engine, in ``terms`` products for each of float32."""
+    """The same with the copy engine, in ``terms`` products for each of float32.
 
-    def __init__(self, product, images, G, dtype, tile, why, terms):
+    One that follows another of its pass starts beside it: each has pixels of its own.
+    """
+
+    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
         p = product
         box = bulk_tiles.Box.of(p, G, tile)
         depth, parts = box.channels * p.D, 2 if terms > 1 else 1
-        super().__init__(p, images, G, dtype, tile, why, depth, parts)
+        run = bulk_tiles.run(p.D)
+        super().__init__(p, images, G, dtype, tile, why, depth, run, parts, activation, follows)
+        self._first = 0 if follows else 1
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, tile, read)
-        self.kernel = make_bulk_wgmma(*which, bulk_tiles.batch_rows(tile, p, box, terms), terms)
-        compile_for(self.kernel, (dtype, dtype, np.int64), 1, self.shared)
-        blocks = bulk_tiles.blocks_of(tile, p, images, G) // (G * ceil_div(p.N, tile.BN))
-        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
+        batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
+        ahead = bulk_tiles.ahead(tile, terms)
+        kernel = make_bulk_wgmma(*which, batch_rows, ahead, run, terms, self.epilogue)
+        types = (dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(kernel, types, 3, self.shared, early=True)
+        self.turns = bulk_tiles.turns_of(tile, p, images, G)
+        self.grid = min(self.turns, multiprocessors())
 
     def tensor_map(self, gathered):
         """Of the gathered array, by its address."""
@@ -159,13 +231,14 @@ class BulkGather(_OnTensorCores):
 
         return tensor_map(address_of(gathered), *self.box)
 
-    def multiply(self, gathered, packed, result, stream):
-        """Launch the product."""
-        arguments = (packed, result, self.table, self.images)
+    def multiply(self, gathered, kernel, packed, result, activated, stream):
+        """Launch the product on runs of elements."""
+        counts = (self.images, self.turns, self._first)
+        arguments = (packed, result, activated, self.table, *counts)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why})"
+        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why}){self._behind}"
 
 
 class Splits:
@@ -183,8 +256,9 @@ class Splits:
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         self._grid = ceil_div(size, ADDED)
         if splits > 1:
-            self._add = make_add_splits(splits, size, dtype)
-            compile_for(self._add, (dtype, dtype), 0)
+            self._add = Compiled(
+                make_add_splits(splits, size, dtype), (dtype, dtype), 0, early=True
+            )
 
     def add(self, partial, dw, stream):
         """Launch the second kernel, where there is more than one split."""
@@ -218,8 +292,8 @@ class Reduce:
         self.grid = (down, across, G * count)
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.N, product.K, tile, count, size, dtype)
-        self.kernel = make_reduction(*which)
-        compile_for(self.kernel, (dtype, dtype, dtype, np.int64), 2)
+        kernel = make_reduction(*which)
+        self.kernel = Compiled(kernel, (dtype, dtype, dtype, np.int64), 2)
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
@@ -265,8 +339,7 @@ class MmaReduce:
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
         kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
-        compile_for(kernel, types, 2, self.tile.shared_bytes)
-        return kernel
+        return Compiled(kernel, types, 2, self.tile.shared_bytes)
 
     @cached_property
     def _unaligned(self):
@@ -287,6 +360,69 @@ class MmaReduce:
         return f"mma_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
 
 
+class BulkReduce:
+    """The same with the copy engine, which takes two tensor maps: they lie behind the splits' sums.
+
+    Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, which is made when the
+    first one comes.
+
+    Parameters
+    ----------
+    product, images, G, size, dtype, terms
+        As those of :class:`MmaReduce`.
+    tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
+    strips : numbacaps.fused.bulk_reduction_tiles.Strips
+    why : str
+    """
+
+    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why):
+        from numbacaps.fused.bulk_reduction import make_bulk_reduction
+
+        p = product
+        self.tile, self.terms, self.why = tile, terms, why
+        self._ordinary = (p, images, G, size, dtype, terms)
+        self.splits = Splits(strips.splits, size, dtype)
+        sums = strips.splits * size if strips.splits > 1 else 0
+        first = ceil_div(sums, HEAD) * HEAD
+        others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
+        self.partial_shape = {"partial": (max(first + 2 * HEAD, others),)}
+        self.table = cuda.to_device(p.table)
+        self.put_maps = Compiled(make_put_maps(first), (dtype,), 0, words=2 * WORDS)
+        boxes = bulk_reduction_tiles.boxes(tile, p, G)
+        rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
+        self.shared = rings.bytes
+        self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
+        depth = (p.channels, p.D, p.N, p.K)
+        which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
+        types = (dtype, dtype, np.int64)
+        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, early=True)
+        down = ceil_div(p.channels, boxes[0].channels)
+        across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
+        self.grid = (down, across, G * strips.splits)
+
+    @cached_property
+    def _unaligned(self):
+        return MmaReduce(*self._ordinary)
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums and the maps."""
+        from numbacaps.fused.tensor_map import tensor_map
+
+        whole = dw if self.splits.count == 1 else partial
+        if not all(map(_aligned, (x, dy, whole))):
+            self._unaligned(x, dy, dw, stream, partial)
+            return
+        maps = (tensor_map(address_of(a), *of) for a, of in zip((x, dy), self.tensors))
+        launch(self.put_maps, 2 * WORDS, 1, (partial, sum(maps, ())), stream)
+        arguments = (partial, whole, self.table)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        self.splits.add(partial, dw, stream)
+
+    def __str__(self):
+        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        return f"bulk_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
+
+
 class Prepared:
     """The kernels and tables of one geometry, each pass's made when first asked for.
 
@@ -295,10 +431,13 @@ class Prepared:
     geometry : numbacaps.geometry.Geometry
     dtype : numpy.dtype
     precision : str
+    activation : numbacaps.activation.Activation, optional
+        What is wanted behind the forward pass, where its kernel can.
     """
 
-    def __init__(self, geometry, dtype, precision):
+    def __init__(self, geometry, dtype, precision, activation=None):
         self.geometry, self.dtype, self.precision = geometry, dtype, precision
+        self.activation = activation
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
 
     def _made(self, make):
@@ -308,30 +447,39 @@ class Prepared:
         self.seconds += time.perf_counter() - start
         return made
 
-    def _gather(self, product):
+    def _gather(self, product, activation=None, follows=False):
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
         if self.precision in _TERMS and not SIMULATED:
             terms = _TERMS[self.precision]
             found = bulk_tiles.choose_tile(product, g.N, g.G, terms, multiprocessors())
             if found[0]:
-                return BulkGather(*which, *found, terms)
+                return BulkGather(*which, *found, terms, activation, follows)
         if self.precision == "tf32":
             found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, multiprocessors())
             if found[0]:
-                return WarpgroupGather(*which, *found)
-        return Gather(*which)
+                return WarpgroupGather(*which, *found, activation, follows)
+        return Gather(*which, activation)
 
     @cached_property
     def forward(self):
         """The forward pass's product, in a list of one."""
-        return self._made(lambda: [self._gather(implicit_gemm.forward(self.geometry))])
+        product = implicit_gemm.forward(self.geometry)
+        return self._made(lambda: [self._gather(product, self.activation)])
+
+    @property
+    def activates(self):
+        """The forward pass's kernel computes the activation too."""
+        return self.forward[0].epilogue.activates
 
     @cached_property
     def backward_input(self):
         """The products of the input's gradient, one for each residue of the stride."""
-        products = implicit_gemm.backward_input(self.geometry)
-        return self._made(lambda: [self._gather(product) for product in products])
+        gathers = []
+        for product in implicit_gemm.backward_input(self.geometry):
+            follows = any(gather.packed for gather in gathers)
+            gathers.append(self._made(lambda: self._gather(product, follows=follows)))
+        return gathers
 
     @cached_property
     def backward_kernel(self):
@@ -339,7 +487,7 @@ class Prepared:
         g = self.geometry
         which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
         if self.precision in _TERMS:
-            return self._made(lambda: MmaReduce(*which, _TERMS[self.precision]))
+            return self._made(lambda: _reduce_on_tensor_cores(*which, _TERMS[self.precision]))
         return self._made(lambda: Reduce(*which))
 
     def workspaces(self):
@@ -361,10 +509,20 @@ class Prepared:
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
 
+def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
+    """The tensor cores' product of the kernel's gradient: with the copy engine, where it can be used."""
+    which = (product, images, G, size, dtype, terms)
+    if not SIMULATED and not bulk_reduction_tiles.why_slow(product, images, G):
+        found = bulk_reduction_tiles.choose_tile(product, images, G, terms)
+        if found[0]:
+            return BulkReduce(*which, *found)
+    return MmaReduce(*which)
+
+
 @lru_cache(_KEPT)
-def prepare(geometry, dtype, precision="ieee"):
+def prepare(geometry, dtype, precision="ieee", activation=None):
     """What a geometry needs, kept for the last so many."""
-    return Prepared(geometry, dtype, precision)
+    return Prepared(geometry, dtype, precision, activation)
 
 
 def precisions(dtype):
@@ -375,14 +533,9 @@ def precisions(dtype):
     return ("ieee", *_TERMS) if capable else ("ieee",)
 
 
-def address_of(array):
-    """Where a device array begins."""
-    return array.__cuda_array_interface__["data"][0]
-
-
 def _aligned(array):
     """Whether an array begins at a multiple of 16 bytes."""
-    return SIMULATED or address_of(array) % CHUNK == 0
+    return address_of(array) % CHUNK == 0
 
 
 def multiprocessors():
@@ -391,18 +544,38 @@ def multiprocessors():
 
 
 def _packed_shape(gathers):
-    """The workspace that the products of a pass share, one after the other."""
-    most = max((gather.packed for gather in gathers), default=0)
-    return {"packed": (most,)} if most else {}
+    """The workspace of the products of a pass: room for what each packs."""
+    return {f"packed {i}": (g.packed,) for i, g in enumerate(gathers) if g.packed}
+
+
+def _launch(gathers, gathered, kernel, result, activated, stream, room):
+    """Launch the products of a pass on runs of elements: first all packing, which goes on side by side."""
+    arrays = (gathered, result, activated)
+    ready = [(g.ready_for(*arrays), room.get(f"packed {i}")) for i, g in enumerate(gathers)]
+    for gather, packed in ready:
+        gather.pack(gathered, kernel, packed, stream)
+    for gather, packed in ready:
+        gather.multiply(gathered, kernel, packed, result, activated, stream)
 
 
 def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     """One product. The tensor cores take a workspace of a packed copy of ``w``."""
     gathers = prepare(geometry, x.dtype, precision).forward
     room = workspace.arrays(_packed_shape(gathers), x.dtype)
-    operands = flat_operands(geometry, x=x, w=w, out=out)
-    for gather in gathers:
-        gather(*operands, stream, room.get("packed"))
+    x, w, out = runs(geometry, x=x, w=w, out=out)
+    _launch(gathers, x, w, out, out, stream, room)
+
+
+def activated(geometry, x, w, sums, out, activation, *, stream, workspace, precision="ieee"):
+    """The forward pass and an activation in one, where what is prepared for it ``activates``.
+
+    ``sums`` takes what is before the activation; None where it does not keep them.
+    """
+    gathers = prepare(geometry, x.dtype, precision, activation).forward
+    room = workspace.arrays(_packed_shape(gathers), x.dtype)
+    x, w, sums = runs(geometry, x=x, w=w, out=out if sums is None else sums)
+    (out,) = runs(geometry, out=out)
+    _launch(gathers, x, w, sums, out, stream, room)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
@@ -419,9 +592,8 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
         shapes |= prepared.backward_kernel.partial_shape
     room = workspace.arrays(shapes, dy.dtype)
     if dx is not None:
-        operands = flat_operands(geometry, dy=dy, w=w, dx=dx)
-        for gather in prepared.backward_input:
-            gather(*operands, stream, room.get("packed"))
+        result, kernel, gathered = runs(geometry, dx=dx, w=w, dy=dy)
+        _launch(prepared.backward_input, gathered, kernel, result, result, stream, room)
     if dw is not None:
-        x, dy, dw = flat_operands(geometry, x=x, dy=dy, dw=dw)
+        x, dy, dw = runs(geometry, x=x, dy=dy, dw=dw)
         prepared.backward_kernel(x, dy, dw, stream, room.get("partial"))

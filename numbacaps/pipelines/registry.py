@@ -39,6 +39,10 @@ class Algorithm:
         functions take all but "ieee" as the keyword ``precision``.
     prepare : callable or None
         ``prepare(geometry, dtype, precision)``: what it keeps for a geometry, with ``explain()``.
+    activated : callable or None
+        ``activated(geometry, x, w, sums, out, activation, *, stream, workspace)``: the forward pass
+        with a :class:`numbacaps.activation.Activation` in its kernel, where what
+        ``prepare(geometry, dtype, precision, activation)`` returns ``activates``.
     zeros_outside : bool
         Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
         kernel element makes NaN at the input gradient's border; the others multiply nothing there.
@@ -53,16 +57,17 @@ class Algorithm:
     unavailable: Callable = lambda: None
     precisions: Callable = lambda dtype: ("ieee",)
     prepare: Callable | None = None
+    activated: Callable | None = None
     zeros_outside: bool = False
 
     def at(self, precision):
         """This algorithm at a precision that it takes."""
         if precision == "ieee":
             return self
-        forward, backward = (
-            partial(function, precision=precision) for function in (self.forward, self.backward)
-        )
-        return replace(self, forward=forward, backward=backward)
+        passes = ("forward", "backward", "activated")
+        functions = {name: getattr(self, name) for name in passes if getattr(self, name)}
+        at_precision = {name: partial(f, precision=precision) for name, f in functions.items()}
+        return replace(self, **at_precision)
 
 
 # How float32 is multiplied; the words are those of Triton's input_precision.
@@ -108,6 +113,7 @@ ALGORITHMS = {
         deterministic=True,
         precisions=fused.precisions,
         prepare=fused.prepare,
+        activated=fused.activated,
         zeros_outside=True,
     ),
 }

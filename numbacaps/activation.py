@@ -1,0 +1,52 @@
+"""LeakyReLU, then squash: what a network's layer does to its convolution's sums, wherever it is computed.
+
+Over each group a of consecutive elements of a = LeakyReLU(x), with n = sqrt(|a|^2 + 1e-7):
+
+    y = a * (1 - exp(-n)) / n
+
+``expm1`` keeps the digits of 1 - exp(-n) where n is small. A reciprocal square root stands for root
+and division: those of IEEE branch, which costs more than all else here.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.fused.intrinsics import inverse_root
+from numbacaps.target import cuda
+
+EPSILON = 1e-7  # keeps the length's gradient finite; the published value
+_ZERO = np.float32(0)  # of a type that widens nothing
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What is wanted of a layer's sums.
+
+    Attributes
+    ----------
+    slope : float
+        Of LeakyReLU; 1 for none.
+    group : int
+        Consecutive elements of a capsule that are squashed together.
+    keeps_sums : bool
+        The sums before it are wanted too: gradients read them.
+    """
+
+    slope: float
+    group: int
+    keeps_sums: bool = True
+
+
+@cuda.jit(device=True, inline="always")
+def leaky(x, slope):
+    """LeakyReLU of an element."""
+    return x if x > _ZERO else slope * x
+
+
+@cuda.jit(device=True, inline="always")
+def squash_factor(square):
+    """What squash multiplies a group by, from |a|^2 + :data:`EPSILON`."""
+    inverse = inverse_root(square)
+    return -math.expm1(-square * inverse) * inverse

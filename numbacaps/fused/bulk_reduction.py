@@ -1,0 +1,394 @@
+"""The kernel's gradient with bulk copies: a block computes every tap, so what it reads serves all of them.
+
+    dw[k, n] = sum over m of x[m, k] * dy[m, n]
+
+What changed from :mod:`numbacaps.fused.mma_reduction`: warpgroups multiply, and the copy engine brings rows
+of pixels (:mod:`numbacaps.fused.bulk_wgmma` says how). A block walks down strips of the images, and
+each warpgroup has a row of taps: when pixel row r of dy is there, tap row i multiplies it with the row of x that
+lies i rows below. A row of x stays in shared memory until the last row of taps has read it.
+
+The first operand, x, comes through registers: a slot is loaded once for all taps that read it, and only dy's
+place differs. The tensor cores want the second operand with the summed pixels as neighbours, but in capsule
+layout columns are; so some warps rewrite each box of dy as core matrices, from which all warpgroups
+read. k of a product counts (image, d1), n counts (p, d3).
+
+For ``terms`` of 3 dy is written in two parts, and a thread's x is cut in place when the products with the high
+part of it are done. The sums leave the tensor cores after each row for ordinary adds.
+"""
+
+from functools import cache
+from math import gcd
+
+import numpy as np
+
+from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
+from numbacaps.fused.pack import HEAD
+from numbacaps.fused.ptx import (
+    acquire_map,
+    cut_tf32,
+    fence_proxy_async,
+    fewer_registers,
+    let_next_start,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    more_registers,
+    shared_address,
+    store_pair,
+    tensor_copy,
+    wait_for_last,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_fragment,
+    wgmma_wait,
+)
+from numbacaps.target import at, cuda
+
+short = np.int32  # takes one register, where Python's ints take two
+
+
+@cache
+def make_bulk_reduction(
+    pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, first, terms
+):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32.
+
+    Parameters
+    ----------
+    pixels : numbacaps.fused.implicit_gemm.Pixels
+    window : numbacaps.fused.warpgroup_tiles.Window
+    boxes : tuple of numbacaps.fused.bulk_reduction_tiles.Box
+    rings : numbacaps.fused.bulk_reduction_tiles.Rings
+    strips : numbacaps.fused.bulk_reduction_tiles.Strips
+    channels, D, N, K : int
+        As the product's.
+    tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
+    size : int
+        Elements of a split.
+    first : int
+        Where the tensor maps begin in their array.
+    terms : int
+        1 or 3.
+    """
+    of_x, of_dy = boxes
+    PW, BN, GROUPS = tile.PW, tile.BN, tile.GROUPS
+    WARPS = tile.tap_rows * 4
+    REGISTERS, HELPING = tile.registers, HELPING_REGISTERS
+    COPYING_WARP = WARPS + LAYING_WARPS
+    D1, D3 = pixels.D1, pixels.other[3]
+    ROW_STEP, TOP = pixels.top
+    COLUMN_STEP, LEFT = pixels.left
+    TAP_COLUMNS = window.taps[1]
+    TAP_DOWN, TAP_ACROSS = window.step
+    REACH = max(TAP_DOWN * (window.taps[0] - 1), ROW_STEP - 1)  # rows of x below a pixel's first
+    COLUMNS_IN = (PW - 1) * COLUMN_STEP + TAP_ACROSS * (TAP_COLUMNS - 1) + 1
+    STRIP_ROWS, DOWN, ACROSS = strips.rows, strips.down, strips.across
+    BOX_ROWS = (STRIP_ROWS - 1) * ROW_STEP + REACH + 1
+    STRIPS, PER_SPLIT, SPLITS = strips.count, strips.per_split, strips.splits
+    IMAGES = of_x.images
+    A_CHANNELS, B_CHANNELS = of_x.channels, of_dy.channels
+    FILLED, COLUMNS_FILLED = A_CHANNELS * D, B_CHANNELS * D3  # rows and columns of the tile
+    CHANNELS = channels
+    A_CHANNEL, A_IMAGE, A_COLUMN = of_x.channel_step, of_x.image_step, of_x.column_step
+    B_CHANNEL, B_IMAGE, B_COLUMN = of_dy.channel_step, of_dy.image_step, of_dy.column_step
+    A_BY_G, A_BY_E, A_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
+    B_BY_G, B_BY_E, B_BY_COLUMN = (0, of_dy.pixel, 0) if of_dy.whole_rows else (of_dy.pixel, 0, 1)
+    E3 = of_dy.pixel
+    E3_BITS, D3_BITS = E3.bit_length() - 1, D3.bit_length() - 1
+    OWN = B_CHANNELS * E3 // 32  # elements of an image's pixel that a thread lays out
+    AT_ONCE = gcd(OWN, 4)
+    TURNS = OWN // AT_ONCE
+    ALL_GROUPS = IMAGES * D1 // 8
+    BATCHES = ALL_GROUPS // GROUPS
+    BELOW = 8 // D * A_CHANNEL + 8 % D  # from a row of a product to the eighth below it
+    FRAGMENTS = GROUPS * COLUMNS_IN * 4
+    PARTS = 2 if terms > 1 else 1
+    SPLIT = terms > 1
+    SUMS = BN // 2
+    ALL_SUMS = SUMS * TAP_COLUMNS
+    PART_SUMS = ALL_SUMS if SPLIT else 1
+    B_MATRIX = descriptor_strides(BN * CHUNK, 128)
+    MATRIX = 2 * BN  # chunks of one product's second operand
+    GROUP = BN * 8  # its elements
+    LOW = ALL_GROUPS * GROUP  # from the high part of a pixel to the low one
+    PIXEL = PARTS * LOW
+    A_RING, RAW_RING, B_RING = rings.x, rings.dy, rings.laid_out
+    A_BYTES, RAW_BYTES = of_x.bytes, of_dy.bytes
+    A_PITCH, RAW_PITCH, B_PITCH = rings.x_bytes, rings.dy_bytes, rings.laid_out_bytes
+    A_EMPTY = 8 * A_RING
+    RAW_FULL = 2 * A_EMPTY
+    RAW_EMPTY = RAW_FULL + 8 * RAW_RING
+    B_FULL = RAW_EMPTY + 8 * RAW_RING
+    B_EMPTY = B_FULL + 8 * B_RING
+    A_START = BARRIERS
+    RAW_START = A_START + A_RING * A_PITCH
+    B_START = RAW_START + RAW_RING * RAW_PITCH
+    PAIRED = D3 % 2 == 0
+    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
+    PLACES = BN // 8 * APART
+    TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
+    SIZE, B_G = size, pixels.steps[1]
+    FIRST, OTHER = first, first + HEAD
+    ZERO = np.float32(0)
+    NEARER = TF32_NEARER
+
+    @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
+    def bulk_reduction_kernel(
+        maps,  # in   the tensor maps of the gathered array and of the other one
+        b,  # out  (splits, size): the kernel's gradient, a partial sum each
+        table,  # in   Product.table
+    ):
+        shared = cuda.shared.array(0, np.float32)
+        begin = shared_address(shared)
+        start = (begin + 127) // 128 * 128
+        thread = cuda.threadIdx.x
+        warp = short(thread >> 5 & 31)  # as in // 32, but known not to be negative
+        lane = short(thread & 31)
+        channel0 = cuda.blockIdx.x * A_CHANNELS
+        p0 = cuda.blockIdx.y * B_CHANNELS
+        g = cuda.blockIdx.z // SPLITS
+        split = cuda.blockIdx.z % SPLITS
+        first_strip = split * PER_SPLIT
+        last_strip = min(STRIPS, first_strip + PER_SPLIT)
+        rows = (last_strip - first_strip) * STRIP_ROWS
+        if thread == 0:
+            for i in range(A_RING):
+                mbarrier_init(shared, start + 8 * i, 1)
+                mbarrier_init(shared, start + A_EMPTY + 8 * i, WARPS)
+            for i in range(RAW_RING):
+                mbarrier_init(shared, start + RAW_FULL + 8 * i, 1)
+                mbarrier_init(shared, start + RAW_EMPTY + 8 * i, LAYING_WARPS)
+            for i in range(B_RING):
+                mbarrier_init(shared, start + B_FULL + 8 * i, LAYING_WARPS)
+                mbarrier_init(shared, start + B_EMPTY + 8 * i, WARPS)
+            fence_proxy_async()  # the copy engine may see the barriers
+        let_next_start()  # up to where it waits for the sums
+        cuda.syncthreads()
+        if warp >= WARPS:
+            fewer_registers(HELPING)
+            if warp == COPYING_WARP:
+                if lane == 0:
+                    wait_for_last()  # the maps are put
+                    x_map, dy_map = maps[FIRST:], maps[OTHER:]
+                    acquire_map(x_map)
+                    acquire_map(dy_map)
+                    a_turn, raw_turn = short(0), short(0)
+                    # What nobody has filled yet counts as empty.
+                    a_phase, raw_phase = short(1), short(1)
+                    for strip in range(short(first_strip), short(last_strip)):
+                        column = short(strip % ACROSS * PW)
+                        row0 = short(strip // ACROSS % DOWN * STRIP_ROWS)
+                        image = short(strip // (ACROSS * DOWN) * IMAGES)
+                        left = short(column * COLUMN_STEP + LEFT)
+                        top = short(row0 * ROW_STEP + TOP)
+                        e = short(g * A_BY_G + left * A_BY_E)
+                        left = short(left * A_BY_COLUMN)
+                        raw_e = short(g * B_BY_G + column * B_BY_E)
+                        column = short(column * B_BY_COLUMN)
+                        for row in range(BOX_ROWS):
+                            full = start + a_turn * 8
+                            mbarrier_wait(shared, full + A_EMPTY, a_phase)
+                            mbarrier_expect(shared, full, A_BYTES)
+                            to = start + A_START + a_turn * A_PITCH
+                            tensor_copy(
+                                shared, to, x_map, e, channel0, image, left, top + row, full
+                            )
+                            a_turn = short(a_turn + 1)
+                            if a_turn == A_RING:
+                                a_turn = short(0)
+                                a_phase = short(a_phase ^ 1)
+                            below = row - REACH
+                            if below >= 0 and below % ROW_STEP == 0:
+                                full = start + RAW_FULL + raw_turn * 8
+                                mbarrier_wait(shared, full + (RAW_EMPTY - RAW_FULL), raw_phase)
+                                mbarrier_expect(shared, full, RAW_BYTES)
+                                to = start + RAW_START + raw_turn * RAW_PITCH
+                                h = row0 + below // ROW_STEP
+                                tensor_copy(shared, to, dy_map, raw_e, p0, image, column, h, full)
+                                raw_turn = short(raw_turn + 1)
+                                if raw_turn == RAW_RING:
+                                    raw_turn = short(0)
+                                    raw_phase = short(raw_phase ^ 1)
+            else:
+                values = cuda.local.array(AT_ONCE, np.float32)
+                # The lane's own part of where elements lie in a box and go to: sizes are powers of two.
+                d1 = lane % E3 // D3
+                source = short(lane // E3 * B_CHANNEL + lane % E3)
+                target = lane // E3 * (D3 * 4) + lane % D3 * 4
+                target = short(target + d1 // 8 * GROUP + d1 // 4 % 2 * (BN * 4) + d1 % 4)
+                raw_turn, b_turn = short(0), short(0)
+                raw_phase, b_phase = short(0), short(1)
+                origin = short((start - begin) // 4)
+                for _ in range(short(rows)):
+                    raw_full = start + RAW_FULL + raw_turn * 8
+                    b_full = start + B_FULL + b_turn * 8
+                    mbarrier_wait(shared, b_full + (B_EMPTY - B_FULL), b_phase)
+                    mbarrier_wait(shared, raw_full, raw_phase)
+                    for pixel in range(warp - WARPS, PW, LAYING_WARPS):
+                        for image in range(IMAGES):
+                            read = origin + RAW_START // 4 + raw_turn * (RAW_PITCH // 4)
+                            read += pixel * B_COLUMN + image * B_IMAGE + source
+                            write = origin + B_START // 4 + b_turn * (B_PITCH // 4)
+                            k = image * D1
+                            write += pixel * PIXEL + target
+                            write += (k >> 3) * GROUP + (k >> 2 & 1) * (BN * 4) + (k & 3)
+                            for turn in range(TURNS):
+                                for i in range(AT_ONCE):
+                                    element = (turn * AT_ONCE + i) * 32
+                                    place = (element >> E3_BITS) * B_CHANNEL
+                                    place += element & (E3 - 1)
+                                    values[i] = shared[at(read + place)]
+                                for i in range(AT_ONCE):
+                                    element = (turn * AT_ONCE + i) * 32
+                                    d1 = (element & (E3 - 1)) >> D3_BITS
+                                    place = (d1 >> 3) * GROUP + (d1 >> 2 & 1) * (BN * 4) + (d1 & 3)
+                                    place += (element >> E3_BITS) * (D3 * 4)
+                                    place += (element & (D3 - 1)) * 4
+                                    near = values[i] * NEARER
+                                    if SPLIT:
+                                        shared[at(write + place)] = cut_tf32(near)
+                                        rest = values[i] - cut_tf32(near)
+                                        shared[at(write + place + LOW)] = rest
+                                    else:
+                                        shared[at(write + place)] = near
+                    fence_proxy_async()  # the tensor cores may see them
+                    cuda.syncwarp()
+                    if lane == 0:
+                        mbarrier_arrive(shared, raw_full + (RAW_EMPTY - RAW_FULL))
+                        mbarrier_arrive(shared, b_full)
+                    raw_turn = short(raw_turn + 1)
+                    if raw_turn == RAW_RING:
+                        raw_turn = short(0)
+                        raw_phase = short(raw_phase ^ 1)
+                    b_turn = short(b_turn + 1)
+                    if b_turn == B_RING:
+                        b_turn = short(0)
+                        b_phase = short(b_phase ^ 1)
+        else:
+            more_registers(REGISTERS)
+            acc = cuda.local.array(ALL_SUMS, np.float32)
+            part = cuda.local.array(PART_SUMS, np.float32)
+            fragment = cuda.local.array(FRAGMENTS, np.float32)
+            tap_row = warp // 4
+            row = warp % 4 * 16 + lane // 4
+            own_slot = lane % 4 // D1 * A_IMAGE + lane % 4 % D1 * D
+            if row < FILLED:
+                own_slot += row // D * A_CHANNEL + row % D
+            own_slot = short(own_slot + (start - begin + A_START) // 4)
+            for i in range(ALL_SUMS):
+                acc[i] = ZERO
+            for i in range(PART_SUMS):
+                part[i] = ZERO
+            a_turn, b_turn, row_of_strip = short(0), short(0), short(0)
+            a_phase, b_phase = short(0), short(0)
+            for _ in range(short(rows)):
+                turn = short(a_turn + tap_row * TAP_DOWN)
+                wrapped = short(1 if turn >= A_RING else 0)
+                turn = short(turn - wrapped * A_RING)
+                slots = own_slot + turn * (A_PITCH // 4)
+                b_full = start + B_FULL + b_turn * 8
+                matrices = B_MATRIX + (start + B_START + b_turn * B_PITCH) // 16
+                mbarrier_wait(shared, start + turn * 8, a_phase ^ wrapped)
+                mbarrier_wait(shared, b_full, b_phase)
+                for batch in range(BATCHES):
+                    for group in range(GROUPS):
+                        for i in range(4):
+                            k = ((batch * GROUPS + group) * 2 + i // 2) * 4
+                            place = k // D1 * A_IMAGE + k % D1 * D + i % 2 * BELOW
+                            for column in range(COLUMNS_IN):
+                                value = shared[at(slots + place + column * A_COLUMN)]
+                                k = (group * COLUMNS_IN + column) * 4 + i
+                                # Of three terms the first two read its high part.
+                                fragment[k] = value if SPLIT else value * NEARER
+                    wgmma_fence()
+                    for tap in range(TAP_COLUMNS):
+                        for pixel in range(PW):
+                            for group in range(GROUPS):
+                                column = pixel * COLUMN_STEP + tap * TAP_ACROSS
+                                k = (group * COLUMNS_IN + column) * 4
+                                high = pixel * PARTS * ALL_GROUPS + batch * GROUPS + group
+                                high = matrices + high * MATRIX
+                                s = tap * SUMS
+                                if SPLIT:
+                                    low = high + ALL_GROUPS * MATRIX
+                                    more = 1 if batch + pixel + group > 0 else 0
+                                    wgmma_fragment(BN, part, s, fragment, k, shared, low, more)
+                                    wgmma_fragment(BN, part, s, fragment, k, shared, high, 1)
+                                else:
+                                    wgmma_fragment(BN, acc, s, fragment, k, shared, high, 1)
+                    wgmma_commit()
+                    wgmma_wait()
+                    if SPLIT:
+                        for i in range(FRAGMENTS):
+                            fragment[i] = (fragment[i] - cut_tf32(fragment[i])) * NEARER
+                        wgmma_fence()
+                        for tap in range(TAP_COLUMNS):
+                            for pixel in range(PW):
+                                for group in range(GROUPS):
+                                    column = pixel * COLUMN_STEP + tap * TAP_ACROSS
+                                    k = (group * COLUMNS_IN + column) * 4
+                                    high = pixel * PARTS * ALL_GROUPS + batch * GROUPS + group
+                                    high = matrices + high * MATRIX
+                                    s = tap * SUMS
+                                    wgmma_fragment(BN, part, s, fragment, k, shared, high, 1)
+                        wgmma_commit()
+                        wgmma_wait()
+                if lane == 0:
+                    mbarrier_arrive(shared, b_full + (B_EMPTY - B_FULL))
+                if SPLIT:
+                    for i in range(ALL_SUMS):
+                        acc[i] += part[i]
+                b_turn = short(b_turn + 1)
+                if b_turn == B_RING:
+                    b_turn = short(0)
+                    b_phase = short(b_phase ^ 1)
+                # This row of taps reads these rows of x no more. It waits for those too that it never
+                # read, or it could take one turn of the ring for another; they were asked for before dy's row.
+                row_of_strip = short(row_of_strip + 1)
+                done = short(ROW_STEP)
+                if row_of_strip == STRIP_ROWS:
+                    row_of_strip = short(0)
+                    done = short(REACH + 1)
+                for _ in range(done):
+                    if lane == 0:
+                        mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                        mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
+                    a_turn = short(a_turn + 1)
+                    if a_turn == A_RING:
+                        a_turn = short(0)
+                        a_phase = short(a_phase ^ 1)
+                cuda.syncwarp()
+            row_to = cuda.local.array(TAPS, np.int64)
+            column_to = cuda.local.array(PLACES, np.int64)
+            base = split * SIZE + g * B_G
+            for i in range(TAPS):  # all places before the first store, which would hold them up
+                row = warp % 4 * 16 + lane // 4 + i // TAP_COLUMNS * 8
+                k = (channel0 + row // D) * (WARPS // 4) + tap_row
+                k = (k * TAP_COLUMNS + i % TAP_COLUMNS) * D + row % D
+                row_to[i] = base + table[at(3 * K + min(k, K - 1))]
+            for i in range(PLACES):
+                n = p0 * D3 + i // APART * 8 + lane % 4 * 2 + i % APART
+                column_to[i] = table[at(4 * K + min(n, N - 1))]
+            for half in range(2):
+                row = warp % 4 * 16 + lane // 4 + half * 8
+                if row < FILLED and channel0 + row // D < CHANNELS:
+                    for tap in range(TAP_COLUMNS):
+                        to = row_to[half * TAP_COLUMNS + tap]
+                        for block in range(BN // 8):
+                            column = block * 8 + lane % 4 * 2
+                            n = p0 * D3 + column
+                            where = to + column_to[block * APART]
+                            one = acc[tap * SUMS + block * 4 + half * 2]
+                            other = acc[tap * SUMS + block * 4 + half * 2 + 1]
+                            if PAIRED:
+                                if column < COLUMNS_FILLED and n < N:
+                                    store_pair(b, where, one, other)
+                            else:
+                                if column < COLUMNS_FILLED and n < N:
+                                    b[at(where)] = one
+                                if column + 1 < COLUMNS_FILLED and n + 1 < N:
+                                    b[at(to + column_to[block * APART + 1])] = other
+
+    return bulk_reduction_kernel

@@ -1,0 +1,98 @@
+"""Kernels compiled ahead, and launched without asking again what their arguments are.
+
+Numba finds out the type of every argument at every launch. Here it is known: flat arrays of C-contiguous
+memory, 64-bit integers, tuples of them. What a kernel takes for an array, and where a compiled kernel's
+handles are, is Numba's own business; all that leans on it is in this file and in
+:mod:`numbacaps.fused.ptx`.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numba import from_dtype
+from numba.core import types
+
+from cuda.bindings import driver
+from cuda.core import LaunchConfig, Stream, launch
+from numbacaps.target import cuda
+
+_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
+_KEPT = 1024  # launch configurations
+_CAN_START_EARLY = hasattr(LaunchConfig, "programmatic_stream_serialization")  # cuda.core 1.2
+
+
+class Compiled:
+    """A kernel for flat arrays of some dtypes, then 64-bit integers, then a tuple of ``words`` more.
+
+    ``compiled[grid, block, stream, shared](*arguments)`` launches it, as Numba's kernels do. An array
+    is a C-contiguous Numba device array of any shape; nothing is checked.
+
+    Parameters
+    ----------
+    kernel
+        Of ``cuda.jit``.
+    arrays : sequence of dtype_like
+    integers, words : int
+    shared : int
+        Bytes of shared memory that a block may ask for.
+    early : bool
+        It may start when the kernel before it on the stream lets it, and waits for that one's results itself.
+    """
+
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
+        kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
+        last = [types.UniTuple(types.int64, words)] if words else []
+        kernel.compile((*kinds, *[types.int64] * integers, *last))
+        (made,) = kernel.overloads.values()
+        function = made._codelibrary.get_cufunc()
+        if shared > _WITHOUT_ASKING:
+            driver.cuKernelSetAttribute(
+                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                shared,
+                function.handle,
+                cuda.get_current_device().id,
+            )
+        self._kernel, self._early = function.kernel, early and _CAN_START_EARLY
+
+    def __getitem__(self, how):
+        grid, block, stream, shared = how
+        config = _config(grid, block, shared, self._early)
+        stream = _stream(int(stream) if stream else 0)
+
+        def launched(*arguments):
+            launch(stream, config, self._kernel, *values(arguments))
+
+        return launched
+
+
+@lru_cache(_KEPT)
+def _config(grid, block, shared, early):
+    how = {"programmatic_stream_serialization": True} if early else {}
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared, **how)
+
+
+@lru_cache(_KEPT)
+def _stream(address):
+    return Stream.from_handle(address)
+
+
+def values(arguments):
+    """What a compiled kernel takes for its arguments.
+
+    Of an array: two owners that there are not, elements, bytes of one, address, shape, strides.
+    """
+    found = []
+    for argument in arguments:
+        if isinstance(argument, int):
+            found.append(argument)
+        elif isinstance(argument, tuple):
+            found.extend(argument)
+        else:
+            size, itemsize = argument.size, argument.dtype.itemsize
+            found += (0, 0, size, itemsize, address_of(argument), size, itemsize)
+    return found
+
+
+def address_of(array):
+    """Where a Numba device array begins."""
+    return array.device_ctypes_pointer.value or 0

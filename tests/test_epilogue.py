@@ -1,0 +1,183 @@
+"""LeakyReLU and squash in the kernels of the forward product, and where they are kept apart."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import nan, operands, sums
+from nn_networks import batch, network
+
+import reference
+from numbacaps import Geometry
+from numbacaps.activation import Activation
+from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused.epilogue import Lanes, fit
+from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.pipelines import fused
+from numbacaps.target import SIMULATED, cuda
+from reference import nn
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+_F4 = np.dtype(np.float32)
+_SLOPE = 0.3
+
+# name: (geometry, group). Groups in a row and over rows; rows past M, columns past N, images and d1
+# that fill no 64 rows; groups that are shorter than a warp's block of columns, as long, and longer.
+ORDINARY = {
+    "part of a block": (Geometry(2, 2, 3, 3, 4, 2, 2, 1, 3, 3, 2), 2),
+    "a block": (Geometry(3, 1, 3, 3, 3, 2, 2, 1, 1, 3, 4), 4),
+    "rows": (Geometry(3, 1, 1, 3, 2, 2, 2, 1, 4, 2, 4), 8),
+    "whole capsules": (Geometry(2, 2, 1, 2, 4, 2, 2, 2, 4, 2, 4), 16),
+    "two blocks": (Geometry(1, 2, 3, 3, 2, 2, 1, 1, 2, 3, 8), 8),
+}
+WARPGROUPS = {
+    "a lane's": (Geometry(3, 2, 3, 2, 3, 2, 2, 1, 3, 4, 2), 2),
+    "part of a block": (Geometry(17, 2, 3, 2, 2, 2, 2, 1, 4, 4, 4), 4),
+    "a block": (Geometry(2, 1, 3, 2, 2, 2, 1, 1, 5, 8, 8), 8),
+    "parts of rows": (Geometry(2, 1, 2, 2, 2, 2, 1, 1, 4, 4, 4), 16),
+    "rows": (Geometry(5, 2, 3, 2, 2, 2, 2, 1, 4, 4, 8), 16),
+    "many rows": (Geometry(3, 1, 1, 2, 3, 1, 2, 1, 8, 4, 8), 64),
+    "two blocks": (Geometry(3, 1, 2, 2, 3, 1, 2, 1, 3, 4, 16), 16),
+    "groups": (Geometry(2, 2, 1, 3, 2, 2, 2, 2, 4, 4, 8, (2, 1), (0, 1), (1, 2)), 32),
+}
+_LARGER = {} if SIMULATED else {"N": 37, "C": 11, "P": 19, "H": 17, "W": 13}
+# The published layers' capsules, with images, channels and pixels that fill no tile.
+BULK = {
+    "one row": (Geometry(21, 1, 3, 28, 27, 3, 3, 1, 1, 4, 32, (2, 2)), 8),
+    "parts of rows": (Geometry(37, 2, 5, 13, 11, 3, 3, 1, 4, 8, 16), 8),
+    "a block": (Geometry(19, 4, 7, 9, 9, 3, 3, 1, 4, 16, 8, (2, 2)), 8),
+    "rows": (Geometry(35, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8), 32),
+    "two blocks": (Geometry(9, 3, 5, 8, 7, 3, 3, 1, 3, 8, 16), 16),
+    "a lane's": (Geometry(9, 3, 5, 8, 7, 3, 3, 1, 4, 4, 4), 2),
+}
+
+
+def _skip_without_tf32():
+    if "tf32" not in fused.precisions(_F4):
+        pytest.skip("this GPU has no warpgroup products")
+
+
+def _check(g, group, dtype, precision, make, rng):
+    """What ``make(product, activation)`` yields, with the sums kept and without."""
+    x, w, dy = operands(g, dtype, rng)
+    how = (g.stride, g.padding, g.dilation)
+    wide = (array.astype(np.float64) for array in (x, w))
+    want = reference.capsule_convolution_einsum(*wide, *how)
+    want_activated = nn.squash(nn.leaky_relu(want, _SLOPE), group)
+    X, W = (cuda.to_device(array.ravel()) for array in (x, w))
+    for keeps_sums in (True, False):
+        gather = make(implicit_gemm.forward(g), Activation(_SLOPE, group, keeps_sums))
+        assert gather.epilogue.activates and str(gather).endswith("LeakyReLU and squash in it")
+        total, out = nan(dy.size, dtype), nan(dy.size, dtype)
+        gather(X, W, total, 0, nan(gather.packed, dtype), out)
+        terms = sums(g)[0] + group
+        out = out.copy_to_host().reshape(want.shape)
+        reference.assert_close(out, want_activated, terms, precision=precision)
+        total = total.copy_to_host().reshape(want.shape)
+        if keeps_sums:
+            reference.assert_close(total, want, sums(g)[0], precision=precision)
+        else:
+            assert np.isnan(total).all(), "nobody asked for the sums"
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float32") for case in ORDINARY), ("rows", "float64")]
+)
+def test_ordinary_products(case, dtype, rng):
+    g, group = ORDINARY[case]
+    g, dtype = replace(g, **_LARGER), np.dtype(dtype)
+    _check(g, group, dtype, "ieee", lambda p, a: fused.Gather(p, g.N, g.G, dtype, a), rng)
+
+
+@pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
+@pytest.mark.parametrize("tile", tiles.TILES)
+def test_every_tile_of_ordinary_products(tile, rng, monkeypatch):
+    monkeypatch.setattr(fused, "choose_tile", lambda *sizes: (tile, "the test's"))
+    for g, group in BULK.values():
+        product = implicit_gemm.forward(g)
+        if fit(Activation(_SLOPE, group), product, tile.BN, tile.lanes)[1] is None:
+            _check(g, group, _F4, "ieee", lambda p, a: fused.Gather(p, g.N, g.G, _F4, a), rng)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", WARPGROUPS)
+def test_warpgroup_products(case, rng):
+    _skip_without_tf32()
+    g, group = WARPGROUPS[case]
+    g = replace(g, **_LARGER)
+
+    def make(product, activation):
+        tile = warpgroup_tiles.choose_tile(product, g.N, g.G, _F4, 132)
+        return fused.WarpgroupGather(product, g.N, g.G, _F4, *tile, activation)
+
+    _check(g, group, _F4, "tf32", make, rng)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", BULK)
+def test_bulk_copies(case, terms, rng):
+    """The tile that is chosen, the largest that can be taken, and the smallest."""
+    _skip_without_tf32()
+    g, group = BULK[case]
+    product = implicit_gemm.forward(g)
+    legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, g.G, terms)]
+    chosen, _ = bulk_tiles.choose_tile(product, g.N, g.G, terms, 132)
+    for tile in {chosen, legal[0], legal[-1]}:
+
+        def make(product, activation, tile=tile):
+            return fused.BulkGather(product, g.N, g.G, _F4, tile, "", terms, activation)
+
+        _check(g, group, _F4, {1: "tf32", 3: "tf32x3"}[terms], make, rng)
+
+
+@pytest.mark.parametrize(
+    ("D1", "D3", "group", "reason"),
+    [
+        (2, 6, 4, "groups of 4 are neither parts of rows nor whole rows of 2 x 6"),
+        (3, 4, 8, "neither parts of rows nor whole rows of 3 x 4"),
+        (2, 3, 3, "a group of 3 columns does not fit 32 in blocks of 8"),
+        (2, 24, 24, "a group of 24 columns does not fit 32 in blocks of 8"),
+        (2, 4, 1, "a group of 1 columns does not fit 32 in blocks of 8"),
+        (16, 8, 128, "a group of 16 rows does not fit the 8 of a warp"),
+    ],
+)
+def test_why_an_activation_is_kept_apart(D1, D3, group, reason):
+    product = implicit_gemm.forward(Geometry(1, 1, 3, 2, 2, 1, 1, 1, D1, 2, D3))
+    epilogue, why = fit(Activation(0.1, group), product, 32, Lanes(4, 8, width=2, rows=2))
+    assert not epilogue.activates and epilogue.keeps_sums and reason in why
+
+
+@pytest.mark.parametrize("name", ["matrix", "transposed"])
+def test_networks_are_the_same_with_activations_apart(name, rng):
+    """Lengths and gradients; without the sums, the lengths still."""
+    net = network(name, dtype="float64", seed=3)
+    x, labels = batch(net, 3, rng)
+    x, labels = cuda.to_device(x), cuda.to_device(labels)
+    found = []
+    for apart in (False, True):
+        forward = ForwardPass(net.layers, len(labels), net.dtype, apart=apart)
+        assert not (apart and any(c.activates for c in forward.convolutions))
+        forward.launch(x, net.state.kernels, 0)
+        BackwardPass(forward).launch(x, labels, net.state, 0)
+        lengths = forward.lengths.copy_to_host()
+        found.append([lengths, *net.state.read(net.state.gradients)])
+    for have, want in zip(*found):
+        np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-14)
+    inference = ForwardPass(net.layers, len(labels), net.dtype, keeps_sums=False)
+    inference.launch(x, net.state.kernels, 0)
+    np.testing.assert_array_equal(inference.lengths.copy_to_host(), found[0][0])
+    for convolution, total in zip(inference.convolutions, inference.sums):
+        assert (total is None) == convolution.activates
+
+
+def test_a_network_explains_where_its_activations_are():
+    lines = network("matrix").explain(2).splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["layers[0]", "layers[1]"]
+    for line in lines:
+        assert "register_tiles" in line and "LeakyReLU and squash in it" in line
+    assert "layers[0]: fused, activation apart" in network("odd").explain(2)
+    assert "activation apart" not in network("transposed").explain(2)
+    assert "LeakyReLU and squash apart: a group of 3" in network("transposed").explain(2)
