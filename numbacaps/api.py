@@ -50,7 +50,7 @@ def capsule_conv2d(
 
     Parameters
     ----------
-    x : array (N, C, H, W, *T1), float32 or float64
+    x : array (N, C, H, W, *T1), float16 (added in float32), float32 or float64
         Input: a NumPy array, a Numba device array or an array with ``__cuda_array_interface__``.
         Arrays that are not C-contiguous are copied.
     w : array (P, C, KH, KW, *T2), dtype of x
@@ -89,7 +89,7 @@ def capsule_conv2d(
     Raises
     ------
     TypeError
-        An argument is of the wrong type, the dtype is not float32 or float64 or not the same, or
+        An argument is of the wrong type, the dtype is not float16, float32 or float64 or not the same, or
         some arrays are on the host and some on the device.
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
@@ -155,7 +155,7 @@ def capsule_votes(
         As :func:`capsule_conv2d`; ValueError also for an algorithm that has no votes.
     """
     task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm, votes=True)
+    algorithm = find_algorithm(algorithm, task.dtype, votes=True)
     out = task.check_out(out, task.votes_shape)
     stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
     if task.geometry.N == 0:

@@ -11,7 +11,8 @@ import numpy as np
 from numbacaps.layout import gather
 from numbacaps.target import SIMULATED, cuda
 
-DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__"
 
 
@@ -118,7 +119,7 @@ def describe(name, array):
     Raises
     ------
     TypeError
-        It is no array, a masked one, its dtype is not float32 or float64, its interface is broken,
+        It is no array, a masked one, its dtype is not float16, float32 or float64, its interface is broken,
         or it is another library's device array while kernels run on the simulator.
     ValueError
         Its strides are not whole elements.
@@ -140,7 +141,7 @@ def describe(name, array):
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
     if operand.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {operand.dtype}; it takes float32 or float64")
+        raise TypeError(f"{name} has dtype {operand.dtype}; it takes float16, float32 or float64")
     if any(stride % operand.dtype.itemsize for stride in operand.strides):
         raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
     return operand

@@ -38,7 +38,7 @@ def plan(
     w_shape : tuple of int
         (P, C, KH, KW, *T2)
     dtype : str or numpy.dtype
-        float32 or float64.
+        float32 or float64, or float16, which is added in float32.
     stride, padding, dilation, product, algorithm, precision, workspace_limit
         As :func:`numbacaps.capsule_conv2d`; ``product`` names each capsule's axes in the order in which
         the kernels read them, as ``"ab,bc->ac"`` and ``"gab,gbc->gac"`` do.
@@ -56,9 +56,9 @@ def plan(
     try:
         dtype = np.dtype(dtype)
     except TypeError:
-        raise TypeError(f"dtype is {dtype!r}; it takes float32 or float64") from None
+        raise TypeError(f"dtype is {dtype!r}; it takes float16, float32 or float64") from None
     if dtype not in DTYPES:
-        raise TypeError(f"dtype is {dtype}; it takes float32 or float64")
+        raise TypeError(f"dtype is {dtype}; it takes float16, float32 or float64")
     product = parse_product(product)
     geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
     if geometry.N == 0:
@@ -116,7 +116,7 @@ class Plan:
         if algorithm.prepare:
             self._prepared = algorithm.prepare(geometry, dtype, precision)
             for wanted, arrays in self._prepared.workspaces().items():
-                self._workspaces[wanted].arrays(arrays, dtype)
+                self._workspaces[wanted].arrays(arrays, self._prepared.sums)
 
     def __call__(self, x, w, out, *, stream=None):
         """The forward pass.

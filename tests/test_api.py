@@ -98,6 +98,29 @@ def test_algorithms(algorithm, dtype, rng):
         reference.assert_close(gradient, want, 64)
 
 
+def test_float16(rng):
+    arrays = _random("ab,bc->ac", rng, "float16")
+    x, w, dy = (array.astype("float64") for array in arrays)
+    actual = capsule_conv2d(*arrays[:2], stride=2)
+    assert actual.dtype == "float16"
+    want = _einsum(x, w, "ab,bc->ac", 2)[0]
+    reference.assert_close(actual.astype("float32"), want, 64, "float16")
+    dx, dw = capsule_conv2d_backward(*arrays, stride=2)
+    assert dx.dtype == dw.dtype == "float16"
+    for gradient, want in zip((dx, dw), _gradients(x, w, dy, "ab,bc->ac")):
+        reference.assert_close(gradient.astype("float32"), want, 64, "float16")
+    with pytest.raises(ValueError, match="algorithm is 'indexed', which takes no float16"):
+        capsule_votes(*arrays[:2])
+
+
+def test_float16_is_added_in_float32():
+    """In float16, 2048 and 1 are 2048."""
+    x, w = np.ones((1, 550, 1, 1, 1, 4), "float16"), np.ones((1, 550, 1, 1, 4, 1), "float16")
+    assert capsule_conv2d(x, w).item() == 2200
+    x, w = np.ones((2200, 1, 1, 1, 1, 1), "float16"), np.ones((1, 1, 1, 1, 1, 1), "float16")
+    assert capsule_conv2d_backward(x, w, x, needs=["kernel"])[1].item() == 2200
+
+
 @pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])
 def test_device_arrays_stay_on_the_device(product, rng, monkeypatch):
     arrays = _random(product, rng)

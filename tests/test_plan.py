@@ -82,7 +82,9 @@ def test_a_plan_is_captured_and_allocates_nothing(rng):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"dtype": "float16"}, TypeError, "dtype is float16; it takes float32 or float64"),
+        ({"dtype": "int32"}, TypeError, "dtype is int32; it takes float16, float32 or float64"),
+        ({"dtype": "float16", "algorithm": "staged"}, ValueError, "takes no float16"),
+        ({"dtype": "float16", "precision": "tf32"}, ValueError, r"\['ieee'\] for float16"),
         ({"dtype": "no"}, TypeError, "dtype is 'no'"),
         ({"x_shape": 7}, TypeError, "x_shape is 7"),
         ({"x_shape": (2, 2, 3, 3, 1)}, ValueError, "takes 6 axes"),

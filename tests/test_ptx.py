@@ -10,6 +10,7 @@ from kernels import (
     bulk_gradient_kernels,
     bulk_kernel,
     factories,
+    fused_kernels,
     kernels,
     matmul,
     mma_kernel,
@@ -121,6 +122,20 @@ def test_divisions_stay_out_of_the_way():
         assert not divisions(name), name
     # What (c, kh, kw, e) the thread's element is, and how often its walk of the rows unrolls.
     assert len(divisions("capsule_im2col")) <= 4 + 1
+
+
+def test_float16_is_added_in_float32():
+    made = fused_kernels(_GEOMETRIES["paper-layer-3"], np.dtype("float16"))
+    half, single = (types.Array(kind, 1, "C") for kind in (types.float16, float32))
+    table = types.Array(int64, 1, "C")
+    for name, signature in {
+        "register_tiles": (half, half, half, half, table, int64),
+        "reduction": (half, half, single, table, int64, int64),
+        "add_splits": (single, half),
+    }.items():
+        text, _ = cuda.compile_ptx(made[name].kernel, signature, cc=(9, 0))
+        _check(text, name, "float32")
+        assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
 
 
 _PRODUCTS = {

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.intrinsics import let_next_start, wait_for_last
+from numbacaps.fused.tiles import sum_dtype
 from numbacaps.target import SIMULATED, at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
@@ -38,7 +39,8 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     ELEMENTS = TM * TN
     SPLITS, SIZE = splits, size
     NOWHERE = _NOWHERE
-    ZERO = dtype.type(0)
+    sums = sum_dtype(dtype)
+    SUM, ZERO = sums.type, sums.type(0)
 
     @cuda.jit(cache=True)
     def reduction_kernel(
@@ -49,15 +51,15 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
         M,
         per_split,  # pixels, a multiple of BK
     ):
-        a_tile = cuda.shared.array(A_SIZE, dtype)  # (BK, BM)
-        c_tile = cuda.shared.array(B_SIZE, dtype)  # (BK, BN)
+        a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM)
+        c_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two steps
         other = cuda.shared.array(PLACES, np.int64)
         top = cuda.shared.array(PLACES, np.int32)
         left = cuda.shared.array(PLACES, np.int32)
-        a_next = cuda.local.array(A_LOADS, dtype)
-        c_next = cuda.local.array(B_LOADS, dtype)
-        total = cuda.local.array(ELEMENTS, dtype)
+        a_next = cuda.local.array(A_LOADS, sums)
+        c_next = cuda.local.array(B_LOADS, sums)
+        total = cuda.local.array(ELEMENTS, sums)
         thread = cuda.threadIdx.x
         k0 = cuda.blockIdx.x * BM
         n0 = cuda.blockIdx.y * BN
@@ -99,13 +101,13 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
                     h, w = top[at(place)] + down, left[at(place)] + across
                     value = ZERO
                     if h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH:
-                        value = a[at(base[at(place)] + offset)]
+                        value = SUM(a[at(base[at(place)] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
                     place = (step + 1) % 2 * BK + c_m + load * B_APART
                     value = ZERO
                     if column_offset >= 0 and top[at(place)] > NOWHERE:
-                        value = c[at(other[at(place)] + column_offset)]
+                        value = SUM(c[at(other[at(place)] + column_offset)])
                     c_next[load] = value
             if step >= 0:
                 for m in range(BK):
@@ -145,15 +147,16 @@ def make_add_splits(splits, size, dtype):
     SPLITS, SIZE = splits, size
     ACROSS, LANES, THREADS = ADDED, _LANES, ADD_THREADS
     TURNS = -(-splits // LANES)
-    ZERO = dtype.type(0)
+    sums = sum_dtype(dtype)
+    ZERO = sums.type(0)
 
     @cuda.jit(cache=True)
     def add_splits_kernel(
-        partial,  # in   (splits, size)
+        partial,  # in   (splits, size), of sum_dtype
         dw,  # out  (size,)
     ):
         wait_for_last()  # the splits are summed
-        of_lanes = cuda.shared.array(THREADS, dtype)
+        of_lanes = cuda.shared.array(THREADS, sums)
         thread = cuda.threadIdx.x
         i = cuda.blockIdx.x * ACROSS + thread % ACROSS
         total = ZERO

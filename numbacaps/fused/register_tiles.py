@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.epilogue import Epilogue, activate
+from numbacaps.fused.tiles import sum_dtype
 from numbacaps.target import at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
@@ -43,10 +44,11 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     STEPS = -(-K // BK)
     ELEMENTS = TM * TN
     NOWHERE = _NOWHERE
-    ZERO = dtype.type(0)
+    sums = sum_dtype(dtype)
+    SUM, ZERO = sums.type, sums.type(0)
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
-    SLOPE = dtype.type(epilogue.slope)
+    SLOPE = sums.type(epilogue.slope)
 
     @cuda.jit(cache=True)
     def register_tiles_kernel(
@@ -57,14 +59,14 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         table,  # in   Product.table
         M,
     ):
-        a_tile = cuda.shared.array(A_SIZE, dtype)  # (BK, BM + 4)
-        b_tile = cuda.shared.array(B_SIZE, dtype)  # (BK, BN)
-        a_next = cuda.local.array(A_LOADS, dtype)
-        b_next = cuda.local.array(B_LOADS, dtype)
+        a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM + 4)
+        b_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
+        a_next = cuda.local.array(A_LOADS, sums)
+        b_next = cuda.local.array(B_LOADS, sums)
         base = cuda.local.array(A_LOADS, np.int64)
         top = cuda.local.array(A_LOADS, np.int32)
         left = cuda.local.array(A_LOADS, np.int32)
-        total = cuda.local.array(ELEMENTS, dtype)
+        total = cuda.local.array(ELEMENTS, sums)
         thread = cuda.threadIdx.x
         m0 = cuda.blockIdx.x * BM
         n0 = cuda.blockIdx.y * BN
@@ -94,13 +96,13 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                     if k < K:
                         h, w = top[load] + down, left[load] + across
                         if h >= 0 and (INSIDE or (h < HEIGHT and w >= 0 and w < WIDTH)):
-                            value = a[at(base[load] + offset)]
+                            value = SUM(a[at(base[load] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
                     k = step * BK + b_k + load * B_APART
                     value = ZERO
                     if k < K and n0 + b_n < N:
-                        value = b[at(b_base + table[at(3 * K + k)])]
+                        value = SUM(b[at(b_base + table[at(3 * K + k)])])
                     b_next[load] = value
             if step > 0:
                 for k in range(BK):

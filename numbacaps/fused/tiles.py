@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from numbacaps.fused.epilogue import Lanes
 from numbacaps.launch import ceil_div
 from numbacaps.target import SIMULATED
@@ -55,6 +57,11 @@ TILES = (
 )
 
 
+def sum_dtype(dtype):
+    """What elements of a dtype are multiplied and added in."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
 def why_not(tile, rows, columns, itemsize):
     """Why a tile cannot be taken for a result of so many rows and columns; None where it can."""
     if any(tile.threads % side for side in (tile.BM, tile.BN, tile.BK)):
@@ -80,7 +87,7 @@ def choose_tile(rows, columns, itemsize):
     rows, columns : int
         Of the result; M and N of a pass that gathers.
     itemsize : int
-        Bytes of an element.
+        Bytes of what is multiplied.
     """
     why = "the largest"
     for tile in TILES:

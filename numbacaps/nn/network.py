@@ -5,7 +5,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from numbacaps.arrays import DTYPES
+from numbacaps.arrays import FULL_DTYPES
 from numbacaps.nn import checkpoint
 from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
@@ -423,7 +423,7 @@ def _check_dtype(dtype):
         found = np.dtype(dtype)
     except TypeError:
         raise refusal from None
-    if found not in DTYPES:
+    if found not in FULL_DTYPES:
         raise refusal
     return found
 

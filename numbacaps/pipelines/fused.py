@@ -23,7 +23,7 @@ from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
 from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
-from numbacaps.fused.tiles import choose_splits, choose_tile
+from numbacaps.fused.tiles import choose_splits, choose_tile, sum_dtype
 from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, runs, launch, launch_tiles
@@ -85,7 +85,7 @@ class Gather(_Gathers):
 
     def __init__(self, product, images, G, dtype, activation=None):
         self.M = product.M(images)
-        tile, self.why = choose_tile(self.M * G, product.N, dtype.itemsize)
+        tile, self.why = choose_tile(self.M * G, product.N, sum_dtype(dtype).itemsize)
         self.tile = tile
         super().__init__(activation, product, tile.BN, tile.lanes)
         self.table = cuda.to_device(product.table)
@@ -256,9 +256,9 @@ class Splits:
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         self._grid = ceil_div(size, ADDED)
         if splits > 1:
-            self._add = Compiled(
-                make_add_splits(splits, size, dtype), (dtype, dtype), 0, early=True
-            )
+            types = (sum_dtype(dtype), dtype)
+            add = make_add_splits(splits, size, dtype)
+            self._add = Compiled(add, types, 0, early=True)
 
     def add(self, partial, dw, stream):
         """Launch the second kernel, where there is more than one split."""
@@ -283,7 +283,8 @@ class Reduce:
 
     def __init__(self, product, images, G, size, dtype):
         self.M = product.M(images)
-        self.tile, self.why = choose_tile(product.K * G, product.N, dtype.itemsize)
+        sums = sum_dtype(dtype)
+        self.tile, self.why = choose_tile(product.K * G, product.N, sums.itemsize)
         tile = self.tile
         down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
         count, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
@@ -293,7 +294,8 @@ class Reduce:
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.N, product.K, tile, count, size, dtype)
         kernel = make_reduction(*which)
-        self.kernel = Compiled(kernel, (dtype, dtype, dtype, np.int64), 2)
+        types = (dtype, dtype, sums if count > 1 else dtype, np.int64)
+        self.kernel = Compiled(kernel, types, 2)
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
@@ -468,6 +470,11 @@ class Prepared:
         return self._made(lambda: [self._gather(product, self.activation)])
 
     @property
+    def sums(self):
+        """Dtype of the workspaces."""
+        return sum_dtype(self.dtype)
+
+    @property
     def activates(self):
         """The forward pass's kernel computes the activation too."""
         return self.forward[0].epilogue.activates
@@ -561,7 +568,7 @@ def _launch(gathers, gathered, kernel, result, activated, stream, room):
 def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
     """One product. The tensor cores take a workspace of a packed copy of ``w``."""
     gathers = prepare(geometry, x.dtype, precision).forward
-    room = workspace.arrays(_packed_shape(gathers), x.dtype)
+    room = workspace.arrays(_packed_shape(gathers), sum_dtype(x.dtype))
     x, w, out = runs(geometry, x=x, w=w, out=out)
     _launch(gathers, x, w, out, out, stream, room)
 
@@ -572,7 +579,7 @@ def activated(geometry, x, w, sums, out, activation, *, stream, workspace, preci
     ``sums`` takes what is before the activation; None where it does not keep them.
     """
     gathers = prepare(geometry, x.dtype, precision, activation).forward
-    room = workspace.arrays(_packed_shape(gathers), x.dtype)
+    room = workspace.arrays(_packed_shape(gathers), sum_dtype(x.dtype))
     x, w, sums = runs(geometry, x=x, w=w, out=out if sums is None else sums)
     (out,) = runs(geometry, out=out)
     _launch(gathers, x, w, sums, out, stream, room)
@@ -590,7 +597,7 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
         shapes |= _packed_shape(prepared.backward_input)
     if dw is not None:
         shapes |= prepared.backward_kernel.partial_shape
-    room = workspace.arrays(shapes, dy.dtype)
+    room = workspace.arrays(shapes, sum_dtype(dy.dtype))
     if dx is not None:
         result, kernel, gathered = runs(geometry, dx=dx, w=w, dy=dy)
         _launch(prepared.backward_input, gathered, kernel, result, result, stream, room)

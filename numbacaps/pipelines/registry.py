@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from numbacaps.arrays import FULL_DTYPES
 from numbacaps.pipelines import cublas, fused, indexed, naive, staged
 
 
@@ -55,7 +56,7 @@ class Algorithm:
     deterministic: bool
     capturable: bool = True
     unavailable: Callable = lambda: None
-    precisions: Callable = lambda dtype: ("ieee",)
+    precisions: Callable = lambda dtype: ("ieee",) if dtype in FULL_DTYPES else ()
     prepare: Callable | None = None
     activated: Callable | None = None
     zeros_outside: bool = False
@@ -150,7 +151,7 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
     TypeError
         ``algorithm`` or ``precision`` is no string.
     ValueError
-        ``algorithm`` is unknown, has no votes, or does not take the precision for the dtype here.
+        ``algorithm`` is unknown, has no votes, or does not take the dtype, or the precision for it here.
     ImportError, RuntimeError
         ``algorithm`` takes a package or a GPU that is not here.
     """
@@ -160,6 +161,8 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
         raise TypeError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+    if not found.precisions(dtype):
+        raise ValueError(f'algorithm is {name!r}, which takes no {dtype}; "fused" does')
     if precision not in found.precisions(dtype):
         raise ValueError(
             f"precision is {precision!r}; algorithm {name!r} takes one of "
