@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import let_next_start, wait_for_last
+from numbacaps.fused.intrinsics import wait_for_last
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.target import SIMULATED, at, cuda
 
