@@ -15,7 +15,6 @@ from numbacaps.fused.direct import make_direct
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import WORDS, make_pack
-from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -169,17 +168,14 @@ def bulk_kernel(product, tile, terms, group=None):
     return Kernel(kernel, 3, 3, make_bulk_wgmma, 1)
 
 
-def bulk_gradient_kernels(product, tile, images, terms):
-    """The kernel that puts tensor maps, and that of the kernel's gradient which the copy engine feeds."""
+def bulk_gradient_kernel(product, tile, images, terms):
+    """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
     rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
     size = p.N * p.K
     kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, 64, terms)
-    return (
-        Kernel(make_put_maps(64), 1, 0, make_put_maps, words=2 * WORDS),
-        Kernel(kernel, 2, 0, make_bulk_reduction, 1),
-    )
+    return Kernel(kernel, 2, 0, make_bulk_reduction, 1, 2 * WORDS)
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

@@ -23,7 +23,7 @@ import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
-from numbacaps.fused.pack import HEAD
+from numbacaps.fused.pack import HEAD, WORDS
 from numbacaps.fused.ptx import (
     acquire_map,
     cut_tf32,
@@ -35,10 +35,11 @@ from numbacaps.fused.ptx import (
     mbarrier_init,
     mbarrier_wait,
     more_registers,
+    put_word,
+    release_maps,
     shared_address,
     store_pair,
     tensor_copy,
-    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
@@ -130,15 +131,16 @@ def make_bulk_reduction(
     PLACES = BN // 8 * APART
     TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
     SIZE, B_G = size, pixels.steps[1]
-    FIRST, OTHER = first, first + HEAD
+    FIRST, BOTH_MAPS, MAP_WORDS = first, 2 * HEAD, 2 * WORDS
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
 
     @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
     def bulk_reduction_kernel(
-        maps,  # in   the tensor maps of the gathered array and of the other one
+        maps,  # out  tensor maps of the gathered array and of the other one, two for each block
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
+        words,  # in   those of the first map, then those of the other
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -170,8 +172,12 @@ def make_bulk_reduction(
             fewer_registers(HELPING)
             if warp == COPYING_WARP:
                 if lane == 0:
-                    wait_for_last()  # the maps are put
-                    x_map, dy_map = maps[FIRST:], maps[OTHER:]
+                    block = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x
+                    own = FIRST + (block + cuda.blockIdx.x) * BOTH_MAPS
+                    for word in range(MAP_WORDS):
+                        put_word(maps, own // 2 + word, words[word])
+                    release_maps()
+                    x_map, dy_map = maps[own:], maps[own + BOTH_MAPS // 2 :]
                     acquire_map(x_map)
                     acquire_map(dy_map)
                     a_turn, raw_turn = short(0), short(0)

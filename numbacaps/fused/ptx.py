@@ -45,6 +45,7 @@ wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
 let_next_start = _instruction("griddepcontrol.launch_dependents;")
 wait_for_last = _instruction("griddepcontrol.wait;")
+release_maps = _instruction("fence.proxy.tensormap::generic.release.gpu;")
 
 
 def _registers(how):

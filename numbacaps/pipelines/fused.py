@@ -6,6 +6,7 @@ offsets are worked out and sent to the GPU once, and it is launched.
 
 import time
 from functools import cached_property, lru_cache
+from math import prod
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from numbacaps.fused.epilogue import fit
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
-from numbacaps.fused.put_maps import make_put_maps
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile, sum_dtype
@@ -363,7 +363,7 @@ class MmaReduce:
 
 
 class BulkReduce:
-    """The same with the copy engine, which takes two tensor maps: they lie behind the splits' sums.
+    """The same with the copy engine, which takes two tensor maps: each block's lie behind the splits' sums.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, which is made when the
     first one comes.
@@ -387,20 +387,20 @@ class BulkReduce:
         sums = strips.splits * size if strips.splits > 1 else 0
         first = ceil_div(sums, HEAD) * HEAD
         others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
-        self.partial_shape = {"partial": (max(first + 2 * HEAD, others),)}
         self.table = cuda.to_device(p.table)
-        self.put_maps = Compiled(make_put_maps(first), (dtype,), 0, words=2 * WORDS)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
+        down = ceil_div(p.channels, boxes[0].channels)
+        across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
+        self.grid = (down, across, G * strips.splits)
+        maps = prod(self.grid) * 2 * HEAD
+        self.partial_shape = {"partial": (max(first + maps, others),)}
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
         depth = (p.channels, p.D, p.N, p.K)
         which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
         types = (dtype, dtype, np.int64)
-        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, early=True)
-        down = ceil_div(p.channels, boxes[0].channels)
-        across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
-        self.grid = (down, across, G * strips.splits)
+        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, 2 * WORDS)
 
     @cached_property
     def _unaligned(self):
@@ -415,8 +415,7 @@ class BulkReduce:
             self._unaligned(x, dy, dw, stream, partial)
             return
         maps = (tensor_map(address_of(a), *of) for a, of in zip((x, dy), self.tensors))
-        launch(self.put_maps, 2 * WORDS, 1, (partial, sum(maps, ())), stream)
-        arguments = (partial, whole, self.table)
+        arguments = (partial, whole, self.table, sum(maps, ()))
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
         self.splits.add(partial, dw, stream)
 
