@@ -359,9 +359,8 @@ def make_bulk_wgmma(
                                 b_phase = short(b_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
-                for i in range(
-                    PLACES
-                ):  # all of them before the first store, which would hold them up
+                # All places before the first store, which would hold them up.
+                for i in range(PLACES):
                     n = first_n + i // APART * 8 + i % APART
                     column_at[i] = table[at(4 * K + N + (n if N_FULL else min(n, N - 1)))]
                 for which in range(RESULT, RESULTS):
