@@ -70,7 +70,7 @@ def capsule_conv2d(
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
-        a bit of it). ``"fused"`` allocates copies of the kernel, 264 at most, the other algorithms
+        a bit of it). ``"fused"`` allocates copies of the kernel, 396 at most, the other algorithms
         nothing.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,

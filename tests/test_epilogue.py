@@ -181,3 +181,6 @@ def test_a_network_explains_where_its_activations_are():
     assert "layers[0]: fused, activation apart" in network("odd").explain(2)
     assert "activation apart" not in network("transposed").explain(2)
     assert "LeakyReLU and squash apart: a group of 3" in network("transposed").explain(2)
+    for N, error in (("2", TypeError), (True, TypeError), (0, ValueError)):
+        with pytest.raises(error, match=f"N is {N!r}; it takes"):
+            network("matrix").explain(N)

@@ -22,7 +22,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
-from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.pack import HEAD, WORDS
 from numbacaps.fused.ptx import (
     acquire_map,
@@ -46,8 +46,6 @@ from numbacaps.fused.ptx import (
     wgmma_wait,
 )
 from numbacaps.target import at, cuda
-
-short = np.int32  # takes one register, where Python's ints take two
 
 
 @cache

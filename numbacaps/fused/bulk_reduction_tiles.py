@@ -15,10 +15,8 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
 HELPING_REGISTERS = 32  # of a thread that lays out or copies
 LAYING_WARPS = 3  # that lay out, of the last warpgroup; its last warp copies
-_OTHER_REGISTERS = {
-    1: 28,
-    3: 32,
-}  # of a thread that multiplies, besides sums and fragments, by terms
+# Of a thread that multiplies, besides sums and fragments, by terms.
+_OTHER_REGISTERS = {1: 28, 3: 32}
 _MOST_WARPGROUPS = 7  # that multiply
 _MOST_GROUPS = 4  # of 8 k's in a box
 BARRIERS = 256  # bytes at the beginning of the shared memory

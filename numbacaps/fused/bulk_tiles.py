@@ -258,10 +258,8 @@ def _registers(tile, product, box, terms, rows):
 # Measured on an H100.
 _BYTES_A_CYCLE = 40  # from the L2 cache to a multiprocessor when all of them read
 _LOADED_A_CYCLE = 128  # bytes from shared memory
-_BETWEEN = {
-    1: 100,
-    3: 150,
-}  # cycles from a batch to the next where another warpgroup has products, by terms
+# Cycles from a batch to the next where another warpgroup has products, by terms.
+_BETWEEN = {1: 100, 3: 150}
 _ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
 _AROUND = 3000  # cycles for a result, and until the rings are filled
 

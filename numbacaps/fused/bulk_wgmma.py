@@ -25,7 +25,7 @@ import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
 from numbacaps.fused.epilogue import Epilogue, activate
-from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.pack import HEAD
 from numbacaps.fused.ptx import (
     acquire_map,
@@ -50,8 +50,6 @@ from numbacaps.fused.ptx import (
     wgmma_wait,
 )
 from numbacaps.target import at, cuda
-
-short = np.int32  # takes one register, where Python's ints take two
 
 
 @cache

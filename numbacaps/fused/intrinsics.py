@@ -15,6 +15,7 @@ import numpy as np
 from numbacaps.target import SIMULATED
 
 CHUNK = 16  # bytes of k in a core matrix's row
+short = np.int32  # takes one register, where Python's ints take two
 
 # What is multiplied by it and then cut to TF32 is on average neither too small nor too large, and a
 # number that TF32 has stays as it is. Rounding to nearest takes four instructions.

@@ -124,8 +124,17 @@ class CapsNet:
         -------
         str
             A line for each layer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``N`` is no int, or less than 1.
         """
-        return self._inference(N).forward.explain()
+        if not isinstance(N, (int, np.integer)) or isinstance(N, bool):
+            raise TypeError(f"N is {N!r}; it takes an int")
+        if N < 1:
+            raise ValueError(f"N is {N}; it takes at least 1")
+        return self._inference(int(N)).forward.explain()
 
     def loss_and_gradients(self, x, labels):
         """The margin loss of a batch, and its gradient of every kernel; no weight moves.
