@@ -22,6 +22,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.pack import HEAD, WORDS
 from numbacaps.fused.ptx import (
@@ -133,7 +134,7 @@ def make_bulk_reduction(
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
 
-    @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
+    @cached_kernel(launch_bounds=(tile.threads, 1))
     def bulk_reduction_kernel(
         maps,  # out  tensor maps of the gathered array and of the other one, two for each block
         b,  # out  (splits, size): the kernel's gradient, a partial sum each

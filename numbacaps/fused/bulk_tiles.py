@@ -179,15 +179,18 @@ _SHAPES = (
     (1, 1, 1),
 )
 _DEPTHS = (8, 4, 2, 1)
-_COLUMNS = (256, 128)  # of a tile, at most
+_MOST_COLUMNS = 256  # of a tile
+_PARTS = 8  # into which columns are cut beyond what they must be
+_NARROWER = 0.95  # of the cycles are worth a narrower tile, for which the first operand comes once more
 
 
 def tiles(product):
-    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`."""
-    most = ceil_div(product.N, 8) * 8
+    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`, wide ones first."""
+    least = ceil_div(product.N, _MOST_COLUMNS)
+    widths = {ceil_div(ceil_div(product.N, least + i), 8) * 8 for i in range(_PARTS)}
     return [
         BulkTile(*shape, depth, columns)
-        for columns in sorted({min(limit, most) for limit in _COLUMNS}, reverse=True)
+        for columns in sorted(widths, reverse=True)
         for shape in _SHAPES
         for depth in _DEPTHS
     ]
@@ -282,7 +285,7 @@ def choose_tile(product, images, G, terms, multiprocessors):
             reason = why
             continue
         takes = cycles(tile, product, images, G, terms, multiprocessors)
-        if best is None or takes < best[0]:
+        if best is None or takes < best[0] * (1 if tile.BN == best[1].BN else _NARROWER):
             turns = turns_of(tile, product, images, G)
             best = takes, tile, f"{turns} turns of blocks, about {takes} cycles"
     return best[1:] if best else (None, reason)

@@ -24,6 +24,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.pack import HEAD
@@ -183,7 +184,7 @@ def make_bulk_wgmma(
                             k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
                             to[k * 4 + chunk % 2 * 2 + half] = values[j]
 
-    @cuda.jit(cache=True, launch_bounds=(tile.threads, 1))
+    @cached_kernel(launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the tensor map of the gathered array, then the packed kernel
         c,  # out  the other array

@@ -8,6 +8,7 @@ the caches are all that saves the memory from it.
 
 from functools import cache
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.target import at, cuda
 
 
@@ -25,7 +26,7 @@ def make_direct(pixels, inside, N, K, dtype):
     INSIDE = inside
     ZERO = dtype.type(0)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def direct_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

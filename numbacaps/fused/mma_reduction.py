@@ -19,6 +19,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import (
     CHUNK,
     TF32_NEARER,
@@ -93,9 +94,9 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     SPLITS, SIZE = splits, size
     PENDING = STAGES - 2
     NEARER, ABSENT = TF32_NEARER, _ABSENT
-    ZERO = np.float32(0)
+    ZERO, dtype_of = np.float32(0), dtype.type
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def mma_reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array
@@ -246,5 +247,4 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                         if n + 1 < N:
                             b[at(to + table[at(4 * K + n + 1)])] = two
 
-    dtype_of = dtype.type
     return mma_reduction_kernel

@@ -14,7 +14,15 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import CHUNK, let_next_start, put_word, to_tf32, wait_for_last
+from numbacaps.fused.cached import cached_kernel
+from numbacaps.fused.intrinsics import (
+    CHUNK,
+    let_next_start,
+    put_word,
+    short,
+    to_tf32,
+    wait_for_last,
+)
 from numbacaps.target import at, cuda
 
 WORDS = 16  # of 64 bits, of a tensor map
@@ -31,12 +39,11 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
     STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
     N_TILES = -(-N // BN)
     TAPS, PARTS, KERNEL_G, RUN = taps, parts, kernel_g, run
-    MATRIX = ELEMENTS * BN * 2
-    SIZE = G * N_TILES * STEPS * TAPS * PARTS * PAIRS * MATRIX
+    SIZE = G * N_TILES * STEPS * TAPS * PARTS * CHUNKS * BN * ELEMENTS
     MAP, FIRST = WORDS, HEAD
     ZERO = np.float32(0)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def pack_kernel(
         b,  # in   the kernel
         packed,  # out
@@ -44,27 +51,26 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
         words,  # in   the tensor map
     ):
         let_next_start()  # up to where it waits for what is packed here; another packing at once
-        i = cuda.grid(1)
+        i = np.uint32(cuda.grid(1))
         for word in range(MAP):
             if i == word:
                 put_word(packed, word, words[word])
         if i >= SIZE:
             wait_for_last()
             return
-        element = i % ELEMENTS
-        n = i // ELEMENTS % BN
-        half = i // (ELEMENTS * BN) % 2
-        pair = i // MATRIX % PAIRS
-        part = i // (MATRIX * PAIRS) % PARTS
-        tap = i // (MATRIX * PAIRS * PARTS) % TAPS
-        step = i // (MATRIX * PAIRS * PARTS * TAPS) % STEPS
-        n += i // (MATRIX * PAIRS * PARTS * TAPS * STEPS) % N_TILES * BN
-        g = i // (MATRIX * PAIRS * PARTS * TAPS * STEPS * N_TILES)
-        chunk = (step * PAIRS + pair) * 2 + half
-        e = (chunk // RUN * ELEMENTS + element) * RUN + chunk % RUN
+        element, rest = np.uint32(i % ELEMENTS), np.uint32(i // ELEMENTS)
+        n, rest = np.uint32(rest % BN), np.uint32(rest // BN)
+        half, rest = np.uint32(rest % 2), np.uint32(rest // 2)
+        pair, rest = np.uint32(rest % PAIRS), np.uint32(rest // PAIRS)
+        part, rest = np.uint32(rest % PARTS), np.uint32(rest // PARTS)
+        tap, rest = np.uint32(rest % TAPS), np.uint32(rest // TAPS)
+        step, rest = np.uint32(rest % STEPS), np.uint32(rest // STEPS)
+        n, g = np.uint32(n + rest % N_TILES * BN), np.uint32(rest // N_TILES)
+        chunk = np.uint32((step * PAIRS + pair) * 2 + half)
+        e = np.uint32((chunk // RUN * ELEMENTS + element) * RUN + chunk % RUN)
         value = ZERO
         if n < N and e < DEPTH:
-            k = (e // D * TAPS + tap) * D + e % D
+            k = np.uint32((e // D * TAPS + tap) * D + e % D)
             whole = b[at(g * KERNEL_G + table[at(3 * K + k)] + table[at(4 * K + n)])]
             value = to_tf32(whole)
             if part > 0:

@@ -426,3 +426,10 @@ def store_pair(typing_context, array, index, first, second):
         return context.get_dummy_value()
 
     return types.void(array, types.int64, array.dtype, array.dtype), codegen
+
+
+# Numba gives each intrinsic a random name in every process, and kernels whose device functions use one would
+# never be found on disk again.
+for _name, _made in list(globals().items()):
+    if isinstance(_made, type(shared_address)):
+        _made._set_uuid(f"{__name__}.{_name}")

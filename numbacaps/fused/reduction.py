@@ -13,6 +13,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import wait_for_last
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.target import SIMULATED, at, cuda
@@ -42,7 +43,7 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     sums = sum_dtype(dtype)
     SUM, ZERO = sums.type, sums.type(0)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array
@@ -150,7 +151,7 @@ def make_add_splits(splits, size, dtype):
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def add_splits_kernel(
         partial,  # in   (splits, size), of sum_dtype
         dw,  # out  (size,)

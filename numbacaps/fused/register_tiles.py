@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.target import at, cuda
@@ -50,7 +51,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def register_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

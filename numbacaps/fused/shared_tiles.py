@@ -8,6 +8,7 @@ times; a thread still computes one element, with two reads of shared memory for 
 
 from functools import cache
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.target import at, cuda
 
 
@@ -28,7 +29,7 @@ def make_shared_tiles(pixels, inside, N, K, tile, dtype):
     A_SIZE, B_SIZE = BM * BK, BK * BN
     ZERO = dtype.type(0)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def shared_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

@@ -17,6 +17,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import (
     CHUNK,
@@ -100,12 +101,12 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
     FIRST = HEAD
-    ZERO = np.float32(0)
+    ZERO, dtype_of = np.float32(0), dtype.type
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
 
-    @cuda.jit(cache=True)
+    @cached_kernel()
     def wgmma_kernel(
         a,  # in   the gathered array
         b,  # in   the packed kernel, with its head
@@ -234,5 +235,4 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
                                 if n + 1 < N:
                                     result[at(to + column_at[block * APART + 1])] = second
 
-    dtype_of = dtype.type
     return wgmma_kernel

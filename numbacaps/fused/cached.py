@@ -1,0 +1,51 @@
+"""Kernels that are compiled once and kept on disk, each specialisation in files of its own.
+
+Numba keeps a list of all specialisations of a function in one file. Processes that add to it at the same
+time undo each other's entries, or give two kernels one place. It also notices changes only of the file
+that the function stands in, and a kernel is made of what others hold too.
+"""
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from numbacaps.target import cuda
+
+
+def cached_kernel(**options):
+    """``cuda.jit(cache=True)`` for a function inside a factory.
+
+    Parameters
+    ----------
+    options
+        As those of ``cuda.jit``.
+    """
+
+    def jit(function):
+        name = function.__qualname__  # by which Numba names the files, as it is now
+        function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
+        try:
+            return cuda.jit(cache=True, **options)(function)
+        finally:
+            function.__qualname__ = name
+
+    return jit
+
+
+def _specialisation(function):
+    """A name for the sources and for what the factory was called with."""
+    return sha256(f"{_sources()}{_values(function)}".encode()).hexdigest()[:16]
+
+
+def _values(function):
+    """What a function takes from around it, and what the device functions among that take."""
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [_values(v.py_func) if hasattr(v, "py_func") else repr(v) for v in values]
+
+
+@cache
+def _sources():
+    """A name for what kernels may be made of."""
+    package = Path(__file__).parents[1]
+    paths = sorted([*package.glob("*.py"), *package.glob("fused/*.py")])
+    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
