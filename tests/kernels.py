@@ -14,7 +14,8 @@ from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.mma_reduction import make_mma_reduction
-from numbacaps.fused.pack import WORDS, make_pack
+from numbacaps.fused.bulk_tiles import MAP_WORDS
+from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -152,7 +153,7 @@ def warpgroup_kernels(product, tile, dtype, group=None):
     steps = product.channel_steps[0]
     behind = epilogue(product, group, tile, warpgroup_tiles.LANES)
     kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype, behind)
-    return Kernel(pack, 2, 0, make_pack, 1, WORDS), Kernel(kernel, 4, 1, make_wgmma, 1)
+    return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 4, 1, make_wgmma, 1)
 
 
 def bulk_kernel(product, tile, terms, group=None):
@@ -164,8 +165,9 @@ def bulk_kernel(product, tile, terms, group=None):
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
     ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
     which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, ahead, run, terms)
+    which += (bulk_tiles.turn_cycles(tile, p, 1, terms),)
     kernel = make_bulk_wgmma(*which, behind)
-    return Kernel(kernel, 3, 3, make_bulk_wgmma, 1)
+    return Kernel(kernel, 3, 3, make_bulk_wgmma, 1, MAP_WORDS)
 
 
 def bulk_gradient_kernel(product, tile, images, terms):
@@ -175,7 +177,7 @@ def bulk_gradient_kernel(product, tile, images, terms):
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
     size = p.N * p.K
     kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, 64, terms)
-    return Kernel(kernel, 2, 0, make_bulk_reduction, 1, 2 * WORDS)
+    return Kernel(kernel, 2, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

@@ -22,9 +22,9 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
+from numbacaps.fused.bulk_tiles import MAP, MAP_WORDS
 from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
-from numbacaps.fused.pack import HEAD, WORDS
 from numbacaps.fused.ptx import (
     acquire_map,
     cut_tf32,
@@ -130,7 +130,7 @@ def make_bulk_reduction(
     PLACES = BN // 8 * APART
     TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
     SIZE, B_G = size, pixels.steps[1]
-    FIRST, BOTH_MAPS, MAP_WORDS = first, 2 * HEAD, 2 * WORDS
+    FIRST, BOTH_MAPS, WORDS = first, 2 * MAP, 2 * MAP_WORDS
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
 
@@ -173,7 +173,7 @@ def make_bulk_reduction(
                 if lane == 0:
                     block = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x
                     own = FIRST + (block + cuda.blockIdx.x) * BOTH_MAPS
-                    for word in range(MAP_WORDS):
+                    for word in range(WORDS):
                         put_word(maps, own // 2 + word, words[word])
                     release_maps()
                     x_map, dy_map = maps[own:], maps[own + BOTH_MAPS // 2 :]

@@ -15,6 +15,8 @@ _MOST_REGISTERS = 240  # of a thread
 COPYING_REGISTERS = 24  # of a thread that copies
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
 _MOST_TAP_ROWS = 12  # of a ring
+MAP_WORDS = 16  # of 64 bits, of a tensor map
+MAP = 2 * MAP_WORDS  # elements of float32 that it takes
 BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
 
 
@@ -110,6 +112,11 @@ class Box:
         """Of the whole box."""
         return self.channel_step * self.channels * _FLOAT
 
+    @property
+    def copied_rows(self):
+        """Runs of elements that lie together in the array."""
+        return self.images * self.rows * self.channels * (1 if self.whole_rows else self.columns)
+
     def tensor(self, product, images, G):
         """(sizes, strides, box) for :func:`numbacaps.fused.tensor_map.tensor_map`.
 
@@ -179,7 +186,7 @@ _SHAPES = (
     (1, 1, 1),
 )
 _DEPTHS = (8, 4, 2, 1)
-_MOST_COLUMNS = 256  # of a tile
+_MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
 _NARROWER = 0.95  # of the cycles are worth a narrower tile, for which the first operand comes once more
 
@@ -259,12 +266,17 @@ def _registers(tile, product, box, terms, rows):
 
 
 # Measured on an H100.
-_BYTES_A_CYCLE = 40  # from the L2 cache to a multiprocessor when all of them read
+_BOX_BYTES_A_CYCLE = 30  # from the L2 cache to a multiprocessor when all of them read
+_KERNEL_BYTES_A_CYCLE = 100  # the same bytes for all
+# Cycles more for each row of a box, one that begins at a multiple of 64 bytes and one that need not.
+_APART, _WHOLE = 0.5, 3
+_WRITTEN_A_CYCLE = 28  # bytes, when all of them write
 _LOADED_A_CYCLE = 128  # bytes from shared memory
 # Cycles from a batch to the next where another warpgroup has products, by terms.
 _BETWEEN = {1: 100, 3: 150}
 _ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
-_AROUND = 3000  # cycles for a result, and until the rings are filled
+_FIRST = 1500  # cycles until the rings are filled
+_LAST = 400  # cycles for a result, besides writing it
 
 
 def choose_tile(product, images, G, terms, multiprocessors):
@@ -292,24 +304,31 @@ def choose_tile(product, images, G, terms, multiprocessors):
 
 
 def cycles(tile, product, images, G, terms, multiprocessors):
-    """About how many cycles all turns of a multiprocessor take.
+    """About how many cycles all turns of a multiprocessor take."""
+    turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
+    return _FIRST + turns * turn_cycles(tile, product, G, terms)
+
+
+def turn_cycles(tile, product, G, terms):
+    """About how many cycles a turn takes.
 
     Of a box, whichever takes longest: the products of all warpgroups, the loads of all, one warpgroup's own
-    turn of both, or copying. Then filling the rings and writing the result.
+    turn of both, or copying. Then writing the result.
     """
     box = Box.of(product, G, tile)
     depth = box.channels * product.D
-    rings = Rings.of(product, box, tile, terms)
     products = tile.PW * product.taps * depth // _K * terms * tile.BN // 2
     rows = Window.of(product).taps[0]
     loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // _LOADED_A_CYCLE
     batches = rows // batch_rows(tile, product, box, terms)
     alone = products + batches * _ALONE + (0 if ahead(tile, terms) else tile.warpgroups * loads)
-    copied = rings.box_bytes + rows * rings.tap_row_bytes
-    step = max(tile.warpgroups * max(products, loads), alone, copied // _BYTES_A_CYCLE)
+    kernel = product.taps * depth * tile.BN * _FLOAT * (2 if terms > 1 else 1)
+    copied = box.bytes / _BOX_BYTES_A_CYCLE + kernel / _KERNEL_BYTES_A_CYCLE
+    copied += box.copied_rows * (_WHOLE if box.whole_rows else _APART)
+    step = max(tile.warpgroups * max(products, loads), alone, int(copied))
     step += batches * _BETWEEN[terms]
-    turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
-    return turns * (_AROUND + ceil_div(product.channels, box.channels) * step)
+    written = tile.TH * tile.TW * BM * tile.BN * _FLOAT // _WRITTEN_A_CYCLE
+    return ceil_div(product.channels, box.channels) * step + _LAST + written
 
 
 def turns_of(tile, product, images, G):

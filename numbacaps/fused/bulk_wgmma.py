@@ -23,14 +23,14 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS, MAP, MAP_WORDS
 from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
-from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
-from numbacaps.fused.pack import HEAD
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     acquire_map,
     bulk_copy,
+    clock,
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
@@ -41,8 +41,11 @@ from numbacaps.fused.ptx import (
     mbarrier_init,
     mbarrier_wait,
     more_registers,
+    put_word,
+    release_maps,
     shared_address,
     store_pair,
+    store_quad,
     tensor_copy,
     wait_for_last,
     wgmma_commit,
@@ -51,6 +54,8 @@ from numbacaps.fused.ptx import (
     wgmma_wait,
 )
 from numbacaps.target import at, cuda
+
+_WHILE = 100  # nanoseconds
 
 
 @cache
@@ -70,6 +75,7 @@ def make_bulk_wgmma(
     ahead,
     run,
     terms,
+    turn_cycles,
     epilogue=Epilogue(),
 ):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32.
@@ -93,6 +99,8 @@ def make_bulk_wgmma(
         :func:`numbacaps.fused.bulk_tiles.run`.
     terms : int
         1 or 3.
+    turn_cycles : int
+        About what a turn takes.
     epilogue : numbacaps.fused.epilogue.Epilogue
     """
     TH, TW, PW, BN = tile.TH, tile.TW, tile.PW, tile.BN
@@ -151,7 +159,10 @@ def make_bulk_wgmma(
     G = groups
     APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
     PLACES = BN // 8 * APART
-    FIRST = HEAD
+    MAPS, OWN_MAP, WORDS = G * N_TILES * STEPS * TAP_ROWS * B_ELEMENTS, MAP, MAP_WORDS
+    TURN = turn_cycles
+    # A pixel's capsule is 16 bytes, half of what memory is written in: so two at once.
+    QUADS = D1 == 2 and C_D1 == 2 and PW % 2 == 0 and N % 2 == 0
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
@@ -186,13 +197,14 @@ def make_bulk_wgmma(
 
     @cached_kernel(launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
-        b,  # in   the tensor map of the gathered array, then the packed kernel
+        b,  # in   the packed kernel; then each block puts its tensor map of the gathered array
         c,  # out  the other array
         activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         images,
         turns,  # of all blocks
         first,  # 0 where another product ran since the kernel was packed
+        words,  # in   the tensor map
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -212,41 +224,57 @@ def make_bulk_wgmma(
         cuda.syncthreads()
         if warp >= WARPS:
             fewer_registers(COPYING)
-            if warp == WARPS and lane == 0:
-                if first > 0:
-                    wait_for_last()  # the kernel is packed
-                let_next_start()  # another product of the same pass, which has a result of its own
-                acquire_map(b)
-                a_turn, b_turn = short(0), short(0)
-                a_phase, b_phase = short(1), short(1)  # what nobody has filled yet counts as empty
+            if warp == WARPS and lane == 0:  # boxes, which wait for no packing
+                own = MAPS + cuda.blockIdx.x * OWN_MAP
+                for word in range(WORDS):
+                    put_word(b, own // 2 + word, words[word])
+                release_maps()
+                box_map = b[own:]
+                acquire_map(box_map)
+                longer = last_turn % blocks  # blocks that have a turn more than the others
+                if 0 < longer <= first_turn:
+                    # The others begin one after the other, so that not all write at the same time.
+                    spare = (first_turn - longer) * TURN // (blocks - longer)
+                    begun = clock()
+                    while clock() - begun < spare:
+                        cuda.nanosleep(_WHILE)
+                a_turn, a_phase = short(0), short(1)  # what nobody has filled yet counts as empty
                 for turn in range(first_turn, last_turn, blocks):
                     g, n_tile, image0, row0, column0 = place_of(turn)
                     top = row0 * ROW_STEP + TOP
                     left = column0 * COLUMN_STEP + LEFT
                     e = g * E_BY_G + left * E_BY_LEFT
-                    b_from = FIRST + (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
                     for step in range(short(STEPS)):
                         full = start + a_turn * 8
                         mbarrier_wait(shared, full + A_EMPTY, a_phase)
                         mbarrier_expect(shared, full, A_BYTES)
                         to = start + A_START + a_turn * A_PITCH
                         channel = step * CHANNELS
-                        tensor_copy(shared, to, b, e, image0, left * BY_LEFT, top, channel, full)
+                        at_left = left * BY_LEFT
+                        tensor_copy(shared, to, box_map, e, image0, at_left, top, channel, full)
                         a_turn = short(a_turn + 1)
                         if a_turn == BOXES:
                             a_turn = short(0)
                             a_phase = short(a_phase ^ 1)
-                        for _ in range(short(TAP_ROWS)):
-                            full = start + B_FULL + b_turn * 8
-                            mbarrier_wait(shared, full + (B_EMPTY - B_FULL), b_phase)
-                            mbarrier_expect(shared, full, B_BYTES)
-                            to = start + B_START + b_turn * B_BYTES
-                            bulk_copy(shared, to, b, b_from, B_BYTES, full)
-                            b_from += B_ELEMENTS
-                            b_turn = short(b_turn + 1)
-                            if b_turn == B_ROWS:
-                                b_turn = short(0)
-                                b_phase = short(b_phase ^ 1)
+            if warp == WARPS + 1 and lane == 0:  # rows of taps
+                if first > 0:
+                    wait_for_last()  # the kernel is packed
+                let_next_start()  # another product of the same pass, which has a result of its own
+                b_turn, b_phase = short(0), short(1)
+                for turn in range(first_turn, last_turn, blocks):
+                    g, n_tile, _, _, _ = place_of(turn)
+                    b_from = (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
+                    for _ in range(short(STEPS * TAP_ROWS)):
+                        full = start + B_FULL + b_turn * 8
+                        mbarrier_wait(shared, full + (B_EMPTY - B_FULL), b_phase)
+                        mbarrier_expect(shared, full, B_BYTES)
+                        to = start + B_START + b_turn * B_BYTES
+                        bulk_copy(shared, to, b, b_from, B_BYTES, full)
+                        b_from += B_ELEMENTS
+                        b_turn = short(b_turn + 1)
+                        if b_turn == B_ROWS:
+                            b_turn = short(0)
+                            b_phase = short(b_phase ^ 1)
                 wait_for_last()  # who waits for this kernel waits for those before it too
         else:
             more_registers(REGISTERS)
@@ -370,25 +398,41 @@ def make_bulk_wgmma(
                     for half in range(2):
                         row = warp % 4 * 16 + lane // 4 + half * 8
                         image = image0 + row // D1
-                        to_row = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
                         h = row0 + row_of_patch
-                        to_row += h * C_ROW
+                        to_row = g * C_G + C_FIRST + image * C_IMAGE + h * C_ROW
+                        filled = row < FILLED and image < images and h < ROWS
                         for block in range(BN // 8):
                             n = first_n + block * 8
+                            inside = filled and (N_FULL or n < N)
                             for j in range(PW):  # neighbours one after the other: parts of sectors
-                                w = column0 + column_of_patch + j
-                                if row < FILLED and image < images and h < ROWS and w < COLUMNS:
-                                    to = to_row + w * C_COLUMN
+                                one = acc[j * SUMS + block * 4 + half * 2]
+                                other = acc[j * SUMS + block * 4 + half * 2 + 1]
+                                if QUADS and j % 2 == 0:
+                                    # Of two pixels' rows d1 of 0 and 1, this lane has one and the lane
+                                    # beside it the other; each gives the half that the other stores.
+                                    beside = acc[(j + 1) * SUMS + block * 4 + half * 2]
+                                    beyond = acc[(j + 1) * SUMS + block * 4 + half * 2 + 1]
+                                    d1 = lane // 4 % 2
+                                    got = shuffle(one if d1 else beside, lane ^ 4)
+                                    gotten = shuffle(other if d1 else beyond, lane ^ 4)
+                                    w = column0 + column_of_patch + j + d1
+                                    to = to_row + w * C_COLUMN + column_at[block * APART]
+                                    if inside and w < COLUMNS:
+                                        if d1:
+                                            store_quad(result, to, got, gotten, beside, beyond)
+                                        else:
+                                            store_quad(result, to, one, other, got, gotten)
+                                if not QUADS:
+                                    w = column0 + column_of_patch + j
+                                    to = to_row + row % D1 * C_D1 + w * C_COLUMN
                                     where = to + column_at[block * APART]
-                                    one = acc[j * SUMS + block * 4 + half * 2]
-                                    other = acc[j * SUMS + block * 4 + half * 2 + 1]
-                                    if PAIRED:
-                                        if N_FULL or n < N:
+                                    if inside and w < COLUMNS:
+                                        if PAIRED:
                                             store_pair(result, where, one, other)
-                                    else:
-                                        if N_FULL or n < N:
+                                        else:
                                             result[at(where)] = one
-                                        if N_FULL or n + 1 < N:
-                                            result[at(to + column_at[block * APART + 1])] = other
+                                            if N_FULL or n + 1 < N:
+                                                where = to + column_at[block * APART + 1]
+                                                result[at(where)] = other
 
     return bulk_wgmma_kernel

@@ -6,8 +6,6 @@
 the window's positions, ``n`` the columns of a tile. What lies past the channels or the columns is zero.
 A thread that loads a ``run`` of k's of the other operand at once has them in as many chunks, so they are
 taken apart here too. Part 0 is the kernel rounded to TF32, part 1, for three terms, what rounding took away.
-
-Before it, in :data:`HEAD` elements, lies the tensor map of the gathered array, for kernels that need one.
 """
 
 from functools import cache
@@ -16,18 +14,9 @@ import numpy as np
 
 from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import (
-    CHUNK,
-    let_next_start,
-    put_word,
-    short,
-    to_tf32,
-    wait_for_last,
+    CHUNK, let_next_start, to_tf32, wait_for_last
 )
 from numbacaps.target import at, cuda
-
-WORDS = 16  # of 64 bits, of a tensor map
-HEAD = 32  # elements of float32 that it takes
-NO_MAP = (0,) * WORDS
 
 
 @cache
@@ -40,7 +29,6 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
     N_TILES = -(-N // BN)
     TAPS, PARTS, KERNEL_G, RUN = taps, parts, kernel_g, run
     SIZE = G * N_TILES * STEPS * TAPS * PARTS * CHUNKS * BN * ELEMENTS
-    MAP, FIRST = WORDS, HEAD
     ZERO = np.float32(0)
 
     @cached_kernel()
@@ -48,13 +36,9 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
         b,  # in   the kernel
         packed,  # out
         table,  # in   Product.table
-        words,  # in   the tensor map
     ):
         let_next_start()  # up to where it waits for what is packed here; another packing at once
         i = np.uint32(cuda.grid(1))
-        for word in range(MAP):
-            if i == word:
-                put_word(packed, word, words[word])
         if i >= SIZE:
             wait_for_last()
             return
@@ -75,14 +59,14 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
             value = to_tf32(whole)
             if part > 0:
                 value = to_tf32(whole - value)
-        packed[at(FIRST + i)] = value
+        packed[at(i)] = value
         wait_for_last()  # who waits for this kernel waits for those before it too
 
     return pack_kernel
 
 
 def packed_size(channels, D, taps, N, G, BN, CHUNKS, parts):
-    """Elements of the packed kernel and what lies before it."""
+    """Elements of the packed kernel."""
     elements = CHUNK // 4
     steps = -(-channels * D // (CHUNKS * elements))
-    return HEAD + G * -(-N // BN) * steps * taps * parts * CHUNKS * BN * elements
+    return G * -(-N // BN) * steps * taps * parts * CHUNKS * BN * elements

@@ -407,25 +407,40 @@ def to_tf32(typing_context, value):
     return types.float32(types.float32), codegen
 
 
+def _store(context, builder, signature, arguments):
+    """Two or four values in one store."""
+    array, index, *values = arguments
+    kind = signature.args[0]
+    run = ir.VectorType(context.get_data_type(kind.dtype), len(values))
+    together = ir.Constant(run, ir.Undefined)
+    for i, value in enumerate(values):
+        together = builder.insert_element(together, value, ir.Constant(_I32, i))
+    place = builder.gep(_data(context, builder, kind, array), [index])
+    align = len(values) * kind.dtype.bitwidth // 8
+    builder.store(together, builder.bitcast(place, run.as_pointer()), align=align)
+    return context.get_dummy_value()
+
+
 @intrinsic
 def store_pair(typing_context, array, index, first, second):
     """array[index], array[index + 1] = first, second in one store; index is even."""
+    return types.void(array, types.int64, array.dtype, array.dtype), _store
+
+
+@intrinsic
+def store_quad(typing_context, array, index, first, second, third, fourth):
+    """The same of four; index is a multiple of 4."""
+    return types.void(array, types.int64, *[array.dtype] * 4), _store
+
+
+@intrinsic
+def clock(typing_context):
+    """Cycles that the multiprocessor has counted."""
 
     def codegen(context, builder, signature, arguments):
-        array, index, first, second = arguments
-        kind = signature.args[0]
-        element = context.get_data_type(kind.dtype)
-        pair = ir.VectorType(element, 2)
-        value = ir.Constant(pair, ir.Undefined)
-        value = builder.insert_element(value, first, ir.Constant(_I32, 0))
-        value = builder.insert_element(value, second, ir.Constant(_I32, 1))
-        place = builder.gep(_data(context, builder, kind, array), [index])
-        builder.store(
-            value, builder.bitcast(place, pair.as_pointer()), align=2 * kind.dtype.bitwidth // 8
-        )
-        return context.get_dummy_value()
+        return _asm(builder, _I64, [], "mov.u64 $0, %clock64;", "=l,~{memory}")
 
-    return types.void(array, types.int64, array.dtype, array.dtype), codegen
+    return types.int64(), codegen
 
 
 # Numba gives each intrinsic a random name in every process, and kernels whose device functions use one would

@@ -4,7 +4,6 @@ from functools import lru_cache
 
 from cuda.bindings import driver
 
-WORDS = 16  # of 64 bits
 _FLOAT = 4  # bytes
 _KEPT = 256  # maps of as many arrays
 

@@ -33,7 +33,6 @@ from numbacaps.fused.intrinsics import (
     wgmma_fence,
     wgmma_wait,
 )
-from numbacaps.fused.pack import HEAD
 from numbacaps.fused.warpgroup_tiles import Stage, chunks_beside, run_bytes
 from numbacaps.target import at, cuda
 
@@ -100,7 +99,6 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     N_TILES = -(-N // BN)
     SLOT = 64 * CHUNK
     CHANNEL_STEP = channel_step
-    FIRST = HEAD
     ZERO, dtype_of = np.float32(0), dtype.type
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
@@ -109,7 +107,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     @cached_kernel()
     def wgmma_kernel(
         a,  # in   the gathered array
-        b,  # in   the packed kernel, with its head
+        b,  # in   the packed kernel
         c,  # out  the other array
         activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
@@ -196,7 +194,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
                     if PIECES % THREADS == 0 or thread + turn * THREADS < PIECES:
                         piece = b_from + ahead * PIECES + turn * THREADS
                         b_at = to + A_BYTES + (thread + turn * THREADS) * CHUNK
-                        cp_async(16, shared, b_at, b, FIRST + piece * ELEMENTS, True)
+                        cp_async(16, shared, b_at, b, piece * ELEMENTS, True)
             cp_async_commit()
             if step >= 0:
                 wgmma_wait()

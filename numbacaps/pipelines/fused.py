@@ -17,10 +17,11 @@ from numbacaps.fused import (
     mma_tiles,
     warpgroup_tiles,
 )
+from numbacaps.fused.bulk_tiles import MAP, MAP_WORDS
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
-from numbacaps.fused.pack import HEAD, NO_MAP, WORDS, make_pack, packed_size
+from numbacaps.fused.pack import make_pack, packed_size
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile, sum_dtype
@@ -65,7 +66,7 @@ class _Gathers:
         """
         activated = result if activated is None else activated
         ready = self.ready_for(gathered, result, activated)
-        ready.pack(gathered, kernel, packed, stream)
+        ready.pack(kernel, packed, stream)
         ready.multiply(gathered, kernel, packed, result, activated, stream)
 
 
@@ -98,7 +99,7 @@ class Gather(_Gathers):
         """Itself: it takes every array."""
         return self
 
-    def pack(self, gathered, kernel, packed, stream):
+    def pack(self, kernel, packed, stream):
         """Nothing: it reads the kernel as it lies."""
 
     def multiply(self, gathered, kernel, packed, result, activated, stream):
@@ -142,11 +143,12 @@ class _OnTensorCores(_Gathers):
         self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
         chunks = depth * dtype.itemsize // CHUNK
-        self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
+        self._elements = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
+        self.packed = self._elements
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
         pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
         types = (dtype, dtype, np.int64)
-        self._pack = Compiled(pack, types, 0, words=WORDS, early=follows)
+        self._pack = Compiled(pack, types, 0, early=follows)
 
     def ready_for(self, *arrays):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
@@ -156,10 +158,9 @@ class _OnTensorCores(_Gathers):
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
         return self._unaligned
 
-    def pack(self, gathered, kernel, packed, stream):
-        """Launch the packing of the kernel, for a product that gathers from this array."""
-        operands = (kernel, packed, self.table, self.tensor_map(gathered))
-        launch(self._pack, self.packed, 1, operands, stream)
+    def pack(self, kernel, packed, stream):
+        """Launch the packing of the kernel."""
+        launch(self._pack, self._elements, 1, (kernel, packed, self.table), stream)
 
     @cached_property
     def _unaligned(self):
@@ -183,10 +184,6 @@ class WarpgroupGather(_OnTensorCores):
         self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
-
-    def tensor_map(self, gathered):
-        """None is needed."""
-        return NO_MAP
 
     def multiply(self, gathered, kernel, packed, result, activated, stream):
         """Launch the product on runs of elements."""
@@ -218,23 +215,21 @@ class BulkGather(_OnTensorCores):
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
         batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
-        ahead = bulk_tiles.ahead(tile, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, ahead, run, terms, self.epilogue)
+        how = bulk_tiles.ahead(tile, terms), run, terms, bulk_tiles.turn_cycles(tile, p, G, terms)
+        kernel = make_bulk_wgmma(*which, batch_rows, *how, self.epilogue)
         types = (dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(kernel, types, 3, self.shared, early=True)
+        self.kernel = Compiled(kernel, types, 3, self.shared, MAP_WORDS, early=True)
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
         self.grid = min(self.turns, multiprocessors())
-
-    def tensor_map(self, gathered):
-        """Of the gathered array, by its address."""
-        from numbacaps.fused.tensor_map import tensor_map
-
-        return tensor_map(address_of(gathered), *self.box)
+        self.packed += self.grid * MAP
 
     def multiply(self, gathered, kernel, packed, result, activated, stream):
         """Launch the product on runs of elements."""
+        from numbacaps.fused.tensor_map import tensor_map
+
         counts = (self.images, self.turns, self._first)
-        arguments = (packed, result, activated, self.table, *counts)
+        words = tensor_map(address_of(gathered), *self.box)
+        arguments = (packed, result, activated, self.table, *counts, words)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
@@ -385,14 +380,14 @@ class BulkReduce:
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits = Splits(strips.splits, size, dtype)
         sums = strips.splits * size if strips.splits > 1 else 0
-        first = ceil_div(sums, HEAD) * HEAD
+        first = ceil_div(sums, MAP) * MAP
         others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
         self.table = cuda.to_device(p.table)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
         down = ceil_div(p.channels, boxes[0].channels)
         across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
         self.grid = (down, across, G * strips.splits)
-        maps = prod(self.grid) * 2 * HEAD
+        maps = prod(self.grid) * 2 * MAP
         self.partial_shape = {"partial": (max(first + maps, others),)}
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
@@ -400,7 +395,7 @@ class BulkReduce:
         depth = (p.channels, p.D, p.N, p.K)
         which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
         types = (dtype, dtype, np.int64)
-        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, 2 * WORDS)
+        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, 2 * MAP_WORDS)
 
     @cached_property
     def _unaligned(self):
@@ -559,7 +554,7 @@ def _launch(gathers, gathered, kernel, result, activated, stream, room):
     arrays = (gathered, result, activated)
     ready = [(g.ready_for(*arrays), room.get(f"packed {i}")) for i, g in enumerate(gathers)]
     for gather, packed in ready:
-        gather.pack(gathered, kernel, packed, stream)
+        gather.pack(kernel, packed, stream)
     for gather, packed in ready:
         gather.multiply(gathered, kernel, packed, result, activated, stream)
 
