@@ -35,7 +35,7 @@ from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_ba
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and what it takes: flat arrays, tables of offsets, 64-bit integers, a tuple of more."""
+    """A kernel and what it takes: a tuple of words, flat arrays, tables of offsets, 64-bit integers."""
 
     kernel: object
     arrays: int
@@ -176,8 +176,8 @@ def bulk_gradient_kernel(product, tile, images, terms):
     rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
     size = p.N * p.K
-    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, 64, terms)
-    return Kernel(kernel, 2, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
+    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, terms)
+    return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

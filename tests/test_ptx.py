@@ -59,10 +59,9 @@ _SHARED_LIMIT = 48 * 1024  # what a block gets without asking the driver for mor
 def _ptx(kernel, dtype, cc):
     """PTX of a kernel's body: declarations and instructions."""
     array, table = types.Array(_TYPES[dtype], 1, "C"), types.Array(int64, 1, "C")
-    signature = (array,) * kernel.arrays + (table,) * kernel.tables + (int64,) * kernel.integers
-    if kernel.words:
-        signature += (types.UniTuple(int64, kernel.words),)
-    text, _ = cuda.compile_ptx(kernel.kernel, signature, cc=cc)
+    signature = [array] * kernel.arrays + [table] * kernel.tables + [int64] * kernel.integers
+    signature[2:2] = [types.UniTuple(int64, kernel.words)] if kernel.words else []
+    text, _ = cuda.compile_ptx(kernel.kernel, tuple(signature), cc=cc)
     return text
 
 
@@ -175,10 +174,22 @@ def test_bulk_copies(case, terms):
         _check(text, "bulk_wgmma", "float32")
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
         assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+        _check_maps(text, 1)
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
         if bulk_tiles.ahead(tile, terms):
             # Of a register that was loaded and only handed on, the assembler thinks that it is free.
             assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+
+
+def _check_maps(text, count):
+    """Tensor maps are read where arguments lie, each as 64-bit words at a multiple of 64 bytes."""
+    entry = text.index(".entry")
+    arguments = re.findall(r"\.param \.\w+ (\w+)", text[entry : text.index(")", entry)])
+    found = {
+        arguments.index(name) for name in re.findall(r"mov\.b64 \S+ (\w+);\s*cvta\.param", text)
+    }
+    assert found == {14 + 16 * which for which in range(count)}
+    assert all((0x210 + 8 * index) % 64 == 0 for index in found)
 
 
 def _multiplied(text):
@@ -204,7 +215,7 @@ def test_bulk_copies_of_the_kernel_gradient(case, terms):
         _check(text, "bulk_reduction", "float32")
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
         assert text.count("cp.async.bulk.tensor.5d") >= 2 and "mbarrier.try_wait.parity" in text
-        assert text.index("tensormap::generic.release") < text.index("tensormap::generic.acquire")
+        _check_maps(text, 2)
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
 
 

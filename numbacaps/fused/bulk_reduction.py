@@ -22,22 +22,19 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
-from numbacaps.fused.bulk_tiles import MAP, MAP_WORDS
 from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.ptx import (
-    acquire_map,
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
     let_next_start,
+    map_address,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
     more_registers,
-    put_word,
-    release_maps,
     shared_address,
     store_pair,
     tensor_copy,
@@ -50,9 +47,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_bulk_reduction(
-    pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, first, terms
-):
+def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, terms):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32.
 
     Parameters
@@ -67,8 +62,6 @@ def make_bulk_reduction(
     tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
     size : int
         Elements of a split.
-    first : int
-        Where the tensor maps begin in their array.
     terms : int
         1 or 3.
     """
@@ -130,16 +123,14 @@ def make_bulk_reduction(
     PLACES = BN // 8 * APART
     TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
     SIZE, B_G = size, pixels.steps[1]
-    FIRST, BOTH_MAPS, WORDS = first, 2 * MAP, 2 * MAP_WORDS
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
 
     @cached_kernel(launch_bounds=(tile.threads, 1))
     def bulk_reduction_kernel(
-        maps,  # out  tensor maps of the gathered array and of the other one, two for each block
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
-        words,  # in   those of the first map, then those of the other
+        words,  # in   the tensor maps of the gathered array and of the other one
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -171,14 +162,7 @@ def make_bulk_reduction(
             fewer_registers(HELPING)
             if warp == COPYING_WARP:
                 if lane == 0:
-                    block = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x
-                    own = FIRST + (block + cuda.blockIdx.x) * BOTH_MAPS
-                    for word in range(WORDS):
-                        put_word(maps, own // 2 + word, words[word])
-                    release_maps()
-                    x_map, dy_map = maps[own:], maps[own + BOTH_MAPS // 2 :]
-                    acquire_map(x_map)
-                    acquire_map(dy_map)
+                    x_map, dy_map = map_address(words, 0), map_address(words, 1)
                     a_turn, raw_turn = short(0), short(0)
                     # What nobody has filled yet counts as empty.
                     a_phase, raw_phase = short(1), short(1)

@@ -14,9 +14,11 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
 COPYING_REGISTERS = 24  # of a thread that copies
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
+# Elements of a thread's fragments up to which the compiler unrolls what is done to each, by terms. It keeps
+# others in memory.
+_UNROLLED = {1: 128, 3: 80}
 _MOST_TAP_ROWS = 12  # of a ring
 MAP_WORDS = 16  # of 64 bits, of a tensor map
-MAP = 2 * MAP_WORDS  # elements of float32 that it takes
 BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
 
 
@@ -188,7 +190,9 @@ _SHAPES = (
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
-_NARROWER = 0.95  # of the cycles are worth a narrower tile, for which the first operand comes once more
+_NARROWER = (
+    0.85  # of the cycles are worth a narrower tile, for which the first operand comes once more
+)
 
 
 def tiles(product):
@@ -230,7 +234,8 @@ def batch_rows(tile, product, box, terms):
     """Rows of taps whose fragments a thread holds at once: all if they fit, or one; None if not even one."""
     rows = Window.of(product).taps[0]
     for count in (rows, 1):
-        if _registers(tile, product, box, terms, count) <= tile.registers:
+        few = count == 1 or _fragments(tile, product, box, count) <= _UNROLLED[terms]
+        if few and _registers(tile, product, box, terms, count) <= tile.registers:
             return count
     return None
 
@@ -258,11 +263,15 @@ def run(D):
 
 def _registers(tile, product, box, terms, rows):
     """About how many a thread holds with the fragments of so many rows of taps."""
-    groups = box.channels * product.D // _K
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
-    fragments = rows * columns_read(tile, product) * groups * 4
+    fragments = _fragments(tile, product, box, rows)
     return sums + fragments * (split + ahead(tile, terms)) + _OTHER_REGISTERS[terms]
+
+
+def _fragments(tile, product, box, rows):
+    """Elements of the first operand that a thread holds of so many rows of taps."""
+    return rows * columns_read(tile, product) * (box.channels * product.D // _K) * 4
 
 
 # Measured on an H100.

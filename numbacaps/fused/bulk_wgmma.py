@@ -23,12 +23,11 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS, MAP, MAP_WORDS
+from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
 from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
-    acquire_map,
     bulk_copy,
     clock,
     cut_tf32,
@@ -36,13 +35,12 @@ from numbacaps.fused.ptx import (
     fewer_registers,
     let_next_start,
     load_run,
+    map_address,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
     more_registers,
-    put_word,
-    release_maps,
     shared_address,
     store_pair,
     store_quad,
@@ -159,7 +157,6 @@ def make_bulk_wgmma(
     G = groups
     APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
     PLACES = BN // 8 * APART
-    MAPS, OWN_MAP, WORDS = G * N_TILES * STEPS * TAP_ROWS * B_ELEMENTS, MAP, MAP_WORDS
     TURN = turn_cycles
     # A pixel's capsule is 16 bytes, half of what memory is written in: so two at once.
     QUADS = D1 == 2 and C_D1 == 2 and PW % 2 == 0 and N % 2 == 0
@@ -197,14 +194,14 @@ def make_bulk_wgmma(
 
     @cached_kernel(launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
-        b,  # in   the packed kernel; then each block puts its tensor map of the gathered array
+        b,  # in   the packed kernel
         c,  # out  the other array
+        words,  # in   the tensor map of the gathered array
         activated,  # out  the same behind an activation; c again where there is none
         table,  # in   Product.table
         images,
         turns,  # of all blocks
         first,  # 0 where another product ran since the kernel was packed
-        words,  # in   the tensor map
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -225,12 +222,7 @@ def make_bulk_wgmma(
         if warp >= WARPS:
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:  # boxes, which wait for no packing
-                own = MAPS + cuda.blockIdx.x * OWN_MAP
-                for word in range(WORDS):
-                    put_word(b, own // 2 + word, words[word])
-                release_maps()
-                box_map = b[own:]
-                acquire_map(box_map)
+                box_map = map_address(words, 0)
                 longer = last_turn % blocks  # blocks that have a turn more than the others
                 if 0 < longer <= first_turn:
                     # The others begin one after the other, so that not all write at the same time.
@@ -417,11 +409,12 @@ def make_bulk_wgmma(
                                     gotten = shuffle(other if d1 else beyond, lane ^ 4)
                                     w = column0 + column_of_patch + j + d1
                                     to = to_row + w * C_COLUMN + column_at[block * APART]
-                                    if inside and w < COLUMNS:
-                                        if d1:
-                                            store_quad(result, to, got, gotten, beside, beyond)
-                                        else:
-                                            store_quad(result, to, one, other, got, gotten)
+                                    nearest = got if d1 else one
+                                    second = gotten if d1 else other
+                                    third = beside if d1 else got
+                                    fourth = beyond if d1 else gotten
+                                    if inside and w < COLUMNS:  # one store, of both pixels
+                                        store_quad(result, to, nearest, second, third, fourth)
                                 if not QUADS:
                                     w = column0 + column_of_patch + j
                                     to = to_row + row % D1 * C_D1 + w * C_COLUMN

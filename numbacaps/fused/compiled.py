@@ -22,7 +22,7 @@ _CAN_START_EARLY = hasattr(LaunchConfig, "programmatic_stream_serialization")  #
 
 
 class Compiled:
-    """A kernel for flat arrays of some dtypes, then 64-bit integers, then a tuple of ``words`` more.
+    """A kernel for flat arrays of some dtypes, then 64-bit integers; ``words`` are a tuple behind the second array.
 
     ``compiled[grid, block, stream, shared](*arguments)`` launches it, as Numba's kernels do. An array
     is a C-contiguous Numba device array of any shape; nothing is checked.
@@ -41,8 +41,8 @@ class Compiled:
 
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
-        last = [types.UniTuple(types.int64, words)] if words else []
-        kernel.compile((*kinds, *[types.int64] * integers, *last))
+        kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
+        kernel.compile((*kinds, *[types.int64] * integers))
         (made,) = kernel.overloads.values()
         function = made._codelibrary.get_cufunc()
         if shared > _WITHOUT_ASKING:

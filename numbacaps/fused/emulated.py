@@ -148,8 +148,3 @@ def store_pair(array, index, first, second):
     """See :func:`numbacaps.fused.ptx.store_pair`."""
     assert int(index) % 2 == 0
     array[index], array[index + 1] = first, second
-
-
-def put_word(array, index, word):
-    """See :func:`numbacaps.fused.ptx.put_word`."""
-    _bytes(array)[index * 8 : index * 8 + 8] = np.array([word], np.int64).view(np.uint8)

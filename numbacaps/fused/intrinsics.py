@@ -56,7 +56,6 @@ let_next_start = chosen.let_next_start
 inverse_root = chosen.inverse_root
 load_run = chosen.load_run
 mma = chosen.mma
-put_word = chosen.put_word
 shared_address = chosen.shared_address
 shuffle = chosen.shuffle
 store_pair = chosen.store_pair

@@ -13,9 +13,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.cached import cached_kernel
-from numbacaps.fused.intrinsics import (
-    CHUNK, let_next_start, to_tf32, wait_for_last
-)
+from numbacaps.fused.intrinsics import CHUNK, let_next_start, to_tf32, wait_for_last
 from numbacaps.target import at, cuda
 
 

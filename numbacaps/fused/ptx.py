@@ -45,7 +45,6 @@ wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
 let_next_start = _instruction("griddepcontrol.launch_dependents;")
 wait_for_last = _instruction("griddepcontrol.wait;")
-release_maps = _instruction("fence.proxy.tensormap::generic.release.gpu;")
 
 
 def _registers(how):
@@ -212,17 +211,38 @@ def bulk_copy(typing_context, shared, address, array, index, size, barrier):
     return types.void(*arguments), codegen
 
 
+_BEFORE_MAPS = 14  # what the driver takes for two arrays
+
+
+@intrinsic
+def map_address(typing_context, words, which):
+    """Where one of a kernel's tensor maps lies: ``words``, 16 of 64 bits each, the third argument.
+
+    It is read where arguments lie, so nobody has to put it anywhere. They lie from 48 bytes before a multiple
+    of 64 on, and a map at a multiple of 64: so behind two arrays. Only for a kernel's own body.
+    """
+    if not isinstance(which, types.IntegerLiteral):
+        return None
+    first = _BEFORE_MAPS + 16 * which.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        argument = f"{builder.function.name}_param_{first}"
+        text = f"mov.b64 $0, {argument}; cvta.param.u64 $0, $0;"
+        return _asm(builder, _I64, [], text, "=l", False)
+
+    return types.int64(words, which), codegen
+
+
 @intrinsic
 def tensor_copy(typing_context, shared, address, map, first, second, third, fourth, fifth, barrier):
     """Copy the box of a tensor map (:mod:`numbacaps.fused.tensor_map`) that begins at these coordinates.
 
-    The map is the first 128 bytes of the array ``map``. What lies outside of the tensor is zero.
+    ``map`` is its address. What lies outside of the tensor is zero.
     """
 
     def codegen(context, builder, signature, arguments):
         _, address, map, *coordinates, barrier = arguments
-        place = builder.ptrtoint(_data(context, builder, signature.args[2], map), _I64)
-        operands = [builder.trunc(address, _I32), place]
+        operands = [builder.trunc(address, _I32), map]
         operands += [builder.trunc(value, _I32) for value in (*coordinates, barrier)]
         text = (
             "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -231,34 +251,7 @@ def tensor_copy(typing_context, shared, address, map, first, second, third, four
         _asm(builder, _VOID, operands, text, "r,l,r,r,r,r,r,r,~{memory}")
         return context.get_dummy_value()
 
-    return types.void(shared, types.int64, map, *[types.int64] * 6), codegen
-
-
-@intrinsic
-def acquire_map(typing_context, map):
-    """What another kernel wrote as a tensor map at the beginning of ``map`` may be used as one."""
-
-    def codegen(context, builder, signature, arguments):
-        place = builder.ptrtoint(_data(context, builder, signature.args[0], arguments[0]), _I64)
-        text = "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;"
-        _asm(builder, _VOID, [place], text, "l,~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(map), codegen
-
-
-@intrinsic
-def put_word(typing_context, array, index, word):
-    """Store 64 bits as they are, ``index`` of them behind an array's beginning."""
-
-    def codegen(context, builder, signature, arguments):
-        array, index, word = arguments
-        data = _data(context, builder, signature.args[0], array)
-        place = builder.gep(builder.bitcast(data, _I64.as_pointer()), [index])
-        builder.store(word, place, align=8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, types.int64), codegen
+    return types.void(shared, *[types.int64] * 8), codegen
 
 
 @intrinsic

@@ -6,7 +6,6 @@ offsets are worked out and sent to the GPU once, and it is launched.
 
 import time
 from functools import cached_property, lru_cache
-from math import prod
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from numbacaps.fused import (
     mma_tiles,
     warpgroup_tiles,
 )
-from numbacaps.fused.bulk_tiles import MAP, MAP_WORDS
+from numbacaps.fused.bulk_tiles import MAP_WORDS
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
@@ -143,8 +142,7 @@ class _OnTensorCores(_Gathers):
         self._ordinary = (p, images, G, dtype)
         self.table = cuda.to_device(p.table)
         chunks = depth * dtype.itemsize // CHUNK
-        self._elements = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
-        self.packed = self._elements
+        self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
         columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
         pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
         types = (dtype, dtype, np.int64)
@@ -160,7 +158,7 @@ class _OnTensorCores(_Gathers):
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
-        launch(self._pack, self._elements, 1, (kernel, packed, self.table), stream)
+        launch(self._pack, self.packed, 1, (kernel, packed, self.table), stream)
 
     @cached_property
     def _unaligned(self):
@@ -221,7 +219,6 @@ class BulkGather(_OnTensorCores):
         self.kernel = Compiled(kernel, types, 3, self.shared, MAP_WORDS, early=True)
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
         self.grid = min(self.turns, multiprocessors())
-        self.packed += self.grid * MAP
 
     def multiply(self, gathered, kernel, packed, result, activated, stream):
         """Launch the product on runs of elements."""
@@ -229,7 +226,7 @@ class BulkGather(_OnTensorCores):
 
         counts = (self.images, self.turns, self._first)
         words = tensor_map(address_of(gathered), *self.box)
-        arguments = (packed, result, activated, self.table, *counts, words)
+        arguments = (packed, result, words, activated, self.table, *counts)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
@@ -358,7 +355,7 @@ class MmaReduce:
 
 
 class BulkReduce:
-    """The same with the copy engine, which takes two tensor maps: each block's lie behind the splits' sums.
+    """The same with the copy engine, which takes two tensor maps.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, which is made when the
     first one comes.
@@ -380,21 +377,19 @@ class BulkReduce:
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits = Splits(strips.splits, size, dtype)
         sums = strips.splits * size if strips.splits > 1 else 0
-        first = ceil_div(sums, MAP) * MAP
         others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
         self.table = cuda.to_device(p.table)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
         down = ceil_div(p.channels, boxes[0].channels)
         across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
         self.grid = (down, across, G * strips.splits)
-        maps = prod(self.grid) * 2 * MAP
-        self.partial_shape = {"partial": (max(first + maps, others),)}
+        self.partial_shape = {"partial": (max(sums, others),)}
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
         depth = (p.channels, p.D, p.N, p.K)
-        which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, first, terms)
-        types = (dtype, dtype, np.int64)
+        which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, terms)
+        types = (dtype, np.int64)
         self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, 2 * MAP_WORDS)
 
     @cached_property
@@ -402,7 +397,7 @@ class BulkReduce:
         return MmaReduce(*self._ordinary)
 
     def __call__(self, x, dy, dw, stream, partial):
-        """Launch it on runs of elements; ``partial`` is room for the splits' sums and the maps."""
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
         from numbacaps.fused.tensor_map import tensor_map
 
         whole = dw if self.splits.count == 1 else partial
@@ -410,7 +405,7 @@ class BulkReduce:
             self._unaligned(x, dy, dw, stream, partial)
             return
         maps = (tensor_map(address_of(a), *of) for a, of in zip((x, dy), self.tensors))
-        arguments = (partial, whole, self.table, sum(maps, ()))
+        arguments = (whole, self.table, sum(maps, ()))
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
         self.splits.add(partial, dw, stream)
 
