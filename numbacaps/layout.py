@@ -10,6 +10,7 @@ Thread mapping: one thread an element, consecutive threads on consecutive elemen
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import launch
 from numbacaps.target import at, cuda
 
@@ -18,6 +19,7 @@ from numbacaps.target import at, cuda
 def make_gather():
     """Kernel that reads strided memory in C order; compiled anew for each number of axes."""
 
+    @kept_on_disk
     @cuda.jit
     def gather_kernel(
         memory,  # in   all that the source spans

@@ -22,7 +22,6 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.ptx import (
     cut_tf32,
@@ -43,6 +42,7 @@ from numbacaps.fused.ptx import (
     wgmma_fragment,
     wgmma_wait,
 )
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
@@ -126,7 +126,8 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
 
-    @cached_kernel(launch_bounds=(tile.threads, 1))
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(tile.threads, 1))
     def bulk_reduction_kernel(
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table

@@ -24,7 +24,6 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
@@ -51,6 +50,7 @@ from numbacaps.fused.ptx import (
     wgmma_fragment,
     wgmma_wait,
 )
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 _WHILE = 100  # nanoseconds
@@ -192,7 +192,8 @@ def make_bulk_wgmma(
                             k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
                             to[k * 4 + chunk % 2 * 2 + half] = values[j]
 
-    @cached_kernel(launch_bounds=(tile.threads, 1))
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the packed kernel
         c,  # out  the other array

@@ -8,7 +8,7 @@ the caches are all that saves the memory from it.
 
 from functools import cache
 
-from numbacaps.fused.cached import cached_kernel
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
@@ -26,7 +26,8 @@ def make_direct(pixels, inside, N, K, dtype):
     INSIDE = inside
     ZERO = dtype.type(0)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def direct_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

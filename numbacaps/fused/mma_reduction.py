@@ -19,7 +19,6 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import (
     CHUNK,
     TF32_NEARER,
@@ -33,6 +32,7 @@ from numbacaps.fused.intrinsics import (
     shared_address,
     store_pair,
 )
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
@@ -96,7 +96,8 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     NEARER, ABSENT = TF32_NEARER, _ABSENT
     ZERO, dtype_of = np.float32(0), dtype.type
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def mma_reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import CHUNK, let_next_start, to_tf32, wait_for_last
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
@@ -29,7 +29,8 @@ def make_pack(channels, D, taps, N, K, G, kernel_g, BN, CHUNKS, parts, run=1):
     SIZE = G * N_TILES * STEPS * TAPS * PARTS * CHUNKS * BN * ELEMENTS
     ZERO = np.float32(0)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def pack_kernel(
         b,  # in   the kernel
         packed,  # out

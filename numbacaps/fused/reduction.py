@@ -13,9 +13,9 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.intrinsics import wait_for_last
 from numbacaps.fused.tiles import sum_dtype
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import SIMULATED, at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
@@ -43,7 +43,8 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     sums = sum_dtype(dtype)
     SUM, ZERO = sums.type, sums.type(0)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array
@@ -151,7 +152,8 @@ def make_add_splits(splits, size, dtype):
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def add_splits_kernel(
         partial,  # in   (splits, size), of sum_dtype
         dw,  # out  (size,)

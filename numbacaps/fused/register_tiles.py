@@ -12,9 +12,9 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.tiles import sum_dtype
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
@@ -51,7 +51,8 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def register_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

@@ -8,7 +8,7 @@ times; a thread still computes one element, with two reads of shared memory for 
 
 from functools import cache
 
-from numbacaps.fused.cached import cached_kernel
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
@@ -29,7 +29,8 @@ def make_shared_tiles(pixels, inside, N, K, tile, dtype):
     A_SIZE, B_SIZE = BM * BK, BK * BN
     ZERO = dtype.type(0)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def shared_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel

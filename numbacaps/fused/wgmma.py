@@ -17,7 +17,6 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.cached import cached_kernel
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import (
     CHUNK,
@@ -34,6 +33,7 @@ from numbacaps.fused.intrinsics import (
     wgmma_wait,
 )
 from numbacaps.fused.warpgroup_tiles import Stage, chunks_beside, run_bytes
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
@@ -104,7 +104,8 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
 
-    @cached_kernel()
+    @kept_on_disk
+    @cuda.jit
     def wgmma_kernel(
         a,  # in   the gathered array
         b,  # in   the packed kernel

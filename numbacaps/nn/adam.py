@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -72,6 +73,7 @@ def make_adam_factors(adam, dtype):
     ONE = dtype.type(1)
     to_dtype = dtype.type
 
+    @kept_on_disk
     @cuda.jit
     def adam_factors_kernel(
         step,  # in/out  (1,), int64: steps done
@@ -93,6 +95,7 @@ def make_adam(adam, dtype):
     BETA1, BETA2, EPSILON = map(dtype.type, (adam.beta1, adam.beta2, adam.epsilon))
     NEW1, NEW2 = dtype.type(1 - adam.beta1), dtype.type(1 - adam.beta2)
 
+    @kept_on_disk
     @cuda.jit
     def adam_kernel(
         gradients,  # in      (count,)

@@ -9,6 +9,7 @@ Thread mapping: forward one thread a capsule, backward one thread an element.
 import math
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -18,6 +19,7 @@ def make_capsule_length(E, dtype):
     """Kernel for capsules of E elements."""
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def capsule_length_kernel(
         x,  # in   (capsules, E)
@@ -41,6 +43,7 @@ def make_capsule_length_backward(E, dtype):
     """Kernel for capsules of E elements."""
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def capsule_length_backward_kernel(
         x,  # in   (capsules, E)

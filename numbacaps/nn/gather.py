@@ -12,6 +12,7 @@ second one thread an element of an image, which it walks image by image.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -20,6 +21,7 @@ from numbacaps.target import at, cuda
 def make_take_rows():
     """Kernel that reads a step's row numbers."""
 
+    @kept_on_disk
     @cuda.jit
     def take_rows_kernel(
         ring,  # in   (places, N), int64
@@ -44,6 +46,7 @@ def make_take_rows():
 def make_take_images():
     """Kernel that copies images."""
 
+    @kept_on_disk
     @cuda.jit
     def take_images_kernel(
         images,  # in   (count, size)

@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, launch
 from numbacaps.nn.philox import BITS, WORD, philox
 from numbacaps.target import at, cuda
@@ -28,6 +29,7 @@ def make_he_normal(dtype):
     NONE, NEXT, DROPPED = np.uint64(0), np.uint64(1), np.uint64(8)
     to_dtype, to_word = dtype.type, np.uint64
 
+    @kept_on_disk
     @cuda.jit
     def he_normal_kernel(
         weights,  # out  (count,)

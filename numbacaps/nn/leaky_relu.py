@@ -8,6 +8,7 @@ Thread mapping: one thread an element of an image, which it walks image by image
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -17,6 +18,7 @@ def make_leaky_relu(slope, dtype):
     """Kernel for one slope."""
     ZERO, SLOPE = dtype.type(0), dtype.type(slope)
 
+    @kept_on_disk
     @cuda.jit
     def leaky_relu_kernel(
         x,  # in   (N, row)
@@ -41,6 +43,7 @@ def make_leaky_relu_backward(slope, dtype):
     """Kernel for one slope."""
     ZERO, SLOPE = dtype.type(0), dtype.type(slope)
 
+    @kept_on_disk
     @cuda.jit
     def leaky_relu_backward_kernel(
         x,  # in   (N, row)

@@ -16,6 +16,7 @@ the order of the sum is fixed. Backward one thread a class capsule.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
 
@@ -31,6 +32,7 @@ def make_margin_loss(P, lanes, dtype):
     ZERO, PRESENT, ABSENT, WEIGHT = _constants(dtype)
     to_dtype = dtype.type
 
+    @kept_on_disk
     @cuda.jit
     def margin_loss_kernel(
         lengths,  # in   (N, P)
@@ -87,6 +89,7 @@ def make_margin_loss_backward(P, dtype):
     TWO = dtype.type(2)
     to_dtype = dtype.type
 
+    @kept_on_disk
     @cuda.jit
     def margin_loss_backward_kernel(
         lengths,  # in   (N, P)

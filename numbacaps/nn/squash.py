@@ -19,6 +19,7 @@ import math
 from functools import cache
 
 from numbacaps.activation import EPSILON, leaky, squash_factor
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -29,6 +30,7 @@ def make_squash(group, slope, dtype):
     GROUP = group
     SLOPE, REGULARISER = dtype.type(slope), dtype.type(EPSILON)
 
+    @kept_on_disk
     @cuda.jit
     def squash_kernel(
         x,  # in   (N, row)
@@ -58,6 +60,7 @@ def make_squash_backward(group, slope, dtype):
     GROUP = group
     ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
 
+    @kept_on_disk
     @cuda.jit
     def squash_backward_kernel(
         x,  # in   (N, row)

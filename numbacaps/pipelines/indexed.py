@@ -15,6 +15,7 @@ and read consecutive elements of one operand and the same one of the other.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import BLOCKS, ceil_div, flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.target import SIMULATED, at, cuda
@@ -35,6 +36,7 @@ def make_forward(geometry, dtype):
         geometry
     )
 
+    @kept_on_disk
     @cuda.jit
     def indexed_forward_kernel(
         x,  # in   (N, C, H, W, G, D1, D2)
@@ -82,6 +84,7 @@ def make_votes(geometry, dtype):
     ZERO = dtype.type(0)
     calculate_input_index, calculate_weight_index, _ = make_index_functions(geometry)
 
+    @kept_on_disk
     @cuda.jit
     def indexed_votes_kernel(
         x,  # in   (N, C, H, W, G, D1, D2)
@@ -130,6 +133,7 @@ def make_backward_input(geometry, dtype):
     ZERO = dtype.type(0)
     _, calculate_weight_index, calculate_output_index = make_index_functions(geometry)
 
+    @kept_on_disk
     @cuda.jit
     def indexed_backward_input_kernel(
         w,  # in   (P, C, KH, KW, G, D2, D3)
@@ -186,6 +190,7 @@ def make_backward_kernel(geometry, dtype):
     ZERO = dtype.type(0)
     calculate_input_index, _, calculate_output_index = make_index_functions(geometry)
 
+    @kept_on_disk
     @cuda.jit
     def indexed_backward_kernel_kernel(
         x,  # in   (N, C, H, W, G, D1, D2)

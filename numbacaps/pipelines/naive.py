@@ -10,6 +10,7 @@ point of the other algorithms.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import flat_operands, launch
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.target import at, cuda
@@ -20,6 +21,7 @@ def make_fill(dtype):
     """Kernel that clears an array before atomic adds."""
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def fill_kernel(
         out,  # out  (size,)
@@ -42,6 +44,7 @@ def make_forward(geometry, dtype):
         geometry
     )
 
+    @kept_on_disk
     @cuda.jit
     def naive_forward_kernel(
         x,  # in      (N, C, H, W, G, D1, D2)
@@ -86,6 +89,7 @@ def make_backward_input(geometry, dtype):
         geometry
     )
 
+    @kept_on_disk
     @cuda.jit
     def naive_backward_input_kernel(
         w,  # in      (P, C, KH, KW, G, D2, D3)
@@ -131,6 +135,7 @@ def make_backward_kernel(geometry, dtype):
         geometry
     )
 
+    @kept_on_disk
     @cuda.jit
     def naive_backward_kernel_kernel(
         x,  # in      (N, C, H, W, G, D1, D2)

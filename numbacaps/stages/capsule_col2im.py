@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
 from numbacaps.target import at, cuda
 
@@ -34,6 +35,7 @@ def make_capsule_col2im(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     AT_ONCE = ceil_div(WINDOWS, CHUNKS)  # windows that a thread knows at a time
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def capsule_col2im_kernel(
         columns,  # in   (images, rows * OW, Q, E1)

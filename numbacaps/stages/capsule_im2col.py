@@ -10,6 +10,7 @@ Thread mapping: one thread a (q, e) of some rows of positions, consecutive threa
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
 from numbacaps.target import at, cuda
 
@@ -27,6 +28,7 @@ def make_capsule_im2col(C, H, W, OW, KH, KW, E1, stride, padding, dilation, dtyp
     INSIDE = PH == 0 and PW == 0  # no window reaches over the edge
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def capsule_im2col_kernel(
         x,  # in   (N, C, H, W, E1)

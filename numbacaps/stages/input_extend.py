@@ -8,6 +8,7 @@ Consecutive threads are consecutive on both sides.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -16,6 +17,7 @@ from numbacaps.target import at, cuda
 def make_input_extend(P):
     """Kernel for P output channels."""
 
+    @kept_on_disk
     @cuda.jit
     def input_extend_kernel(
         columns,  # in   (images, column)

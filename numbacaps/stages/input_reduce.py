@@ -8,6 +8,7 @@ both sides. The sum runs in the order of p.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -17,6 +18,7 @@ def make_input_reduce(P, dtype):
     """Kernel for P output channels."""
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def input_reduce_kernel(
         extended,  # in   (images, P, column)

@@ -10,6 +10,7 @@ element once and writes it at each. Consecutive threads are consecutive on both 
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -18,6 +19,7 @@ from numbacaps.target import at, cuda
 def make_kernel_extend(ROW):
     """Kernel for ROW = Q * E2 elements an output channel."""
 
+    @kept_on_disk
     @cuda.jit
     def kernel_extend_kernel(
         w,  # in   (P, ROW)

@@ -13,6 +13,7 @@ Consecutive threads are consecutive on both sides.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -23,6 +24,7 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
     AT_ONCE = 4  # loads of a thread under way before its first addition
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def add_slab_kernel(
         products,  # in      (images, P, positions, ROW)
@@ -63,6 +65,7 @@ def make_kernel_reduce(P, L, ROW, LANES, dtype):
             lanes[at(sp * ROW + i)] = total
             sp += cuda.gridDim.y
 
+    @kept_on_disk
     @cuda.jit
     def add_lanes_kernel(
         lanes,  # in   (LANES, P, ROW)

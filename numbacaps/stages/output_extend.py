@@ -9,6 +9,7 @@ consecutive addresses, and an element is read once for Q / LANES writes.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import BLOCKS, MAX_GRID_Y, THREADS, ceil_div, flat
 from numbacaps.target import at, cuda
 
@@ -17,6 +18,7 @@ from numbacaps.target import at, cuda
 def make_output_extend(P, L, Q, E3, LANES):
     """Kernel for P channels, L positions, Q products of E3 elements, shared by LANES threads each."""
 
+    @kept_on_disk
     @cuda.jit
     def output_extend_kernel(
         dy,  # in   (N, P, L, E3)

@@ -9,6 +9,7 @@ of q.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
@@ -19,6 +20,7 @@ def make_output_reduce(P, L, Q, E3, dtype):
     ZERO = dtype.type(0)
     IMAGE = P * L * E3
 
+    @kept_on_disk
     @cuda.jit
     def output_reduce_kernel(
         products,  # in   (images, P, positions, Q, E3)

@@ -16,6 +16,7 @@ consecutive columns. Matrices are padded against bank conflicts.
 
 from functools import cache
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import MAX_GRID_Y, ceil_div, launch_tiles
 from numbacaps.stages.strided_batched_matmul import check_operands, conflicts
 from numbacaps.target import SIMULATED, at, cuda
@@ -72,6 +73,7 @@ def make_stationary_batched_matmul(M, N, K, b_strides, BB, dtype):
                 value = a[at(a0 + i)]
             a_loaded[load] = value
 
+    @kept_on_disk
     @cuda.jit
     def stationary_batched_matmul_kernel(
         a,  # in   (images, channels, products, M, K)

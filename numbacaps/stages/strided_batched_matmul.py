@@ -23,6 +23,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
 
@@ -168,6 +169,7 @@ def make_strided_batched_matmul(M, N, K, a_strides, b_strides, b_shared, tile, d
     ACCUMULATORS = TB * TM * TN
     ZERO = dtype.type(0)
 
+    @kept_on_disk
     @cuda.jit
     def strided_batched_matmul_kernel(
         a,  # in   (images, channels, products, M, K)

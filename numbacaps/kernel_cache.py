@@ -9,27 +9,20 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from numbacaps.target import cuda
+from numbacaps.target import SIMULATED
 
 
-def cached_kernel(**options):
-    """``cuda.jit(cache=True)`` for a function inside a factory.
-
-    Parameters
-    ----------
-    options
-        As those of ``cuda.jit``.
-    """
-
-    def jit(function):
+def kept_on_disk(kernel):
+    """The kernel, of ``cuda.jit`` and inside a factory, whose specialisations other processes find on disk."""
+    if not SIMULATED:
+        function = kernel.py_func
         name = function.__qualname__  # by which Numba names the files, as it is now
         function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
         try:
-            return cuda.jit(cache=True, **options)(function)
+            kernel.enable_caching()
         finally:
             function.__qualname__ = name
-
-    return jit
+    return kernel
 
 
 def _specialisation(function):
@@ -46,6 +39,5 @@ def _values(function):
 @cache
 def _sources():
     """A name for what kernels may be made of."""
-    package = Path(__file__).parents[1]
-    paths = sorted([*package.glob("*.py"), *package.glob("fused/*.py")])
+    paths = sorted(Path(__file__).parent.rglob("*.py"))
     return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
