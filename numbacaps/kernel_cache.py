@@ -5,6 +5,7 @@ time undo each other's entries, or give two kernels one place. It also notices c
 that the function stands in, and a kernel is made of what others hold too.
 """
 
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -13,15 +14,17 @@ from numbacaps.target import SIMULATED
 
 
 def kept_on_disk(kernel):
-    """The kernel, of ``cuda.jit`` and inside a factory, whose specialisations other processes find on disk."""
+    """The kernel, of ``cuda.jit`` and inside a factory, whose specialisations other processes find on disk.
+
+    Where no folder can be written they do not, and it is compiled all the same; ``NUMBA_CACHE_DIR`` names one.
+    """
     if not SIMULATED:
         function = kernel.py_func
         name = function.__qualname__  # by which Numba names the files, as it is now
         function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
-        try:
+        with suppress(RuntimeError):  # nowhere to write
             kernel.enable_caching()
-        finally:
-            function.__qualname__ = name
+        function.__qualname__ = name
     return kernel
 
 

@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from numbacaps.kernel_cache import kept_on_disk
 
 _HERE = Path(__file__).parent
 _KEYS = """
@@ -56,6 +59,18 @@ def test_every_process_looks_for_a_kernel_in_the_same_place():
 def test_every_specialisation_has_a_file_of_its_own():
     files = [line.split()[0] for line in _printed(_KEYS).splitlines()]
     assert len(set(files)) == len(files)
+
+
+@pytest.mark.tiers("ptx")
+def test_without_a_folder_to_write_a_kernel_is_a_kernel_still():
+    def function():
+        asked.append(function.__qualname__)
+        raise RuntimeError("cannot cache function: no locator available")
+
+    asked, name = [], function.__qualname__
+    kernel = SimpleNamespace(py_func=function, enable_caching=function)
+    assert kept_on_disk(kernel) is kernel and function.__qualname__ == name
+    assert asked and asked[0] != name
 
 
 @pytest.mark.tiers("gpu")

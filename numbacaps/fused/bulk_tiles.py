@@ -190,9 +190,8 @@ _SHAPES = (
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
-_NARROWER = (
-    0.85  # of the cycles are worth a narrower tile, for which the first operand comes once more
-)
+# Of the cycles: makes up for a narrower tile, which needs the first operand more often.
+_NARROWER = 0.85
 
 
 def tiles(product):

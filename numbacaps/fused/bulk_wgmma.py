@@ -1,4 +1,4 @@
-"""Rung 5, bulk copies: a thread of its own keeps the copy engine busy, and nobody waits for everybody.
+"""Rung 5, bulk copies: threads of their own keep the copy engine busy, and nobody waits for everybody.
 
     c[m, n] = sum over k of a[m, k] * b[k, n]
 
@@ -6,8 +6,9 @@ What changed: one instruction fetches a whole box, all slots of all images and t
 (:mod:`numbacaps.fused.tensor_map`), one more a row of taps of the packed kernel. The engine works out
 the addresses, and what lies over the edge is zero. Boxes and rows of taps are two rings; a barrier
 in shared memory says when one is full, another when it may be overwritten, so warpgroups drift apart and
-one multiplies while another loads. There are as many blocks as multiprocessors, and each takes tile after
-tile: while a result is written, the next tile's boxes are on their way.
+one multiplies while another loads. One thread asks for boxes, another for the packed kernel, so that boxes
+are on their way while the kernel is packed. There are as many blocks as multiprocessors, and each takes tile
+after tile: while a result is written, the next tile's boxes come.
 
 The first operand comes through registers: a slot's rows are loaded once for all taps and pixels that
 read them, where capsules are wide enough a run of k's in one load. Which of a product's k's a thread
@@ -53,7 +54,7 @@ from numbacaps.fused.ptx import (
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
-_WHILE = 100  # nanoseconds
+_NAP = 100  # nanoseconds
 
 
 @cache
@@ -230,7 +231,7 @@ def make_bulk_wgmma(
                     spare = (first_turn - longer) * TURN // (blocks - longer)
                     begun = clock()
                     while clock() - begun < spare:
-                        cuda.nanosleep(_WHILE)
+                        cuda.nanosleep(_NAP)
                 a_turn, a_phase = short(0), short(1)  # what nobody has filled yet counts as empty
                 for turn in range(first_turn, last_turn, blocks):
                     g, n_tile, image0, row0, column0 = place_of(turn)
