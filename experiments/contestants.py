@@ -52,10 +52,10 @@ class Variant:
 def choose(names, precisions=PRECISIONS):
     """The variants of those algorithms at those precisions, ours and opponents, ours first."""
     ours = [
-        Variant(name, "capsule", precision, "float32", OurRun)
+        Variant(name, "capsule", precision, dtype, OurRun)
         for name, algorithm in ALGORITHMS.items()
         if name in names
-        for precision in algorithm.precisions(np.dtype(np.float32))
+        for precision, dtype in _takes(algorithm)
         if precision in precisions
     ]
     return ours + [
@@ -71,6 +71,12 @@ def choose(names, precisions=PRECISIONS):
         for precision in opponents.PRECISIONS
         if precision in precisions
     ]
+
+
+def _takes(algorithm):
+    """(precision, dtype) of each way in which an algorithm is measured; float16 arrays have one."""
+    full = [(word, "float32") for word in algorithm.precisions(np.dtype(np.float32))]
+    return full + [("float16", "float16")] * bool(algorithm.precisions(np.dtype(np.float16)))
 
 
 NAMES = (*ALGORITHMS, *opponents.NAMES)
@@ -95,12 +101,13 @@ class OurRun:
         self._clock, self._capturable = clock, algorithm.capturable
         self._workspace = Workspace(workspace_limit)
         how = {"stream": clock.numba, "workspace": self._workspace}
+        dtype = np.dtype(variant.dtype)
 
         def to_device(arrays):
-            return [cuda.to_device(array) for array in arrays]
+            return [cuda.to_device(array.astype(dtype, copy=False)) for array in arrays]
 
         def unwritten(arrays):
-            return cuda.device_array(problem.shape(wanted), np.float32)
+            return cuda.device_array(problem.shape(wanted), dtype)
 
         def forward(x, w, dy, out):
             algorithm.forward(g, x, w, out, **how)
@@ -116,14 +123,15 @@ class OurRun:
             "backward_input": backward_input,
             "backward_kernel": backward_kernel,
         }[wanted]
-        operands = problem.on_device("ours", sets, to_device)
-        self._results = problem.on_device(("ours", wanted), sets, unwritten)
+        operands = problem.on_device(("ours", dtype), sets, to_device)
+        self._results = problem.on_device(("ours", dtype, wanted), sets, unwritten)
         self.calls = [
             partial(function, *arrays, result) for arrays, result in zip(operands, self._results)
         ]
 
     def algorithm_of(self, variant, geometry):
-        return registry.find_algorithm(variant.algorithm, precision=variant.precision)
+        precision = "ieee" if variant.precision == "float16" else variant.precision
+        return registry.find_algorithm(variant.algorithm, np.dtype(variant.dtype), precision)
 
     def environment(self):
         return nullcontext()
@@ -143,7 +151,7 @@ class OurRun:
         fill_with_nan(self._results[i], self._clock.numba)
         work()
         self._clock.synchronize()
-        return self._results[i].copy_to_host()
+        return self._results[i].copy_to_host().astype(np.float32, copy=False)
 
     def peak_bytes(self, needed):
         return needed + self._workspace.nbytes

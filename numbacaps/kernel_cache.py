@@ -16,7 +16,7 @@ from numbacaps.target import SIMULATED
 def kept_on_disk(kernel):
     """The kernel, of ``cuda.jit`` and inside a factory, whose specialisations other processes find on disk.
 
-    Where no folder can be written they do not, and it is compiled all the same; ``NUMBA_CACHE_DIR`` names one.
+    Where no folder can be written, they do not: ``NUMBA_CACHE_DIR`` names one.
     """
     if not SIMULATED:
         function = kernel.py_func

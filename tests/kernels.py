@@ -148,35 +148,43 @@ def register_kernel(product, tile, dtype, group):
 def warpgroup_kernels(product, tile, dtype, group=None):
     """The tensor cores' kernels of a product: its packing, then the product and its activation."""
     depth, columns = (product.channels, product.D), (product.N, product.K)
-    pack = make_pack(*depth, product.taps, *columns, 1, 1, tile.BN, tile.CHUNKS, 1)
     window = warpgroup_tiles.Window.of(product)
+    pack = packing(product, tile.BN, tile.CHUNKS, dtype)
     steps = product.channel_steps[0]
     behind = epilogue(product, group, tile, warpgroup_tiles.LANES)
     kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype, behind)
-    return Kernel(pack, 2, 0, make_pack, 1), Kernel(kernel, 4, 1, make_wgmma, 1)
+    return pack, Kernel(kernel, 4, 1, make_wgmma, 1)
 
 
-def bulk_kernel(product, tile, terms, group=None):
-    """The tensor cores' kernel that the copy engine feeds, and its activation."""
+def packing(product, BN, CHUNKS, dtype):
+    """The packing of the kernel of a product."""
     p = product
+    depth = p.channels, p.D, warpgroup_tiles.Window.of(p).taps
+    kernel = make_pack(*depth, p.n, p.kernel_steps, 1, 1, BN, CHUNKS, 1, dtype, False)
+    return Kernel(kernel, 2, 0, make_pack)
+
+
+def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32)):
+    """The tensor cores' kernel that the copy engine feeds, and its activation."""
+    p = bulk_tiles.counted(product, dtype)
     box = bulk_tiles.Box.of(p, 1, tile)
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
     ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
-    which += (p.channels, p.D, p.N, p.K, 1, tile, read, rows, ahead, run, terms)
-    which += (bulk_tiles.turn_cycles(tile, p, 1, terms),)
+    which += (p.channels, p.D, p.n, 1, tile, read, rows, ahead, run, terms)
+    which += (bulk_tiles.turn_cycles(tile, p, 1, terms), dtype)
     kernel = make_bulk_wgmma(*which, behind)
-    return Kernel(kernel, 3, 3, make_bulk_wgmma, 1, MAP_WORDS)
+    return Kernel(kernel, 3, 3, make_bulk_wgmma, 0, MAP_WORDS)
 
 
-def bulk_gradient_kernel(product, tile, images, terms):
+def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
     """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
     rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
     size = p.N * p.K
-    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, terms)
+    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, terms, dtype)
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 

@@ -334,7 +334,8 @@ def test_variants():
     ours = [variant for variant in everyone if variant.algorithm in ALGORITHMS]
     assert [variant.algorithm for variant in ours if variant.precision == "ieee"] == [*ALGORITHMS]
     for variant in ours:
-        assert variant.precision in ALGORITHMS[variant.algorithm].precisions(np.dtype(np.float32))
+        precision = "ieee" if variant.precision == "float16" else variant.precision
+        assert precision in ALGORITHMS[variant.algorithm].precisions(np.dtype(variant.dtype))
     theirs = {variant.cells["algorithm"] for variant in everyone} - set(ALGORITHMS)
     assert theirs == set(opponents.NAMES) and all(name.startswith("torch_") for name in theirs)
     assert len(set(everyone)) == len(everyone) == len(ours) + 3 * len(opponents.OPPONENTS)

@@ -110,6 +110,26 @@ def test_precisions(case, precision, rng):
         reference.assert_close(array.copy_to_host(), wanted, terms, precision=precision)
 
 
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", ["matrix", "padded", "paper-layer-2", "paper-layer-3"])
+def test_float16_on_tensor_cores(case, rng):
+    _skip_without_tf32()
+    g, half = GEOMETRIES[case], np.dtype(np.float16)
+    x, w, dy = operands(g, half, rng)
+    want = _oracle(g, x, w, dy)
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, half) for array in (dy, x, w))
+    run = {"stream": 0, "workspace": Workspace(_ROOM)}
+    fused.forward(g, X, W, out, **run)
+    fused.backward(g, X, W, DY, dx, dw, **run)
+    explained = fused.prepare(g, half).explain()
+    assert "bulk_wgmma" in explained and "bulk_reduction" in explained
+    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
+        have = array.copy_to_host().astype(np.float32)
+        reference.assert_close(have, wanted, terms, precision="float16")
+
+
 def _gathers(make, g, rng):
     """Both passes that gather, by what ``make(product)`` yields, against the oracle at a precision."""
     x, w, dy = operands(g, "float32", rng)
@@ -371,6 +391,11 @@ def _laid_out(product, g, group, gathered):
     p, K = product.pixels, product.K
     offset, down, across, kernel_k = np.split(product.table[: 4 * K], 4)
     kernel_n, other_n = np.split(product.table[4 * K :], 2)
+    if product.taps:
+        steps, taps = product.kernel_steps, (len(product.tap_rows), len(product.tap_columns))
+        channel, row, column, d = np.indices((product.channels, *taps, product.D)).reshape(4, -1)
+        place = channel * steps.channel + row * steps.row + column * steps.column + d * steps.d
+        assert (kernel_k == steps.first + place).all()
     axes = np.indices((g.N, p.rows, p.columns, p.D1)).reshape(4, -1)
     base = group * p.steps[0] + np.tensordot(p.gathered, axes, 1)
     other = group * p.steps[2] + p.first + np.tensordot(p.other, axes, 1)

@@ -15,6 +15,7 @@ from kernels import (
     matmul,
     mma_kernel,
     register_kernel,
+    packing,
     warpgroup_kernels,
 )
 from nn_kernels import NN_FACTORIES
@@ -179,6 +180,41 @@ def test_bulk_copies(case, terms):
         if bulk_tiles.ahead(tile, terms):
             # Of a register that was loaded and only handed on, the assembler thinks that it is free.
             assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+
+
+@pytest.mark.parametrize("case", ["em", "em backward", "caps8"])
+def test_bulk_copies_of_float16(case):
+    product, half = _PRODUCTS[case], np.dtype(np.float16)
+    counted = bulk_tiles.counted(product, half)
+    legal = [t for t in bulk_tiles.tiles(counted) if not bulk_tiles.why_not(t, counted, 1, 1)]
+    kinds = types.Array(float32, 1, "C"), types.Array(types.float16, 1, "C")
+    words = types.UniTuple(int64, 16)
+    signature = (kinds[0], kinds[1], words, kinds[1], int64, int64, int64)
+    pack = packing(product, 64, 4, half).kernel
+    text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1]), cc=(9, 0))
+    _check(text, "pack", "float32")
+    assert "cvt.rna" not in text and "ld.global" in text
+    for tile in {legal[0], legal[-1]}:
+        kernel = bulk_kernel(product, tile, 1, dtype=half).kernel
+        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+        _check(text, "bulk_wgmma", "float32")
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
+        assert "cvt.rn.f16.f32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+        assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+
+
+@pytest.mark.parametrize("case", ["em", "caps8"])
+def test_bulk_copies_of_the_kernel_gradient_of_float16(case):
+    product, t = _PRODUCTS[case], bulk_reduction_tiles
+    tile = t.choose_tile(product, 128, 1, 1, pair=2)[0]
+    for dtype in ("float32", "float16"):  # of splits' sums, or of the gradient itself
+        array = types.Array(getattr(types, dtype), 1, "C")
+        kernel = bulk_gradient_kernel(product, tile, 128, 1, np.dtype(dtype)).kernel
+        signature = (array, types.Array(int64, 1, "C"), types.UniTuple(int64, 32))
+        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+        _check(text, "bulk_reduction", "float32")
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
+        assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
 
 
 def _check_maps(text, count):

@@ -34,12 +34,15 @@ from numbacaps.fused.ptx import (
     mbarrier_init,
     mbarrier_wait,
     more_registers,
+    pair_of,
     shared_address,
     store_pair,
     tensor_copy,
+    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
+    wgmma_fragment_float16,
     wgmma_wait,
 )
 from numbacaps.kernel_cache import kept_on_disk
@@ -47,8 +50,10 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, terms):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32.
+def make_bulk_reduction(
+    pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, terms, dtype
+):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16.
 
     Parameters
     ----------
@@ -64,6 +69,8 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
         Elements of a split.
     terms : int
         1 or 3.
+    dtype : numpy.dtype
+        Of what it writes.
     """
     of_x, of_dy = boxes
     PW, BN, GROUPS = tile.PW, tile.BN, tile.GROUPS
@@ -82,18 +89,25 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
     STRIPS, PER_SPLIT, SPLITS = strips.count, strips.per_split, strips.splits
     IMAGES = of_x.images
     A_CHANNELS, B_CHANNELS = of_x.channels, of_dy.channels
-    FILLED, COLUMNS_FILLED = A_CHANNELS * D, B_CHANNELS * D3  # rows and columns of the tile
+    PAIR, K_STEP = tile.PAIR, tile.K
+    PAIRS, D3_PAIRS = D // PAIR, D3 // PAIR  # of a capsule's row; of float32 a pair is one element
+    ROWS_OF_WARP = 16 // PAIR
+    FILLED, COLUMNS_FILLED = A_CHANNELS * PAIRS, B_CHANNELS * D3  # rows and columns of the tile
     CHANNELS = channels
     A_CHANNEL, A_IMAGE, A_COLUMN = of_x.channel_step, of_x.image_step, of_x.column_step
     B_CHANNEL, B_IMAGE, B_COLUMN = of_dy.channel_step, of_dy.image_step, of_dy.column_step
     A_BY_G, A_BY_E, A_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
     B_BY_G, B_BY_E, B_BY_COLUMN = (0, of_dy.pixel, 0) if of_dy.whole_rows else (of_dy.pixel, 0, 1)
-    E3 = of_dy.pixel
-    E3_BITS, D3_BITS = E3.bit_length() - 1, D3.bit_length() - 1
-    OWN = B_CHANNELS * E3 // 32  # elements of an image's pixel that a thread lays out
+    E3 = (
+        of_dy.pixel // PAIR
+    )  # of a pixel, what a thread lays out at once: a square of PAIR x PAIR elements
+    E3_BITS, D3_BITS = E3.bit_length() - 1, D3_PAIRS.bit_length() - 1
+    OWN = B_CHANNELS * E3 // 32  # of an image's pixel that a thread lays out
     AT_ONCE = gcd(OWN, 4)
     TURNS = OWN // AT_ONCE
-    ALL_GROUPS = IMAGES * D1 // 8
+    ALL_GROUPS = IMAGES * D1 // K_STEP
+    K_BITS = K_STEP.bit_length() - 1
+    HALF_BITS, WORD = K_BITS - 1, 3  # words of a chunk, of 4
     BATCHES = ALL_GROUPS // GROUPS
     BELOW = 8 // D * A_CHANNEL + 8 % D  # from a row of a product to the eighth below it
     FRAGMENTS = GROUPS * COLUMNS_IN * 4
@@ -104,7 +118,7 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
     PART_SUMS = ALL_SUMS if SPLIT else 1
     B_MATRIX = descriptor_strides(BN * CHUNK, 128)
     MATRIX = 2 * BN  # chunks of one product's second operand
-    GROUP = BN * 8  # its elements
+    GROUP = BN * 8  # its words of 4 bytes
     LOW = ALL_GROUPS * GROUP  # from the high part of a pixel to the low one
     PIXEL = PARTS * LOW
     A_RING, RAW_RING, B_RING = rings.x, rings.dy, rings.laid_out
@@ -123,8 +137,9 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
     PLACES = BN // 8 * APART
     TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
     SIZE, B_G = size, pixels.steps[1]
-    ZERO = np.float32(0)
+    ZERO, dtype_of = np.float32(0), dtype.type
     NEARER = TF32_NEARER
+    multiply = wgmma_fragment if PAIR == 1 else wgmma_fragment_float16
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -163,6 +178,7 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
             fewer_registers(HELPING)
             if warp == COPYING_WARP:
                 if lane == 0:
+                    wait_for_last()  # both arrays are there
                     x_map, dy_map = map_address(words, 0), map_address(words, 1)
                     a_turn, raw_turn = short(0), short(0)
                     # What nobody has filled yet counts as empty.
@@ -203,11 +219,14 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
                                     raw_phase = short(raw_phase ^ 1)
             else:
                 values = cuda.local.array(AT_ONCE, np.float32)
+                others = cuda.local.array(AT_ONCE, np.float32)
                 # The lane's own part of where elements lie in a box and go to: sizes are powers of two.
-                d1 = lane % E3 // D3
-                source = short(lane // E3 * B_CHANNEL + lane % E3)
-                target = lane // E3 * (D3 * 4) + lane % D3 * 4
-                target = short(target + d1 // 8 * GROUP + d1 // 4 % 2 * (BN * 4) + d1 % 4)
+                d1 = lane % E3 // D3_PAIRS * PAIR
+                source = lane // E3 * B_CHANNEL + d1 * D3_PAIRS
+                source = short(source + lane % D3_PAIRS)
+                target = lane // E3 * (D3 * 4) + lane % D3_PAIRS * (4 * PAIR)
+                target += (d1 >> K_BITS) * GROUP + (d1 >> HALF_BITS & 1) * (BN * 4)
+                target = short(target + (d1 // PAIR & WORD))
                 raw_turn, b_turn = short(0), short(0)
                 raw_phase, b_phase = short(0), short(1)
                 origin = short((start - begin) // 4)
@@ -223,21 +242,33 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
                             write = origin + B_START // 4 + b_turn * (B_PITCH // 4)
                             k = image * D1
                             write += pixel * PIXEL + target
-                            write += (k >> 3) * GROUP + (k >> 2 & 1) * (BN * 4) + (k & 3)
+                            write += (k >> K_BITS) * GROUP + (k >> HALF_BITS & 1) * (BN * 4)
+                            write += k // PAIR & WORD
                             for turn in range(TURNS):
                                 for i in range(AT_ONCE):
                                     element = (turn * AT_ONCE + i) * 32
+                                    d1 = (element & (E3 - 1)) >> D3_BITS
                                     place = (element >> E3_BITS) * B_CHANNEL
-                                    place += element & (E3 - 1)
+                                    place += d1 * PAIR * D3_PAIRS + (element & (D3_PAIRS - 1))
                                     values[i] = shared[at(read + place)]
+                                    if PAIR > 1:
+                                        others[i] = shared[at(read + place + D3_PAIRS)]
                                 for i in range(AT_ONCE):
                                     element = (turn * AT_ONCE + i) * 32
-                                    d1 = (element & (E3 - 1)) >> D3_BITS
-                                    place = (d1 >> 3) * GROUP + (d1 >> 2 & 1) * (BN * 4) + (d1 & 3)
+                                    d1 = ((element & (E3 - 1)) >> D3_BITS) * PAIR
+                                    place = (d1 >> K_BITS) * GROUP + (d1 >> HALF_BITS & 1) * (
+                                        BN * 4
+                                    )
+                                    place += d1 // PAIR & WORD
                                     place += (element >> E3_BITS) * (D3 * 4)
-                                    place += (element & (D3 - 1)) * 4
+                                    place += (element & (D3_PAIRS - 1)) * (4 * PAIR)
                                     near = values[i] * NEARER
-                                    if SPLIT:
+                                    if PAIR > 1:
+                                        both = pair_of(values[i], others[i], 0)
+                                        shared[at(write + place)] = both
+                                        both = pair_of(values[i], others[i], 1)
+                                        shared[at(write + place + 4)] = both
+                                    elif SPLIT:
                                         shared[at(write + place)] = cut_tf32(near)
                                         rest = values[i] - cut_tf32(near)
                                         shared[at(write + place + LOW)] = rest
@@ -262,10 +293,11 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
             part = cuda.local.array(PART_SUMS, np.float32)
             fragment = cuda.local.array(FRAGMENTS, np.float32)
             tap_row = warp // 4
-            row = warp % 4 * 16 + lane // 4
-            own_slot = lane % 4 // D1 * A_IMAGE + lane % 4 % D1 * D
+            row = warp % 4 * ROWS_OF_WARP + lane // 4
+            k = lane % 4 * PAIR
+            own_slot = k // D1 * A_IMAGE + k % D1 * PAIRS
             if row < FILLED:
-                own_slot += row // D * A_CHANNEL + row % D
+                own_slot += row // PAIRS * A_CHANNEL + row % PAIRS
             own_slot = short(own_slot + (start - begin + A_START) // 4)
             for i in range(ALL_SUMS):
                 acc[i] = ZERO
@@ -285,13 +317,23 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
                 for batch in range(BATCHES):
                     for group in range(GROUPS):
                         for i in range(4):
-                            k = ((batch * GROUPS + group) * 2 + i // 2) * 4
-                            place = k // D1 * A_IMAGE + k % D1 * D + i % 2 * BELOW
+                            k = ((batch * GROUPS + group) * 2 + i // 2) * (K_STEP // 2)
+                            beside = k + i % 2  # of float16 the next k; of float32 the row below
+                            below = i % 2 * BELOW if PAIR == 1 else 0
+                            k = k if PAIR == 1 else beside
+                            place = k // D1 * A_IMAGE + k % D1 * PAIRS + below
                             for column in range(COLUMNS_IN):
                                 value = shared[at(slots + place + column * A_COLUMN)]
                                 k = (group * COLUMNS_IN + column) * 4 + i
                                 # Of three terms the first two read its high part.
-                                fragment[k] = value if SPLIT else value * NEARER
+                                fragment[k] = value if SPLIT or PAIR > 1 else value * NEARER
+                        if PAIR > 1:
+                            # Two k's of two neighbours each: a row's two k's, and the eighth row's.
+                            for i in range(0, COLUMNS_IN * 4, 2):
+                                k = group * COLUMNS_IN * 4 + i
+                                one, other = fragment[k], fragment[k + 1]
+                                fragment[k] = pair_of(one, other, 0)
+                                fragment[k + 1] = pair_of(one, other, 1)
                     wgmma_fence()
                     for tap in range(TAP_COLUMNS):
                         for pixel in range(PW):
@@ -304,10 +346,10 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
                                 if SPLIT:
                                     low = high + ALL_GROUPS * MATRIX
                                     more = 1 if batch + pixel + group > 0 else 0
-                                    wgmma_fragment(BN, part, s, fragment, k, shared, low, more)
-                                    wgmma_fragment(BN, part, s, fragment, k, shared, high, 1)
+                                    multiply(BN, part, s, fragment, k, shared, low, more)
+                                    multiply(BN, part, s, fragment, k, shared, high, 1)
                                 else:
-                                    wgmma_fragment(BN, acc, s, fragment, k, shared, high, 1)
+                                    multiply(BN, acc, s, fragment, k, shared, high, 1)
                     wgmma_commit()
                     wgmma_wait()
                     if SPLIT:
@@ -322,7 +364,7 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
                                     high = pixel * PARTS * ALL_GROUPS + batch * GROUPS + group
                                     high = matrices + high * MATRIX
                                     s = tap * SUMS
-                                    wgmma_fragment(BN, part, s, fragment, k, shared, high, 1)
+                                    multiply(BN, part, s, fragment, k, shared, high, 1)
                         wgmma_commit()
                         wgmma_wait()
                 if lane == 0:
@@ -354,24 +396,29 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, channels, D, N, K,
             column_to = cuda.local.array(PLACES, np.int64)
             base = split * SIZE + g * B_G
             for i in range(TAPS):  # all places before the first store, which would hold them up
-                row = warp % 4 * 16 + lane // 4 + i // TAP_COLUMNS * 8
-                k = (channel0 + row // D) * (WARPS // 4) + tap_row
-                k = (k * TAP_COLUMNS + i % TAP_COLUMNS) * D + row % D
+                row = warp % 4 * ROWS_OF_WARP + lane // 4
+                half = i // TAP_COLUMNS
+                row += half * 8 if PAIR == 1 else 0
+                k = (channel0 + row // PAIRS) * (WARPS // 4) + tap_row
+                k = (k * TAP_COLUMNS + i % TAP_COLUMNS) * D + row % PAIRS * PAIR
+                k += half if PAIR > 1 else 0
                 row_to[i] = base + table[at(3 * K + min(k, K - 1))]
             for i in range(PLACES):
                 n = p0 * D3 + i // APART * 8 + lane % 4 * 2 + i % APART
                 column_to[i] = table[at(4 * K + min(n, N - 1))]
+            wait_for_last()  # nobody reads any more what is written now
             for half in range(2):
-                row = warp % 4 * 16 + lane // 4 + half * 8
-                if row < FILLED and channel0 + row // D < CHANNELS:
+                row = warp % 4 * ROWS_OF_WARP + lane // 4
+                row += half * 8 if PAIR == 1 else 0
+                if row < FILLED and channel0 + row // PAIRS < CHANNELS:
                     for tap in range(TAP_COLUMNS):
                         to = row_to[half * TAP_COLUMNS + tap]
                         for block in range(BN // 8):
                             column = block * 8 + lane % 4 * 2
                             n = p0 * D3 + column
                             where = to + column_to[block * APART]
-                            one = acc[tap * SUMS + block * 4 + half * 2]
-                            other = acc[tap * SUMS + block * 4 + half * 2 + 1]
+                            one = dtype_of(acc[tap * SUMS + block * 4 + half * 2])
+                            other = dtype_of(acc[tap * SUMS + block * 4 + half * 2 + 1])
                             if PAIRED:
                                 if column < COLUMNS_FILLED and n < N:
                                     store_pair(b, where, one, other)

@@ -6,7 +6,6 @@ from math import gcd
 from numbacaps.fused.warpgroup_tiles import BM, SHARED_LIMIT, WARPGROUP
 from numbacaps.launch import ceil_div
 
-_K = 8  # of one product of a warpgroup
 _FLOAT = 4  # bytes
 _LARGEST_BOX = 256  # indices along an axis
 _WARP = 32  # threads
@@ -27,14 +26,22 @@ _MOST_TURNS = BARRIERS // 16  # of all rings, two barriers each
 class ReductionTile:
     """A block computes 64 rows by BN columns of every tap, a warpgroup those of a row of taps.
 
-    It multiplies PW pixels of a row at once, and GROUPS times 8 of their images and d1. One warpgroup more
-    lays the columns out and takes care of the copies.
+    It multiplies PW pixels of a row at once, and GROUPS times as many of their images and d1 as one product
+    takes. One warpgroup more lays the columns out and takes care of the copies.
+
+    Of float16, PAIR is 2: this module and the kernel count neighbours of a capsule's row as one.
     """
 
     tap_rows: int
     PW: int
     GROUPS: int
     BN: int
+    PAIR: int = 1
+
+    @property
+    def K(self):
+        """Of one product of a warpgroup."""
+        return 8 * self.PAIR
 
     @property
     def threads(self):
@@ -50,7 +57,7 @@ class ReductionTile:
     def __str__(self):
         return (
             f"{BM} rows by {self.BN} of every tap, {self.tap_rows} warpgroups, "
-            f"{self.PW} pixels of {self.GROUPS * _K}"
+            f"{self.PW} pixels of {self.GROUPS * self.K}"
         )
 
 
@@ -125,12 +132,12 @@ class Box:
 def boxes(tile, product, G):
     """The boxes of the gathered array and of the other one."""
     p = product.pixels
-    images = _K * tile.GROUPS // gcd(_K * tile.GROUPS, p.D1)
+    images = tile.K * tile.GROUPS // gcd(tile.K * tile.GROUPS, p.D1)
     channels = min(BM // product.D, product.channels)
     D3 = p.other[3]
     return (
-        Box.of(columns_read(tile, product), images, channels, p.D1 * product.D, G),
-        Box.of(tile.PW, images, tile.BN // D3, p.D1 * D3, G),
+        Box.of(columns_read(tile, product), images, channels, p.D1 * product.D // tile.PAIR, G),
+        Box.of(tile.PW, images, tile.BN // D3, p.D1 * D3 // tile.PAIR, G),
     )
 
 
@@ -138,19 +145,15 @@ def tensors(tile, product, images, G):
     """What the tensor maps of the gathered array and of the other one are made of."""
     p = product.pixels
     of_x, of_dy = boxes(tile, product, G)
-    D3 = p.other[3]
-    P = product.N // D3
-    next_p = int(product.other_n[D3] - product.other_n[0]) if P > 1 else p.other[0]
+    P = product.N // product.n.D
     height, width = p.extent
+    of_x_steps = (product.channel_steps[0], p.gathered[0], p.unit[1], p.unit[0])
+    of_dy_steps = (product.n.other, p.other[0], p.other[2], p.other[1])
+    counted = (tuple(step // tile.PAIR for step in steps) for steps in (of_x_steps, of_dy_steps))
+    of_x_steps, of_dy_steps = counted
     return (
-        of_x.tensor(
-            (product.channels, images, width, height),
-            (product.channel_steps[0], p.gathered[0], p.unit[1], p.unit[0]),
-            G,
-        ),
-        of_dy.tensor(
-            (P, images, p.columns, p.rows), (next_p, p.other[0], p.other[2], p.other[1]), G
-        ),
+        of_x.tensor((product.channels, images, width, height), of_x_steps, G),
+        of_dy.tensor((P, images, p.columns, p.rows), of_dy_steps, G),
     )
 
 
@@ -188,7 +191,8 @@ class Rings:
         of_x, of_dy = boxes(tile, product, G)
         sizes = [ceil_div(box.bytes, 128) * 128 for box in (of_x, of_dy)]
         k = of_dy.images * product.pixels.D1
-        sizes.append(tile.PW * k * tile.BN * _FLOAT * (2 if terms > 1 else 1))
+        laid_out = tile.PW * k * tile.BN * _FLOAT // tile.PAIR
+        sizes.append(laid_out * (2 if terms > 1 else 1))
         span, step = rows_read(product), product.pixels.top[0]
         for ahead, dy, laid_out in (
             (2, 2, 3),
@@ -236,12 +240,12 @@ class Strips:
         return ceil_div(self.count, self.per_split)
 
 
-def tiles(product):
-    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`."""
-    most = ceil_div(product.N, _K) * _K
+def tiles(product, pair=1):
+    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`; ``pair`` is 2 of float16."""
+    most = ceil_div(product.N, 8) * 8
     widths = sorted({min(width, most) for width in _WIDTHS}, reverse=True)
     return [
-        ReductionTile(len(product.tap_rows), PW, groups, width)
+        ReductionTile(len(product.tap_rows), PW, groups, width, pair)
         for width in widths
         for groups in (1, 2, 4)
         for PW in range(min(_MOST_PIXELS, product.pixels.columns), 0, -1)
@@ -258,14 +262,17 @@ def why_not(tile, product, G, terms):
     D3 = p.other[3]
     if tile.tap_rows > _MOST_WARPGROUPS:
         return f"{tile.tap_rows} rows of taps, more than {_MOST_WARPGROUPS} warpgroups"
-    if product.D > BM or (product.D % 16 and 8 % product.D):
+    pair = tile.PAIR
+    if pair > 1 and (product.D % pair or D3 % pair or p.D1 % pair or p.D1 & (p.D1 - 1)):
+        return f"capsules of {p.D1} x {product.D} and {p.D1} x {D3} do not come in pairs"
+    if product.D > BM or (product.D % 16 and 8 * pair % product.D):
         return f"D2 is {product.D}: {BM} rows, or a warp's 16 of them, are not evenly filled"
     if p.D1 % 4 and 4 % p.D1:
         return f"D1 is {p.D1}: neither divides 4 nor is a multiple of it"
     if D3 > tile.BN:
         return f"D3 is {D3}, more than {tile.BN} columns"
     for D, unit in ((product.D, p.unit[1]), (D3, p.other[2])):
-        if p.D1 * D % 4 or unit % 4:
+        if p.D1 * D % (4 * pair) or unit % (4 * pair):
             return f"pixels of {p.D1 * D} elements are no multiples of 16 bytes"
     if max(p.gathered[0], p.other[0]) >= 2**38:
         return "strides are too large for the copy engine"
@@ -275,9 +282,9 @@ def why_not(tile, product, G, terms):
     if max(map(max, largest)) > _LARGEST_BOX:
         return f"a box of {max(map(max, largest))} indices along an axis, more than {_LARGEST_BOX}"
     of_x, of_dy = boxes(tile, product, G)
-    if of_x.images * p.D1 > _K * _MOST_GROUPS:
+    if of_x.images * p.D1 > tile.K * _MOST_GROUPS:
         return f"{of_x.images} images of D1 {p.D1} at once"
-    if of_dy.channels * of_dy.pixel % _WARP or (p.D1 * D3) & (p.D1 * D3 - 1):
+    if of_dy.channels * of_dy.pixel % (_WARP * pair) or (p.D1 * D3) & (p.D1 * D3 - 1):
         return f"{of_dy.channels} channels of {p.D1} x {D3} do not fill warps evenly"
     if Rings.of(product, tile, G, terms) is None:
         return f"boxes of {of_x.bytes} and {of_dy.bytes} bytes are too much shared memory"
@@ -316,7 +323,7 @@ _BETWEEN = 400  # from one chain of products to the next
 _AROUND = 6000  # of a block, with its result
 
 
-def choose_tile(product, images, G, terms):
+def choose_tile(product, images, G, terms, pair=1):
     """(tile, strips, why): what should take the least time; or None, None, and why none can be taken.
 
     It depends on the geometry alone, so that the order of the sum is the same on every GPU.
@@ -328,9 +335,11 @@ def choose_tile(product, images, G, terms):
     images, G : int
     terms : int
         Products for each pair of operands: 1 for TF32, 3 for tf32x3.
+    pair : int
+        2 of float16.
     """
     best, reason = None, "no images"
-    for tile in tiles(product) if images else ():
+    for tile in tiles(product, pair) if images else ():
         why = why_not(tile, product, G, terms)
         if why:
             reason = why
@@ -379,11 +388,11 @@ def cycles_of_a_row(tile, product, G, terms):
     """
     p = product.pixels
     of_x, of_dy = boxes(tile, product, G)
-    groups = of_x.images * p.D1 // _K
+    groups = of_x.images * p.D1 // tile.K
     products = product.taps * tile.PW * groups * terms * max(tile.BN, _NARROWEST) // 2
     copied = of_x.bytes * p.top[0] + of_dy.bytes
     fragments = tile.tap_rows * columns_read(tile, product) * groups * 16
-    laid_out = tile.PW * groups * _K * tile.BN * _FLOAT * (2 if terms == 1 else 3)
+    laid_out = tile.PW * groups * 8 * tile.BN * _FLOAT * (2 if terms == 1 else 3)
     shared = products // 2 + fragments + (laid_out + copied) // _WAVEFRONT
     alone = products // tile.tap_rows + groups // tile.GROUPS * (2 if terms > 1 else 1) * _BETWEEN
     return max(products, shared, copied // _BYTES, alone)

@@ -128,11 +128,13 @@ class Box:
         p = product.pixels
         image, (row, column) = p.gathered[0], p.unit
         height, width = p.extent
-        strides = (image, column, row, product.channel_steps[0])
+        channel = product.channel_steps[0]
         if self.whole_rows:
             sizes = (width * column, images, 1, height, product.channels)
+            strides = (image, row, row, channel)
             return sizes, strides, (self.columns * column, self.images, 1, self.rows, self.channels)
         sizes = (G * self.pixel, images, width, height, product.channels)
+        strides = (image, column, row, channel)
         return sizes, strides, (self.pixel, self.images, self.columns, self.rows, self.channels)
 
 
@@ -190,8 +192,14 @@ _SHAPES = (
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
-# Of the cycles: makes up for a narrower tile, which needs the first operand more often.
+# Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
+
+
+def counted(product, dtype):
+    """The product as this module and the kernel count, in k's of 4 bytes, two of float16; None where D is odd."""
+    run = _FLOAT // dtype.itemsize
+    return None if product.D % run else product.in_runs(run)
 
 
 def tiles(product):
@@ -213,12 +221,13 @@ def why_not(tile, product, G, terms):
         return "no window reaches here"
     if p.D1 > BM:
         return f"D1 is {p.D1}, more than {BM} rows"
-    if p.D1 * product.D % 4 or p.unit[1] % 4:
-        return f"pixels of {p.D1 * product.D} elements are no multiples of 16 bytes"
     if G * p.D1 * product.D >= 2**31 or p.gathered[0] >= 2**38:
         return "strides are too large for the copy engine"
     box = Box.of(product, G, tile)
-    largest = max(box.tensor(product, 1, G)[2])
+    _, strides, sizes = box.tensor(product, 1, G)
+    if sizes[0] % 4 or any(stride % 4 for stride in strides):
+        return f"runs of {sizes[0]} elements, or steps of {strides}, are no multiples of 16 bytes"
+    largest = max(sizes)
     if largest > _LARGEST_BOX:
         return f"a box of {largest} indices along an axis, more than {_LARGEST_BOX}"
     rings = Rings.of(product, box, tile, terms)

@@ -28,6 +28,7 @@ from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
+    as_it_is,
     bulk_copy,
     clock,
     cut_tf32,
@@ -49,6 +50,7 @@ from numbacaps.fused.ptx import (
     wgmma_commit,
     wgmma_fence,
     wgmma_fragment,
+    wgmma_fragment_float16,
     wgmma_wait,
 )
 from numbacaps.kernel_cache import kept_on_disk
@@ -65,8 +67,7 @@ def make_bulk_wgmma(
     rings,
     channels,
     D,
-    N,
-    K,
+    n,
     groups,
     tile,
     columns_in,
@@ -75,9 +76,10 @@ def make_bulk_wgmma(
     run,
     terms,
     turn_cycles,
+    dtype,
     epilogue=Epilogue(),
 ):
-    """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32.
+    """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16 in pairs.
 
     Parameters
     ----------
@@ -85,8 +87,11 @@ def make_bulk_wgmma(
     window : numbacaps.fused.warpgroup_tiles.Window
     box : numbacaps.fused.bulk_tiles.Box
     rings : numbacaps.fused.bulk_tiles.Rings
-    channels, D, N, K, groups : int
-        As the product's; ``groups`` products.
+    channels, D : int
+        As the product's: of float16 ``D`` counts pairs.
+    n : numbacaps.fused.implicit_gemm.Columns
+    groups : int
+        Products.
     tile : numbacaps.fused.bulk_tiles.BulkTile
     columns_in : int
         :func:`numbacaps.fused.bulk_tiles.columns_read`.
@@ -100,6 +105,8 @@ def make_bulk_wgmma(
         1 or 3.
     turn_cycles : int
         About what a turn takes.
+    dtype : numpy.dtype
+        Of the arrays; sums are of float32.
     epilogue : numbacaps.fused.epilogue.Epilogue
     """
     TH, TW, PW, BN = tile.TH, tile.TW, tile.PW, tile.BN
@@ -152,17 +159,19 @@ def make_bulk_wgmma(
     REST = FRAGMENTS if SPLIT else 1
     RUN = run
     RUNS = 2 * GROUPS // RUN
+    N, CAPSULE = n.N, n.D
+    BY_CAPSULE = n.other
     PAIRED = C_D1 % 2 == 0 and N % 2 == 0
     N_TILES = -(-N // BN)
     N_FULL = N % BN == 0
     G = groups
-    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
-    PLACES = BN // 8 * APART
     TURN = turn_cycles
+    ROUNDED = dtype.itemsize == 4
     # A pixel's capsule is 16 bytes, half of what memory is written in: so two at once.
-    QUADS = D1 == 2 and C_D1 == 2 and PW % 2 == 0 and N % 2 == 0
-    ZERO = np.float32(0)
+    QUADS = ROUNDED and D1 == 2 and C_D1 == 2 and PW % 2 == 0 and N % 2 == 0
+    ZERO, dtype_of = np.float32(0), dtype.type
     NEARER = TF32_NEARER
+    multiply = wgmma_fragment if ROUNDED else wgmma_fragment_float16
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
@@ -176,6 +185,12 @@ def make_bulk_wgmma(
         g = turn // (PATCHES * N_TILES) % G
         image0 = turn // (PATCHES * N_TILES * G) * IMAGES
         return g, n_tile, image0, row0, column0
+
+    @cuda.jit(device=True, inline="always")
+    def place_of_column(n):
+        """Where in a pixel of the result a column lies."""
+        n = np.uint32(n)
+        return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
 
     @cuda.jit(device=True, inline="always")
     def load_rows(to, shared, slots, run_at, row_at, below_at):
@@ -200,7 +215,6 @@ def make_bulk_wgmma(
         c,  # out  the other array
         words,  # in   the tensor map of the gathered array
         activated,  # out  the same behind an activation; c again where there is none
-        table,  # in   Product.table
         images,
         turns,  # of all blocks
         first,  # 0 where another product ran since the kernel was packed
@@ -278,7 +292,6 @@ def make_bulk_wgmma(
             low = cuda.local.array(REST, np.float32)
             loaded = cuda.local.array(FRAGMENTS, np.float32)
             run_at = cuda.local.array(RUNS, np.int32)
-            column_at = cuda.local.array(PLACES, np.int64)
             row_of_patch = warp // 4 // WARPGROUPS_ACROSS
             column_of_patch = warp // 4 % WARPGROUPS_ACROSS * PW
             row = warp % 4 * 16 + lane // 4
@@ -295,6 +308,7 @@ def make_bulk_wgmma(
             first_slot += (
                 row_of_patch * ROW_STEP * ROW_AT + column_of_patch * COLUMN_STEP * COLUMN_AT
             )
+            nothing = cuda.blockIdx.y  # the grid has one axis
             a_turn, b_turn = short(0), short(0)
             a_phase, b_phase = short(0), short(0)
             for turn in range(first_turn, last_turn, blocks):
@@ -320,8 +334,10 @@ def make_bulk_wgmma(
                                 # next would take its place while it is still multiplied.
                                 high[i] = cut_tf32(loaded[i])
                                 low[i] = (loaded[i] - high[i]) * NEARER
-                            else:
+                            elif ROUNDED:
                                 high[i] = loaded[i] * NEARER
+                            else:
+                                high[i] = as_it_is(loaded[i], nothing)
                         for r in range(BATCH):
                             wrapped = short(1 if b_turn + r >= B_ROWS else 0)
                             b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
@@ -341,15 +357,13 @@ def make_bulk_wgmma(
                                         k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
                                         s = j * SUMS
                                         if not SPLIT:
-                                            wgmma_fragment(BN, acc, s, high, k, shared, b_high, 1)
+                                            multiply(BN, acc, s, high, k, shared, b_high, 1)
                                         elif chain % PARTS == 0:
                                             more = 1 if r + tap + group > 0 else 0
-                                            wgmma_fragment(
-                                                BN, part, s, low, k, shared, b_high, more
-                                            )
-                                            wgmma_fragment(BN, part, s, high, k, shared, b_low, 1)
+                                            multiply(BN, part, s, low, k, shared, b_high, more)
+                                            multiply(BN, part, s, high, k, shared, b_low, 1)
                                         else:
-                                            wgmma_fragment(BN, part, s, high, k, shared, b_high, 1)
+                                            multiply(BN, part, s, high, k, shared, b_high, 1)
                         wgmma_commit()
                         if batch < BATCHES - 1:
                             if AHEAD:
@@ -380,10 +394,6 @@ def make_bulk_wgmma(
                                 b_phase = short(b_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
-                # All places before the first store, which would hold them up.
-                for i in range(PLACES):
-                    n = first_n + i // APART * 8 + i % APART
-                    column_at[i] = table[at(4 * K + N + (n if N_FULL else min(n, N - 1)))]
                 for which in range(RESULT, RESULTS):
                     result = c
                     if which == 1:
@@ -397,10 +407,12 @@ def make_bulk_wgmma(
                         filled = row < FILLED and image < images and h < ROWS
                         for block in range(BN // 8):
                             n = first_n + block * 8
+                            # Worked out: a table's answer would be waited for.
+                            to_column = to_row + place_of_column(n)
                             inside = filled and (N_FULL or n < N)
                             for j in range(PW):  # neighbours one after the other: parts of sectors
-                                one = acc[j * SUMS + block * 4 + half * 2]
-                                other = acc[j * SUMS + block * 4 + half * 2 + 1]
+                                one = dtype_of(acc[j * SUMS + block * 4 + half * 2])
+                                other = dtype_of(acc[j * SUMS + block * 4 + half * 2 + 1])
                                 if QUADS and j % 2 == 0:
                                     # Of two pixels' rows d1 of 0 and 1, this lane has one and the lane
                                     # beside it the other; each gives the half that the other stores.
@@ -410,7 +422,7 @@ def make_bulk_wgmma(
                                     got = shuffle(one if d1 else beside, lane ^ 4)
                                     gotten = shuffle(other if d1 else beyond, lane ^ 4)
                                     w = column0 + column_of_patch + j + d1
-                                    to = to_row + w * C_COLUMN + column_at[block * APART]
+                                    to = to_column + w * C_COLUMN
                                     nearest = got if d1 else one
                                     second = gotten if d1 else other
                                     third = beside if d1 else got
@@ -419,15 +431,15 @@ def make_bulk_wgmma(
                                         store_quad(result, to, nearest, second, third, fourth)
                                 if not QUADS:
                                     w = column0 + column_of_patch + j
-                                    to = to_row + row % D1 * C_D1 + w * C_COLUMN
-                                    where = to + column_at[block * APART]
+                                    to = row % D1 * C_D1 + w * C_COLUMN
+                                    where = to_column + to
                                     if inside and w < COLUMNS:
                                         if PAIRED:
                                             store_pair(result, where, one, other)
                                         else:
                                             result[at(where)] = one
                                             if N_FULL or n + 1 < N:
-                                                where = to + column_at[block * APART + 1]
+                                                where = to_row + place_of_column(n + 1) + to
                                                 result[at(where)] = other
 
     return bulk_wgmma_kernel

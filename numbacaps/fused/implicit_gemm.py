@@ -16,7 +16,7 @@ is multiplied.
 cover an input pixel are those whose taps share its residue.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -59,9 +59,52 @@ class Pixels:
     steps: tuple
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The n side: capsules and their elements, and how far apart they lie.
+
+    Attributes
+    ----------
+    N, D : int
+        Columns, and elements of each capsule's row: n counts capsule * D + d.
+    kernel : tuple of int
+        Elements of the kernel from one capsule, and from one d, to the next.
+    other : int
+        Elements of the other array from one capsule to the next; each one's lie side by side.
+    """
+
+    N: int
+    D: int
+    kernel: tuple
+    other: int
+
+    def offsets(self):
+        """Where every column lies in the kernel, and in the other array."""
+        n = np.arange(self.N)
+        capsule, d = n // self.D, n % self.D
+        return capsule * self.kernel[0] + d * self.kernel[1], capsule * self.other + d
+
+
+@dataclass(frozen=True)
+class KernelSteps:
+    """Where in the kernel the first tap of channel 0 lies, and how far it is to the next of each, in elements.
+
+    Attributes
+    ----------
+    first, channel, row, column, d : int
+        ``row`` and ``column`` from one tap to the next.
+    """
+
+    first: int
+    channel: int
+    row: int
+    column: int
+    d: int
+
+
 @dataclass(frozen=True, eq=False)
 class Product:
-    """One matrix product: its pixels, and the tables of its taps and columns.
+    """One matrix product: its pixels, its columns, and the tables of its taps.
 
     k counts ((channel * rows of taps + tap row) * columns of taps + tap column) * D + d.
 
@@ -77,8 +120,7 @@ class Product:
         How far down and across the taps read from tap 0 of a pixel.
     kernel_rows, kernel_columns : int64 arrays
         Where these taps lie in the kernel.
-    kernel_n, other_n : int64 arrays (N,)
-        Where column n lies in the kernel and in a pixel of the other array.
+    n : Columns
     """
 
     pixels: Pixels
@@ -90,8 +132,7 @@ class Product:
     tap_columns: np.ndarray
     kernel_rows: np.ndarray
     kernel_columns: np.ndarray
-    kernel_n: np.ndarray
-    other_n: np.ndarray
+    n: Columns
 
     @property
     def taps(self):
@@ -106,7 +147,7 @@ class Product:
     @property
     def N(self):
         """Columns of the result."""
-        return len(self.kernel_n)
+        return self.n.N
 
     def M(self, images):
         """Rows of the result for so many images."""
@@ -124,12 +165,27 @@ class Product:
             )
         )
 
+    def in_runs(self, count):
+        """The same product with so many neighbouring elements of a capsule's row taken for one.
+
+        What it says of the gathered array and of k counts in these; what it says of the kernel and of the
+        other array, and ``table``, are the product's own. ``D`` and all steps are multiples of ``count``.
+        """
+        p = self.pixels
+        gathered, unit = (tuple(step // count for step in steps) for steps in (p.gathered, p.unit))
+        return replace(
+            self,
+            pixels=replace(p, gathered=gathered, unit=unit),
+            D=self.D // count,
+            channel_steps=(self.channel_steps[0] // count, self.channel_steps[1]),
+        )
+
     @property
     def table(self):
         """Offsets in one int64 array: K, K, K and K of the taps, then N and N of the columns.
 
         Of tap k: from a pixel's base to what it reads in the gathered array, rows down, columns across,
-        and where it lies in the kernel. Of column n: ``kernel_n``, then ``other_n``.
+        and where it lies in the kernel. Of column n: where it lies in the kernel, and in the other array.
         """
         channel, row, column, d = _axes(
             self.channels, len(self.tap_rows), len(self.tap_columns), self.D
@@ -148,8 +204,16 @@ class Product:
             + self.kernel_columns[column]
             + d * self.element_steps[1]
         )
-        parts = (gathered, down, across, kernel, self.kernel_n, self.other_n)
+        parts = (gathered, down, across, kernel, *self.n.offsets())
         return np.concatenate(parts).astype(np.int64)
+
+    @property
+    def kernel_steps(self):
+        """The part of ``table`` that is the kernel's, as steps, of a product with taps."""
+        rows, columns = self.kernel_rows, self.kernel_columns
+        steps = (int(taps[1] - taps[0]) if len(taps) > 1 else 0 for taps in (rows, columns))
+        first = int(rows[0] + columns[0])
+        return KernelSteps(first, self.channel_steps[1], *steps, self.element_steps[1])
 
 
 def _axes(*sizes):
@@ -170,7 +234,6 @@ def forward(geometry):
     """
     g = geometry
     (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    p, d3 = _axes(g.P, g.D3)
     kh, kw = np.arange(g.KH), np.arange(g.KW)
     pixels = Pixels(
         rows=g.OH,
@@ -195,8 +258,7 @@ def forward(geometry):
         tap_columns=kw * DW,
         kernel_rows=kh * g.KW * g.E2,
         kernel_columns=kw * g.E2,
-        kernel_n=p * g.Q * g.E2 + d3,
-        other_n=p * g.L * g.E3 + d3,
+        n=Columns(g.P * g.D3, g.D3, (g.Q * g.E2, 1), g.L * g.E3),
     )
 
 
@@ -214,7 +276,7 @@ def backward_input(geometry):
     """
     g = geometry
     (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    c, d2 = _axes(g.C, g.D2)
+    n = Columns(g.C * g.D2, g.D2, (g.KH * g.KW * g.E2, g.D3), g.H * g.W * g.E1)
     found = []
     for residues in product(range(SH), range(SW)):
         rows, first_row, khs, downs = _residue(residues[0], SH, PH, DH, g.KH, g.H)
@@ -246,8 +308,7 @@ def backward_input(geometry):
                 tap_columns=acrosses,
                 kernel_rows=khs * g.KW * g.E2,
                 kernel_columns=kws * g.E2,
-                kernel_n=c * g.KH * g.KW * g.E2 + d2 * g.D3,
-                other_n=c * g.H * g.W * g.E1 + d2,
+                n=n,
             )
         )
     return found

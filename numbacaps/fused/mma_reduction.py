@@ -31,6 +31,7 @@ from numbacaps.fused.intrinsics import (
     mma,
     shared_address,
     store_pair,
+    wait_for_last,
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -147,6 +148,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         b_from = C_FIRST + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4 * 4
         for i in range(ALL_SUMS):
             acc[i] = ZERO
+        wait_for_last()  # both arrays are there
         for step in range(-STAGES, steps):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and nobody reads the stage before

@@ -254,50 +254,85 @@ def tensor_copy(typing_context, shared, address, map, first, second, third, four
     return types.void(shared, *[types.int64] * 8), codegen
 
 
-@intrinsic
-def wgmma_fragment(typing_context, columns, acc, first, fragment, at, shared, b, add):
-    """As :func:`wgmma`, but A is in registers: fragment[at : at + 4] of each thread.
+def _fragment_product(shape, kind, transposed):
+    """An intrinsic for the product of a warpgroup whose first operand is in registers."""
 
-    They are rows lane // 4 and 8 more of the warp's 16, at k lane % 4 and then both at 4 more.
-    Where ``add`` is 0, what acc[first:] held is not added to.
-    """
-    if not isinstance(columns, types.IntegerLiteral):
+    @intrinsic
+    def product(typing_context, columns, acc, first, fragment, at, shared, b, add):
+        if not isinstance(columns, types.IntegerLiteral):
+            return None
+        count = columns.literal_value // 2
+        sums = ", ".join(f"${i}" for i in range(count))
+        a = ", ".join(f"${count + i}" for i in range(4))
+        text = (
+            f"{{ .reg .pred more; setp.ne.b32 more, ${count + 5}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{2 * count}{shape}.f32.{kind}.{kind} "
+            f"{{{sums}}}, {{{a}}}, ${count + 4}, more, 1, 1{transposed}; }}"
+        )
+        constraints = ["=f"] * count + ["r"] * 4 + ["l", "r"] + [str(i) for i in range(count)]
+
+        def codegen(context, builder, signature, arguments):
+            _, acc, first, fragment, at, _, b, add = arguments
+            data = _data(context, builder, signature.args[1], acc)
+            places = [
+                builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
+            ]
+            held = _data(context, builder, signature.args[3], fragment)
+            a = [
+                builder.load(builder.gep(held, [builder.add(at, ir.Constant(_I64, i))]))
+                for i in range(4)
+            ]
+            operands = [
+                *(builder.bitcast(value, _I32) for value in a),
+                b,
+                builder.trunc(add, _I32),
+                *(builder.load(place) for place in places),
+            ]
+            returned = ir.LiteralStructType([_F32] * count)
+            sums = _asm(builder, returned, operands, text, ",".join(constraints))
+            for i, place in enumerate(places):
+                builder.store(builder.extract_value(sums, i), place)
+            return context.get_dummy_value()
+
+        integer = types.int64
+        arguments = (columns, acc, integer, fragment, integer, shared, integer, integer)
+        return types.void(*arguments), codegen
+
+    return product
+
+
+# As :func:`wgmma`, but A is in registers: fragment[at : at + 4] of each thread. They are rows lane // 4 and 8
+# more of the warp's 16, at k lane % 4 and then both at 4 more: k's of 4 bytes, one of float32 or two of
+# float16. Where ``add`` is 0, what acc[first:] held is not added to.
+wgmma_fragment = _fragment_product("k8", "tf32", "")
+wgmma_fragment_float16 = _fragment_product("k16", "f16", ", 0")
+
+
+@intrinsic
+def pair_of(typing_context, one, other, high):
+    """Of two pairs of float16, in 4 bytes each, both first halves, or both second ones where ``high`` is 1."""
+    if not isinstance(high, types.IntegerLiteral):
         return None
-    count = columns.literal_value // 2
-    sums = ", ".join(f"${i}" for i in range(count))
-    a = ", ".join(f"${count + i}" for i in range(4))
-    text = (
-        f"{{ .reg .pred more; setp.ne.b32 more, ${count + 5}, 0; "
-        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32 "
-        f"{{{sums}}}, {{{a}}}, ${count + 4}, more, 1, 1; }}"
-    )
-    constraints = ["=f"] * count + ["r"] * 4 + ["l", "r"] + [str(i) for i in range(count)]
+    selected = 0x7632 if high.literal_value else 0x5410
 
     def codegen(context, builder, signature, arguments):
-        _, acc, first, fragment, at, _, b, add = arguments
-        data = _data(context, builder, signature.args[1], acc)
-        places = [
-            builder.gep(data, [builder.add(first, ir.Constant(_I64, i))]) for i in range(count)
-        ]
-        held = _data(context, builder, signature.args[3], fragment)
-        a = [
-            builder.load(builder.gep(held, [builder.add(at, ir.Constant(_I64, i))]))
-            for i in range(4)
-        ]
-        operands = [
-            *(builder.bitcast(value, _I32) for value in a),
-            b,
-            builder.trunc(add, _I32),
-            *(builder.load(place) for place in places),
-        ]
-        returned = ir.LiteralStructType([_F32] * count)
-        sums = _asm(builder, returned, operands, text, ",".join(constraints))
-        for i, place in enumerate(places):
-            builder.store(builder.extract_value(sums, i), place)
-        return context.get_dummy_value()
+        pairs = [builder.bitcast(value, _I32) for value in arguments[:2]]
+        text = f"prmt.b32 $0, $1, $2, {selected};"
+        return builder.bitcast(_asm(builder, _I32, pairs, text, "=r,r,r", False), _F32)
 
-    arguments = (columns, acc, types.int64, fragment, types.int64, shared, types.int64, types.int64)
-    return types.void(*arguments), codegen
+    return types.float32(types.float32, types.float32, high), codegen
+
+
+@intrinsic
+def as_it_is(typing_context, value, nothing):
+    """``value``, worked out: all its bits, and ``nothing``, which is 0 and the compiler does not know it."""
+
+    def codegen(context, builder, signature, arguments):
+        value, nothing = arguments
+        bits = builder.xor(builder.bitcast(value, _I32), builder.trunc(nothing, _I32))
+        return builder.bitcast(bits, _F32)
+
+    return types.float32(types.float32, types.int64), codegen
 
 
 @intrinsic

@@ -140,13 +140,14 @@ class _OnTensorCores(_Gathers):
         super().__init__(activation, p, tile.BN, LANES)
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
-        self.table = cuda.to_device(p.table)
         chunks = depth * dtype.itemsize // CHUNK
-        self.packed = packed_size(p.channels, p.D, p.taps, p.N, G, tile.BN, chunks, parts)
-        columns = (p.N, p.K, G, p.pixels.steps[1], tile.BN, chunks)
-        pack = make_pack(p.channels, p.D, p.taps, *columns, parts, run)
-        types = (dtype, dtype, np.int64)
-        self._pack = Compiled(pack, types, 0, early=follows)
+        depths = p.channels, p.D, p.taps
+        self._elements = packed_size(*depths, p.N, G, tile.BN, chunks, parts, dtype)
+        self.packed = self._elements * dtype.itemsize // sum_dtype(dtype).itemsize
+        taps, columns = Window.of(p).taps, (p.n, p.kernel_steps)
+        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype, follows, run)
+        pack = make_pack(p.channels, p.D, taps, *columns, *which)
+        self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
 
     def ready_for(self, *arrays):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
@@ -158,7 +159,7 @@ class _OnTensorCores(_Gathers):
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
-        launch(self._pack, self.packed, 1, (kernel, packed, self.table), stream)
+        launch(self._pack, self._elements, 1, (kernel, packed), stream)
 
     @cached_property
     def _unaligned(self):
@@ -176,6 +177,7 @@ class WarpgroupGather(_OnTensorCores):
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
+        self.table = cuda.to_device(p.table)
         depth = (p.channels, p.D)
         which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
@@ -193,7 +195,7 @@ class WarpgroupGather(_OnTensorCores):
 
 
 class BulkGather(_OnTensorCores):
-    """The same with the copy engine, in ``terms`` products for each of float32.
+    """The same with the copy engine: of float32, in ``terms`` products for each, or of float16.
 
     One that follows another of its pass starts beside it: each has pixels of its own.
     """
@@ -201,21 +203,23 @@ class BulkGather(_OnTensorCores):
     def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
-        p = product
+        p = bulk_tiles.counted(product, dtype)
         box = bulk_tiles.Box.of(p, G, tile)
-        depth, parts = box.channels * p.D, 2 if terms > 1 else 1
+        depth, parts = box.channels * product.D, 2 if terms > 1 else 1
         run = bulk_tiles.run(p.D)
-        super().__init__(p, images, G, dtype, tile, why, depth, run, parts, activation, follows)
+        super().__init__(
+            *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
+        )
         self._first = 0 if follows else 1
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
         read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.N, p.K, G, tile, read)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, tile, read)
         batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
         how = bulk_tiles.ahead(tile, terms), run, terms, bulk_tiles.turn_cycles(tile, p, G, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, *how, self.epilogue)
-        types = (dtype, dtype, dtype, np.int64)
+        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, self.epilogue)
+        types = (sum_dtype(dtype), dtype, dtype)
         self.kernel = Compiled(kernel, types, 3, self.shared, MAP_WORDS, early=True)
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
         self.grid = min(self.turns, multiprocessors())
@@ -226,7 +230,7 @@ class BulkGather(_OnTensorCores):
 
         counts = (self.images, self.turns, self._first)
         words = tensor_map(address_of(gathered), *self.box)
-        arguments = (packed, result, words, activated, self.table, *counts)
+        arguments = (packed, result, words, activated, *counts)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
@@ -276,10 +280,9 @@ class Reduce:
     def __init__(self, product, images, G, size, dtype):
         self.M = product.M(images)
         sums = sum_dtype(dtype)
-        self.tile, self.why = choose_tile(product.K * G, product.N, sums.itemsize)
-        tile = self.tile
+        tile, self.why, count, self.per_split = self.cut(product, images, G, dtype)
+        self.tile = tile
         down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
-        count, self.per_split = choose_splits(down * across * G, self.M, tile.BK)
         self.splits = Splits(count, size, dtype)
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
@@ -288,6 +291,13 @@ class Reduce:
         kernel = make_reduction(*which)
         types = (dtype, dtype, sums if count > 1 else dtype, np.int64)
         self.kernel = Compiled(kernel, types, 2)
+
+    @staticmethod
+    def cut(product, images, G, dtype):
+        """(tile, why, splits, rows of a split)."""
+        tile, why = choose_tile(product.K * G, product.N, sum_dtype(dtype).itemsize)
+        blocks = ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN) * G
+        return tile, why, *choose_splits(blocks, product.M(images), tile.BK)
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
@@ -333,7 +343,7 @@ class MmaReduce:
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
         kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
-        return Compiled(kernel, types, 2, self.tile.shared_bytes)
+        return Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
 
     @cached_property
     def _unaligned(self):
@@ -357,8 +367,8 @@ class MmaReduce:
 class BulkReduce:
     """The same with the copy engine, which takes two tensor maps.
 
-    Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, which is made when the
-    first one comes.
+    Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, or :class:`Reduce` of
+    float16, which is made when the first one comes.
 
     Parameters
     ----------
@@ -377,7 +387,10 @@ class BulkReduce:
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits = Splits(strips.splits, size, dtype)
         sums = strips.splits * size if strips.splits > 1 else 0
-        others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
+        if dtype == np.float16:
+            others = Reduce.cut(p, images, G, dtype)[2] * size
+        else:
+            others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
         self.table = cuda.to_device(p.table)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
         down = ceil_div(p.channels, boxes[0].channels)
@@ -389,11 +402,16 @@ class BulkReduce:
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
         depth = (p.channels, p.D, p.N, p.K)
         which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, terms)
-        types = (dtype, np.int64)
-        self.kernel = Compiled(make_bulk_reduction(*which), types, 0, self.shared, 2 * MAP_WORDS)
+        written = sum_dtype(dtype) if strips.splits > 1 else dtype
+        which += (written,)
+        types = (written, np.int64)
+        kernel = make_bulk_reduction(*which)
+        self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=True)
 
     @cached_property
     def _unaligned(self):
+        if self.tile.PAIR > 1:
+            return Reduce(*self._ordinary[:-1])
         return MmaReduce(*self._ordinary)
 
     def __call__(self, x, dy, dw, stream, partial):
@@ -441,9 +459,10 @@ class Prepared:
     def _gather(self, product, activation=None, follows=False):
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
-        if self.precision in _TERMS and not SIMULATED:
-            terms = _TERMS[self.precision]
-            found = bulk_tiles.choose_tile(product, g.N, g.G, terms, multiprocessors())
+        terms = 1 if self.dtype == np.float16 else _TERMS.get(self.precision)
+        counted = bulk_tiles.counted(product, self.dtype)
+        if terms and counted and has_warpgroups() and not SIMULATED:
+            found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
             if found[0]:
                 return BulkGather(*which, *found, terms, activation, follows)
         if self.precision == "tf32":
@@ -484,6 +503,10 @@ class Prepared:
         which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
         if self.precision in _TERMS:
             return self._made(lambda: _reduce_on_tensor_cores(*which, _TERMS[self.precision]))
+        if self.dtype == np.float16 and has_warpgroups() and not SIMULATED:
+            found = bulk_reduction_tiles.choose_tile(which[0], g.N, g.G, 1, pair=2)
+            if found[0]:
+                return self._made(lambda: BulkReduce(*which, 1, *found))
         return self._made(lambda: Reduce(*which))
 
     def workspaces(self):
@@ -525,8 +548,12 @@ def precisions(dtype):
     """The precisions that there are for a dtype on this device."""
     if dtype != np.float32:
         return ("ieee",)
-    capable = SIMULATED or cuda.get_current_device().compute_capability == _WARPGROUPS
-    return ("ieee", *_TERMS) if capable else ("ieee",)
+    return ("ieee", *_TERMS) if has_warpgroups() else ("ieee",)
+
+
+def has_warpgroups():
+    """Whether this device, or the simulator, has warpgroup products."""
+    return SIMULATED or cuda.get_current_device().compute_capability == _WARPGROUPS
 
 
 def _aligned(array):
