@@ -222,6 +222,7 @@ def _gigabytes(line, rows):
 _CLASSES = (
     ("fp32-grade", ("ieee", "tf32x3"), "ieee"),
     ("tf32", ("tf32",), "tf32"),
+    ("float16", ("float16",), "float16"),
 )
 
 

@@ -401,11 +401,14 @@ def test_fused_table_by_hand(tmp_path):
         rows.append(row("fused", workload, cells, 0.01, **how))  # not in place: not compared
         rows.append(row("fused", workload, cells, 0.1, algorithm="fused"))
     rows.append(row("fused", "em", cells, 0.2, algorithm="fused", precision="tf32"))
+    half = {"precision": "float16", "dtype": "float16"}
+    rows.append(row("fused", "em", cells, 0.015, algorithm="fused", **half))
+    rows.append(row("fused", "em", cells, 0.03, algorithm="torch_fold", layout="nchw", **half))
     made = tables(load_all(write(tmp_path, {"fused": rows})))["fused"].splitlines()
-    assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 |" in made
-    unmeasured = "not measured | not measured | not measured"
+    assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 | 0.0300 | 0.0150 | 2.00 |" in made
+    unmeasured = " | ".join(["not measured"] * 6)
     assert f"| caps2 | 0.800 | 0.100 | 8.00 | {unmeasured} |" in made
-    assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |" in made
+    assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |  |  | 2.00 |" in made
 
 
 def test_rungs_table_by_hand(tmp_path):
