@@ -161,10 +161,12 @@ class Rings:
         down, across = Window.of(product).taps
         depth = box.channels * product.D
         batch = batch_rows(tile, product, box, terms) or 1
+        batch *= 2 if ahead(tile, terms) else 1  # in flight
         b = across * depth * tile.BN * _FLOAT * (2 if terms > 1 else 1)
         for boxes in (4, 3, 2):
             rows = (SHARED_LIMIT - 128 - BARRIERS - boxes * a) // b
-            if rows >= (boxes - 1) * down + 1 or (boxes == 2 and rows >= max(2, batch)):
+            enough = rows >= (boxes - 1) * down + 1 or boxes == 2
+            if enough and rows >= max(2, batch):
                 return cls(boxes, min(rows, boxes * down, _MOST_TAP_ROWS), a, b)
         return None
 

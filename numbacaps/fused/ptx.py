@@ -43,6 +43,7 @@ fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
 wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
 wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
+wgmma_wait_but_one = _instruction("wgmma.wait_group.sync.aligned 1;")
 let_next_start = _instruction("griddepcontrol.launch_dependents;")
 wait_for_last = _instruction("griddepcontrol.wait;")
 
@@ -459,6 +460,34 @@ def store_pair(typing_context, array, index, first, second):
 def store_quad(typing_context, array, index, first, second, third, fourth):
     """The same of four; index is a multiple of 4."""
     return types.void(array, types.int64, *[array.dtype] * 4), _store
+
+
+@intrinsic
+def store_words(typing_context, array, index, first, second, third, fourth):
+    """The same of 4 bytes each, whatever the array holds; it lies at a multiple of 16 bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        array, index, *words = arguments
+        run = ir.VectorType(_F32, 4)
+        together = ir.Constant(run, ir.Undefined)
+        for i, word in enumerate(words):
+            together = builder.insert_element(together, word, ir.Constant(_I32, i))
+        place = builder.gep(_data(context, builder, signature.args[0], array), [index])
+        builder.store(together, builder.bitcast(place, run.as_pointer()), align=16)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, *[types.float32] * 4), codegen
+
+
+@intrinsic
+def halves(typing_context, one, other):
+    """Two numbers, rounded to float16, in 4 bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        text = "cvt.rn.f16x2.f32 $0, $2, $1;"
+        return builder.bitcast(_asm(builder, _I32, arguments, text, "=r,f,f", False), _F32)
+
+    return types.float32(types.float32, types.float32), codegen
 
 
 @intrinsic
