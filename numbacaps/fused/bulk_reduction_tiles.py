@@ -321,6 +321,7 @@ _WAVEFRONT = 128  # bytes that shared memory takes or gives
 _NARROWEST = 32  # columns: fewer take a product as long
 _BETWEEN = 400  # from one chain of products to the next
 _AROUND = 6000  # of a block, with its result
+_SPLIT_BYTES = 3000  # a cycle, of all splits' sums, which are written and read
 
 
 def choose_tile(product, images, G, terms, pair=1):
@@ -357,6 +358,7 @@ def choose_strips(tile, product, images, G, terms):
     across = ceil_div(p.columns, tile.PW)
     blocks = blocks_of_a_split(tile, product, G)
     row = cycles_of_a_row(tile, product, G, terms)
+    size = product.K * product.N * G * _FLOAT
     best = None
     for turns in range(1, 1 + _MOST_TURNS_OF_BLOCKS):
         wanted = max(1, turns * _MULTIPROCESSORS // blocks)
@@ -366,6 +368,7 @@ def choose_strips(tile, product, images, G, terms):
             strips = Strips(rows, ceil_div(p.rows, rows), across, count, ceil_div(count, wanted))
             together = ceil_div(blocks * strips.splits, _MULTIPROCESSORS)
             takes = together * (_AROUND + strips.per_split * (rows * row + _BETWEEN))
+            takes += strips.splits * size * 2 // _SPLIT_BYTES
             if best is None or takes < best[1]:
                 best = strips, takes
             if count >= wanted * 8:
