@@ -110,12 +110,21 @@ def test_precisions(case, precision, rng):
         reference.assert_close(array.copy_to_host(), wanted, terms, precision=precision)
 
 
+# Capsules whose pixels are 8 bytes of float16: rows are fetched whole, results stored four pixels at once.
+_NARROW = {
+    "narrow": Geometry(128, 8, 32, 28, 28, 3, 3, 1, 2, 2, 2),
+    "narrow in twos": Geometry(33, 35, 37, 8, 10, 3, 3, 1, 2, 2, 2),
+}
+
+
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
 @pytest.mark.sanitize
-@pytest.mark.parametrize("case", ["matrix", "padded", "paper-layer-2", "paper-layer-3"])
+@pytest.mark.parametrize(
+    "case", ["matrix", "padded", "paper-layer-2", "paper-layer-3", "narrow", "narrow in twos"]
+)
 def test_float16_on_tensor_cores(case, rng):
     _skip_without_tf32()
-    g, half = GEOMETRIES[case], np.dtype(np.float16)
+    g, half = {**GEOMETRIES, **_NARROW}[case], np.dtype(np.float16)
     x, w, dy = operands(g, half, rng)
     want = _oracle(g, x, w, dy)
     X, W, DY = map(cuda.to_device, (x, w, dy))

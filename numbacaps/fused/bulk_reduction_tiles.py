@@ -73,7 +73,8 @@ class Box:
         Elements of a pixel.
     whole_rows : bool
         A channel's pixels follow each other, as they do in the array; otherwise all channels of a pixel.
-        In whole rows their number is odd, which puts neighbouring channels on other banks.
+        In whole rows their number is odd, which puts neighbouring channels on other banks, unless the copy
+        engine, which takes multiples of 16 bytes, needs an even one.
     """
 
     columns: int
@@ -86,8 +87,9 @@ class Box:
     def of(cls, columns, images, channels, pixel, G):
         """The box of at least so many columns."""
         odd = columns + (columns + 1) % 2
-        whole_rows = G == 1 and pixel * _FLOAT < _LINE and odd * pixel <= _LARGEST_BOX
-        return cls(odd if whole_rows else columns, images, channels, pixel, whole_rows)
+        whole = columns + columns % 2 if odd * pixel % 4 else odd
+        whole_rows = G == 1 and pixel * _FLOAT < _LINE and whole * pixel <= _LARGEST_BOX
+        return cls(whole if whole_rows else columns, images, channels, pixel, whole_rows)
 
     @property
     def channel_step(self):
@@ -123,7 +125,9 @@ class Box:
         """
         channels, images, columns, rows = sizes
         if self.whole_rows:
-            sizes = (columns * strides[2], channels, images, 1, rows)
+            channel, image, column, row = strides
+            sizes = (columns * column, channels, images, 1, rows)
+            strides = (channel, image, row, row)
             return sizes, strides, (self.channel_step, self.channels, self.images, 1, 1)
         sizes = (G * self.pixel, channels, images, columns, rows)
         return sizes, strides, (self.pixel, self.channels, self.images, self.columns, 1)
@@ -271,9 +275,9 @@ def why_not(tile, product, G, terms):
         return f"D1 is {p.D1}: neither divides 4 nor is a multiple of it"
     if D3 > tile.BN:
         return f"D3 is {D3}, more than {tile.BN} columns"
-    for D, unit in ((product.D, p.unit[1]), (D3, p.other[2])):
-        if p.D1 * D % (4 * pair) or unit % (4 * pair):
-            return f"pixels of {p.D1 * D} elements are no multiples of 16 bytes"
+    for _, strides, box in tensors(tile, product, 1, G):
+        if box[0] % 4 or any(stride % 4 for stride in strides):
+            return f"runs of {box[0]} words, or steps of {strides}, are no multiples of 16 bytes"
     if max(p.gathered[0], p.other[0]) >= 2**38:
         return "strides are too large for the copy engine"
     sizes, _, largest = zip(*tensors(tile, product, 1, G))
