@@ -29,6 +29,7 @@ from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, runs, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
 
+_FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 _KEPT = 64  # geometries whose tables stay on the GPU
 _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
 _TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
@@ -465,7 +466,7 @@ class Prepared:
             found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
             if found[0]:
                 return BulkGather(*which, *found, terms, activation, follows)
-        if self.precision == "tf32":
+        if self.precision == "tf32" and product.K >= _FEWEST_K:
             found = warpgroup_tiles.choose_tile(product, g.N, g.G, self.dtype, multiprocessors())
             if found[0]:
                 return WarpgroupGather(*which, *found, activation, follows)
