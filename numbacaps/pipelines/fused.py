@@ -461,8 +461,8 @@ class Prepared:
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
         terms = 1 if self.dtype == np.float16 else _TERMS.get(self.precision)
-        counted = bulk_tiles.counted(product, self.dtype)
-        if terms and counted and has_warpgroups() and not SIMULATED:
+        counted = terms and bulk_tiles.counted(product, self.dtype)
+        if counted and has_warpgroups() and not SIMULATED:
             found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
             if found[0]:
                 return BulkGather(*which, *found, terms, activation, follows)
