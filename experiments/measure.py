@@ -432,6 +432,8 @@ def _prepare(variant, problem, wanted, rates):
         is_slow = eager[0] >= _SLOW_MS
         host_us = host_us if is_slow else idle_microseconds(run.calls[0])
         peak_bytes = run.peak_bytes(least)
+        if is_slow:  # what the cache may hold of its operands is little beside what it reads
+            sets = 1
         calls = calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
         replay, once = run.repeatedly([i % sets for i in range(calls)], host_us)
         error = max(error, problem.check(wanted, once(), variant.precision))
