@@ -183,6 +183,7 @@ def make_bulk_wgmma(
     NEARER = TF32_NEARER
     multiply = wgmma_fragment if ROUNDED else wgmma_fragment_float16
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
 
@@ -537,7 +538,7 @@ def make_bulk_wgmma(
                 first_n = n_tile * BN + lane % 4 * 2
                 for which in range(RESULT, RESULTS):
                     result = c
-                    if which == 1:
+                    if ACTIVATES and which == 1:
                         activate(acc, ALL_SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
                         result = activated
                     for half in range(2):

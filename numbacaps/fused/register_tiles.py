@@ -48,6 +48,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     sums = sum_dtype(dtype)
     SUM, ZERO = sums.type, sums.type(0)
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
 
@@ -123,7 +124,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                 cuda.syncthreads()  # the next ones are there
         for which in range(RESULT, RESULTS):
             result = c
-            if which == 1:
+            if ACTIVATES and which == 1:
                 activate(total, ELEMENTS, 1, 1, BLOCKS, LANES, MASK, SLOPE)
                 result = activated
             for i in range(TM):

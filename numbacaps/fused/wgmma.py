@@ -101,6 +101,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     CHANNEL_STEP = channel_step
     ZERO, dtype_of = np.float32(0), dtype.type
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
+    ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
 
@@ -207,7 +208,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
             column_at[i] = table[at(4 * K + N + min(n, N - 1))]
         for which in range(RESULT, RESULTS):
             result = c
-            if which == 1:
+            if ACTIVATES and which == 1:
                 activate(acc, ALL_SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
                 result = activated
             for half in range(2):
