@@ -14,8 +14,8 @@ from kernels import (
     kernels,
     matmul,
     mma_kernel,
-    register_kernel,
     packing,
+    register_kernel,
     warpgroup_kernels,
 )
 from nn_kernels import NN_FACTORIES

@@ -12,6 +12,9 @@ place differs. The tensor cores want the second operand with the summed pixels a
 layout columns are; so some warps rewrite each box of dy as core matrices, from which all warpgroups
 read. k of a product counts (image, d1), n counts (p, d3).
 
+Of float16 a thread reads two neighbours of a capsule's row at once, but a product wants two neighbouring k's
+together. So of both operands two rows d1 are read, and the halves of their pairs exchanged.
+
 For ``terms`` of 3 dy is written in two parts, and a thread's x is cut in place when the products with the high
 part of it are done. The sums leave the tensor cores after each row for ordinary adds.
 """
@@ -98,16 +101,15 @@ def make_bulk_reduction(
     B_CHANNEL, B_IMAGE, B_COLUMN = of_dy.channel_step, of_dy.image_step, of_dy.column_step
     A_BY_G, A_BY_E, A_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
     B_BY_G, B_BY_E, B_BY_COLUMN = (0, of_dy.pixel, 0) if of_dy.whole_rows else (of_dy.pixel, 0, 1)
-    E3 = (
-        of_dy.pixel // PAIR
-    )  # of a pixel, what a thread lays out at once: a square of PAIR x PAIR elements
+    # Of a pixel, what a thread lays out at once: squares of PAIR x PAIR elements.
+    E3 = of_dy.pixel // PAIR
     E3_BITS, D3_BITS = E3.bit_length() - 1, D3_PAIRS.bit_length() - 1
     OWN = B_CHANNELS * E3 // 32  # of an image's pixel that a thread lays out
     AT_ONCE = gcd(OWN, 4)
     TURNS = OWN // AT_ONCE
     ALL_GROUPS = IMAGES * D1 // K_STEP
     K_BITS = K_STEP.bit_length() - 1
-    HALF_BITS, WORD = K_BITS - 1, 3  # words of a chunk, of 4
+    HALF_BITS, WORD = K_BITS - 1, 3  # a chunk has 4 words
     BATCHES = ALL_GROUPS // GROUPS
     BELOW = 8 // D * A_CHANNEL + 8 % D  # from a row of a product to the eighth below it
     FRAGMENTS = GROUPS * COLUMNS_IN * 4
@@ -140,6 +142,11 @@ def make_bulk_reduction(
     ZERO, dtype_of = np.float32(0), dtype.type
     NEARER = TF32_NEARER
     multiply = wgmma_fragment if PAIR == 1 else wgmma_fragment_float16
+
+    @cuda.jit(device=True, inline="always")
+    def place_of_k(k):
+        """Where a k lies in a laid out pixel: which product, which chunk of its two, which word."""
+        return (k >> K_BITS) * GROUP + (k >> HALF_BITS & 1) * (BN * 4) + (k // PAIR & WORD)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -225,8 +232,7 @@ def make_bulk_reduction(
                 source = lane // E3 * B_CHANNEL + d1 * D3_PAIRS
                 source = short(source + lane % D3_PAIRS)
                 target = lane // E3 * (D3 * 4) + lane % D3_PAIRS * (4 * PAIR)
-                target += (d1 >> K_BITS) * GROUP + (d1 >> HALF_BITS & 1) * (BN * 4)
-                target = short(target + (d1 // PAIR & WORD))
+                target = short(target + place_of_k(d1))
                 raw_turn, b_turn = short(0), short(0)
                 raw_phase, b_phase = short(0), short(1)
                 origin = short((start - begin) // 4)
@@ -240,10 +246,7 @@ def make_bulk_reduction(
                             read = origin + RAW_START // 4 + raw_turn * (RAW_PITCH // 4)
                             read += pixel * B_COLUMN + image * B_IMAGE + source
                             write = origin + B_START // 4 + b_turn * (B_PITCH // 4)
-                            k = image * D1
-                            write += pixel * PIXEL + target
-                            write += (k >> K_BITS) * GROUP + (k >> HALF_BITS & 1) * (BN * 4)
-                            write += k // PAIR & WORD
+                            write += pixel * PIXEL + target + place_of_k(image * D1)
                             for turn in range(TURNS):
                                 for i in range(AT_ONCE):
                                     element = (turn * AT_ONCE + i) * 32
@@ -256,10 +259,7 @@ def make_bulk_reduction(
                                 for i in range(AT_ONCE):
                                     element = (turn * AT_ONCE + i) * 32
                                     d1 = ((element & (E3 - 1)) >> D3_BITS) * PAIR
-                                    place = (d1 >> K_BITS) * GROUP + (d1 >> HALF_BITS & 1) * (
-                                        BN * 4
-                                    )
-                                    place += d1 // PAIR & WORD
+                                    place = place_of_k(d1)
                                     place += (element >> E3_BITS) * (D3 * 4)
                                     place += (element & (D3_PAIRS - 1)) * (4 * PAIR)
                                     near = values[i] * NEARER

@@ -9,8 +9,8 @@
 This is the fold: M = N*OH*OW*D1, N = P*D3, K = Q*D2, once for each g. An element of the gathered
 operand, ``x`` or ``dy``, lies at ``base(pixel) + offset(tap)``: m is the pixel's side and k the
 tap's. That is Algorithm 5's idea, kept: index functions instead of copies, worked out once for a
-geometry and kept in a table of 4*K + 2*N offsets. Where a tap reaches over the edge, a zero
-is multiplied.
+geometry and kept in a table of 4*K + 2*N offsets, or, where its answer would be waited for, as the steps
+that the table is made of. Where a tap reaches over the edge, a zero is multiplied.
 
 ``backward_input`` is one such product for each residue of the stride, because the windows that
 cover an input pixel are those whose taps share its residue.
