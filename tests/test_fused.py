@@ -349,9 +349,9 @@ def test_three_terms_keep_what_one_cuts():
 def test_tf32_is_cut_not_float32(rng):
     """The tensor cores read 10 bits behind the point: a value that needs more comes out changed."""
     _skip_without_tf32()
-    x, w = np.full((1, 1, 1, 1, 4, 4), 1 + 2.0**-12, _F4), np.ones((1, 1, 1, 1, 4, 4), _F4)
-    whole = 4 + 2.0**-10
-    for precision, want in (("ieee", whole), ("tf32x3", whole), ("tf32", 4)):
+    x, w = np.full((1, 1, 1, 1, 4, 16), 1 + 2.0**-12, _F4), np.ones((1, 1, 1, 1, 16, 4), _F4)
+    whole = 16 + 2.0**-8
+    for precision, want in (("ieee", whole), ("tf32x3", whole), ("tf32", 16)):
         y = numbacaps.capsule_conv2d(x, w, algorithm="fused", precision=precision)
         np.testing.assert_array_equal(y, np.full_like(y, want))
 
