@@ -115,6 +115,9 @@ _NARROW = {
     "narrow": Geometry(128, 8, 32, 28, 28, 3, 3, 1, 2, 2, 2),
     "narrow in twos": Geometry(33, 35, 37, 8, 10, 3, 3, 1, 2, 2, 2),
 }
+# Pixels of 8 bytes again, and boxes that would begin in the middle of 16.
+_BESIDE = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 2, 2, 2, 1, (1, 1))
+_BESIDE_FLOAT32 = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 1, 2, 2, 1, (1, 1))
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -137,6 +140,27 @@ def test_float16_on_tensor_cores(case, rng):
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
         have = array.copy_to_host().astype(np.float32)
         reference.assert_close(have, wanted, terms, precision="float16")
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.parametrize(
+    ("g", "dtype", "precision"),
+    [(_BESIDE, "float16", "ieee"), (_BESIDE_FLOAT32, "float32", "tf32")],
+)
+def test_boxes_begin_at_16_bytes(g, dtype, precision, rng):
+    """The copy engine reads from multiples of 16 bytes alone; what would begin beside them is not for it."""
+    _skip_without_tf32()
+    x, w, dy = operands(g, dtype, rng)
+    want = _oracle(g, x, w, dy)
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, dtype) for array in (dy, x, w))
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
+    fused.forward(g, X, W, out, **run)
+    fused.backward(g, X, W, DY, dx, dw, **run)
+    rounding = "float16" if dtype == "float16" else precision
+    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
+        have = array.copy_to_host().astype(np.float32)
+        reference.assert_close(have, wanted, terms, precision=rounding)
 
 
 def _gathers(make, g, rng):
@@ -421,6 +445,7 @@ def _laid_out(product, g, group, gathered):
     [
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 65, 4, 1), "D1 is 65"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 3, 1), "no multiples of 16 bytes"),
+        (Geometry(1, 1, 1, 4, 4, 3, 2, 1, 1, 2, 2, 1, (1, 1)), "not at 16 bytes"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 64, 8, 1), "a box of 512 indices"),
         (Geometry(1, 1, 1, 900, 900, 3, 3, 1, 1, 4, 1, 1, 0, (200, 200)), "a box of 401 indices"),
         (Geometry(1, 1, 1, 64, 64, 31, 31, 1, 4, 4, 4), "shared memory"),
@@ -438,6 +463,7 @@ def test_why_the_copy_engine_cannot_be_used(geometry, reason):
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 12, 4), "D2 is 12"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 80, 4), "D2 is 80"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 2, 4), "no multiples of 16 bytes"),
+        (Geometry(1, 1, 16, 4, 4, 3, 3, 1, 1, 2, 2, 1, (1, 1)), "not at 16 bytes"),
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 4, 4, 3), "do not fill warps evenly"),
         (Geometry(1, 1, 4, 9, 9, 8, 1, 1, 4, 4, 4), "8 rows of taps"),
         (Geometry(1, 1, 4, 900, 900, 3, 3, 1, 4, 4, 4, 1, 0, (1, 200)), "a box of 401 indices"),

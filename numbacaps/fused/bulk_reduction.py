@@ -25,7 +25,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
-from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     cut_tf32,
     fence_proxy_async,
@@ -40,6 +40,7 @@ from numbacaps.fused.ptx import (
     pair_of,
     shared_address,
     store_pair,
+    store_quad,
     tensor_copy,
     wait_for_last,
     wgmma_commit,
@@ -135,6 +136,9 @@ def make_bulk_reduction(
     RAW_START = A_START + A_RING * A_PITCH
     B_START = RAW_START + RAW_RING * RAW_PITCH
     PAIRED = D3 % 2 == 0
+    # Of float16 a thread has two rows of a capsule's pair, and stores half of memory's 32 bytes of each:
+    # its neighbour takes one of them whole.
+    QUADS = PAIR > 1 and D3 % 4 == 0
     APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
     PLACES = BN // 8 * APART
     TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
@@ -407,25 +411,46 @@ def make_bulk_reduction(
                 n = p0 * D3 + i // APART * 8 + lane % 4 * 2 + i % APART
                 column_to[i] = table[at(4 * K + min(n, N - 1))]
             wait_for_last()  # nobody reads any more what is written now
-            for half in range(2):
+            if QUADS:
+                odd = lane % 2
                 row = warp % 4 * ROWS_OF_WARP + lane // 4
-                row += half * 8 if PAIR == 1 else 0
-                if row < FILLED and channel0 + row // PAIRS < CHANNELS:
-                    for tap in range(TAP_COLUMNS):
-                        to = row_to[half * TAP_COLUMNS + tap]
-                        for block in range(BN // 8):
-                            column = block * 8 + lane % 4 * 2
-                            n = p0 * D3 + column
-                            where = to + column_to[block * APART]
-                            one = dtype_of(acc[tap * SUMS + block * 4 + half * 2])
-                            other = dtype_of(acc[tap * SUMS + block * 4 + half * 2 + 1])
-                            if PAIRED:
-                                if column < COLUMNS_FILLED and n < N:
-                                    store_pair(b, where, one, other)
-                            else:
-                                if column < COLUMNS_FILLED and n < N:
-                                    b[at(where)] = one
-                                if column + 1 < COLUMNS_FILLED and n + 1 < N:
-                                    b[at(to + column_to[block * APART + 1])] = other
+                inside = row < FILLED and channel0 + row // PAIRS < CHANNELS
+                for tap in range(TAP_COLUMNS):
+                    upper, lower = row_to[tap], row_to[TAP_COLUMNS + tap]
+                    to = lower if odd else upper
+                    for block in range(BN // 8):
+                        i = tap * SUMS + block * 4
+                        one, other, below, beyond = acc[i], acc[i + 1], acc[i + 2], acc[i + 3]
+                        got = shuffle(one if odd else below, lane ^ 1)
+                        gotten = shuffle(other if odd else beyond, lane ^ 1)
+                        first = dtype_of(got if odd else one)
+                        second = dtype_of(gotten if odd else other)
+                        third = dtype_of(below if odd else got)
+                        fourth = dtype_of(beyond if odd else gotten)
+                        column = block * 8 + lane % 4 // 2 * 4
+                        where = to + column_to[block] - odd * 2
+                        if inside and column < COLUMNS_FILLED and p0 * D3 + column < N:
+                            store_quad(b, where, first, second, third, fourth)
+            else:
+                for half in range(2):
+                    row = warp % 4 * ROWS_OF_WARP + lane // 4
+                    row += half * 8 if PAIR == 1 else 0
+                    if row < FILLED and channel0 + row // PAIRS < CHANNELS:
+                        for tap in range(TAP_COLUMNS):
+                            to = row_to[half * TAP_COLUMNS + tap]
+                            for block in range(BN // 8):
+                                column = block * 8 + lane % 4 * 2
+                                n = p0 * D3 + column
+                                where = to + column_to[block * APART]
+                                one = dtype_of(acc[tap * SUMS + block * 4 + half * 2])
+                                other = dtype_of(acc[tap * SUMS + block * 4 + half * 2 + 1])
+                                if PAIRED:
+                                    if column < COLUMNS_FILLED and n < N:
+                                        store_pair(b, where, one, other)
+                                else:
+                                    if column < COLUMNS_FILLED and n < N:
+                                        b[at(where)] = one
+                                    if column + 1 < COLUMNS_FILLED and n + 1 < N:
+                                        b[at(to + column_to[block * APART + 1])] = other
 
     return bulk_reduction_kernel

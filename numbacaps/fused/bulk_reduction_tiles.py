@@ -278,6 +278,9 @@ def why_not(tile, product, G, terms):
     for _, strides, box in tensors(tile, product, 1, G):
         if box[0] % 4 or any(stride % 4 for stride in strides):
             return f"runs of {box[0]} words, or steps of {strides}, are no multiples of 16 bytes"
+    for box, (step, left) in zip(boxes(tile, product, G), (p.left, (1, 0))):
+        if box.whole_rows and (left * box.pixel % 4 or step * tile.PW * box.pixel % 4):
+            return f"a box begins every {step * tile.PW} pixels of {box.pixel} words, from {left}: not at 16 bytes"
     if max(p.gathered[0], p.other[0]) >= 2**38:
         return "strides are too large for the copy engine"
     sizes, _, largest = zip(*tensors(tile, product, 1, G))

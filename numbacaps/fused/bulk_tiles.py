@@ -161,12 +161,10 @@ class Rings:
         down, across = Window.of(product).taps
         depth = box.channels * product.D
         batch = batch_rows(tile, product, box, terms) or 1
-        batch *= 2 if ahead(tile, terms) else 1  # in flight
         b = across * depth * tile.BN * _FLOAT * (2 if terms > 1 else 1)
         for boxes in (4, 3, 2):
             rows = (SHARED_LIMIT - 128 - BARRIERS - boxes * a) // b
-            enough = rows >= (boxes - 1) * down + 1 or boxes == 2
-            if enough and rows >= max(2, batch):
+            if rows >= (boxes - 1) * down + 1 or (boxes == 2 and rows >= max(2, batch)):
                 return cls(boxes, min(rows, boxes * down, _MOST_TAP_ROWS), a, b)
         return None
 
@@ -229,6 +227,9 @@ def why_not(tile, product, G, terms):
     _, strides, sizes = box.tensor(product, 1, G)
     if sizes[0] % 4 or any(stride % 4 for stride in strides):
         return f"runs of {sizes[0]} elements, or steps of {strides}, are no multiples of 16 bytes"
+    step, left = p.left
+    if box.whole_rows and (left * box.pixel % 4 or step * tile.TW * box.pixel % 4):
+        return f"a box begins every {step * tile.TW} pixels of {box.pixel} elements, from {left}: not at 16 bytes"
     largest = max(sizes)
     if largest > _LARGEST_BOX:
         return f"a box of {largest} indices along an axis, more than {_LARGEST_BOX}"

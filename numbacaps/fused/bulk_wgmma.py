@@ -54,7 +54,6 @@ from numbacaps.fused.ptx import (
     wgmma_fragment,
     wgmma_fragment_float16,
     wgmma_wait,
-    wgmma_wait_but_one,
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -142,8 +141,6 @@ def make_bulk_wgmma(
     BATCH, AHEAD = batch_rows, ahead
     BATCHES = TAP_ROWS // BATCH
     FRAGMENTS = BATCH * GROUPS * COLUMNS_IN * 4
-    HELD = FRAGMENTS * (2 if ahead else 1)
-    PAIRS_OF_BATCHES, ODD = STEPS * BATCHES // 2, STEPS * BATCHES % 2 == 1
     BOXES, B_ROWS = rings.boxes, rings.tap_rows
     A_BYTES, B_BYTES = box.bytes, rings.tap_row_bytes
     A_PITCH = rings.box_bytes
@@ -204,11 +201,8 @@ def make_bulk_wgmma(
         return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
 
     @cuda.jit(device=True, inline="always")
-    def load_rows(to, first, shared, slots, run_at, row_at, below_at, nothing):
-        """A thread's part of a batch of rows of slots: of each group and column four elements.
-
-        Worked out, not only loaded: what is loaded next would take its place while it is still multiplied.
-        """
+    def load_rows(to, shared, slots, run_at, row_at, below_at):
+        """A thread's part of a batch of rows of slots: of each group and column four elements."""
         values = cuda.local.array(RUN, np.float32)
         for r in range(BATCH):
             slot_row = slots + (TAP_TOP + r * TAP_DOWN) * ROW_AT
@@ -220,102 +214,7 @@ def make_bulk_wgmma(
                         for j in range(RUN):
                             chunk = i * RUN + j  # of 4 k's, two to a product
                             k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
-                            k = first + k * 4 + chunk % 2 * 2 + half
-                            if SPLIT:
-                                to[k] = values[j]
-                            elif ROUNDED:
-                                to[k] = values[j] * NEARER
-                            else:
-                                to[k] = as_it_is(values[j], nothing)
-
-    @cuda.jit(device=True, inline="always")
-    def start_batch(acc, part, high, first, low, shared, start, b_turn, b_phase):
-        """Wait for the rows of taps of a batch, and start its products."""
-        for r in range(BATCH):
-            wrapped = short(1 if b_turn + r >= B_ROWS else 0)
-            b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
-            mbarrier_wait(shared, b_full, b_phase ^ wrapped)
-        wgmma_fence()
-        for chain in range(CHAINS):  # of a pixel; in three terms the small products
-            j = chain // PARTS  # first, which lose nothing while the sum is small
-            for r in range(BATCH):
-                wrapped = short(1 if b_turn + r >= B_ROWS else 0)
-                row_turn = b_turn + r - wrapped * B_ROWS
-                b_row = B_MATRIX + (start + B_START + row_turn * B_BYTES) // 16
-                for tap in range(TAP_COLUMNS):
-                    column = j * COLUMN_STEP + TAP_LEFT + tap * TAP_ACROSS
-                    for group in range(GROUPS):
-                        b_high = b_row + (tap * PARTS * GROUPS + group) * PART
-                        b_low = b_high + GROUPS * PART
-                        k = first + ((r * GROUPS + group) * COLUMNS_IN + column) * 4
-                        s = j * SUMS
-                        if not SPLIT:
-                            multiply(BN, acc, s, high, k, shared, b_high, 1)
-                        elif chain % PARTS == 0:
-                            more = 1 if r + tap + group > 0 else 0
-                            multiply(BN, part, s, low, k, shared, b_high, more)
-                            multiply(BN, part, s, high, k, shared, b_low, 1)
-                        else:
-                            multiply(BN, part, s, high, k, shared, b_high, 1)
-        wgmma_commit()
-
-    @cuda.jit(device=True, inline="always")
-    def free_rows_behind(shared, start, lane, b_turn):
-        """The batch before this row of taps is multiplied."""
-        for r in range(BATCH):
-            row_turn = b_turn - BATCH + r
-            row_turn += B_ROWS if row_turn < 0 else 0
-            if lane == 0:
-                mbarrier_arrive(shared, start + B_EMPTY + row_turn * 8)
-
-    @cuda.jit(device=True, inline="always")
-    def in_flight(
-        acc,
-        part,
-        high,
-        this,
-        other,
-        low,
-        shared,
-        start,
-        first_slot,
-        lane,
-        run_at,
-        row_at,
-        below_at,
-        nothing,
-        a_turn,
-        a_phase,
-        batch,
-        b_turn,
-        b_phase,
-        behind,
-        more,
-    ):
-        """Start a batch, and load the next one when the one before is done."""
-        start_batch(acc, part, high, this, low, shared, start, b_turn, b_phase)
-        batch = short(batch + 1)
-        if batch == BATCHES:
-            if lane == 0:
-                mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
-            batch = short(0)
-            a_turn = short(a_turn + 1)
-            if a_turn == BOXES:
-                a_turn = short(0)
-                a_phase = short(a_phase ^ 1)
-        wgmma_wait_but_one()
-        if behind:
-            free_rows_behind(shared, start, lane, b_turn)
-        b_turn = short(b_turn + BATCH)
-        if b_turn >= B_ROWS:
-            b_turn = short(b_turn - B_ROWS)
-            b_phase = short(b_phase ^ 1)
-        if more:
-            if batch == 0:
-                mbarrier_wait(shared, start + a_turn * 8, a_phase)
-            slots = first_slot + a_turn * (A_PITCH // 4) + batch * (BATCH * TAP_DOWN * ROW_AT)
-            load_rows(high, other, shared, slots, run_at, row_at, below_at, nothing)
-        return a_turn, a_phase, batch, b_turn, b_phase
+                            to[k * 4 + chunk % 2 * 2 + half] = values[j]
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -397,8 +296,9 @@ def make_bulk_wgmma(
             more_registers(REGISTERS)
             acc = cuda.local.array(ALL_SUMS, np.float32)
             part = cuda.local.array(PART_SUMS, np.float32)
-            high = cuda.local.array(HELD, np.float32)
+            high = cuda.local.array(FRAGMENTS, np.float32)
             low = cuda.local.array(REST, np.float32)
+            loaded = cuda.local.array(FRAGMENTS, np.float32)
             run_at = cuda.local.array(RUNS, np.int32)
             row_of_patch = warp // 4 // WARPGROUPS_ACROSS
             column_of_patch = warp // 4 % WARPGROUPS_ACROSS * PW
@@ -427,113 +327,79 @@ def make_bulk_wgmma(
                 if AHEAD:
                     mbarrier_wait(shared, start + a_turn * 8, a_phase)
                     slots = first_slot + a_turn * (A_PITCH // 4)
-                    load_rows(high, 0, shared, slots, run_at, row_at, below_at, nothing)
-                    batch = short(0)
-                    for pair in range(short(PAIRS_OF_BATCHES)):
-                        more = ODD or pair < PAIRS_OF_BATCHES - 1
-                        a_turn, a_phase, batch, b_turn, b_phase = in_flight(
-                            acc,
-                            part,
-                            high,
-                            0,
-                            FRAGMENTS,
-                            low,
-                            shared,
-                            start,
-                            first_slot,
-                            lane,
-                            run_at,
-                            row_at,
-                            below_at,
-                            nothing,
-                            a_turn,
-                            a_phase,
-                            batch,
-                            b_turn,
-                            b_phase,
-                            pair > 0,
-                            True,
-                        )
-                        a_turn, a_phase, batch, b_turn, b_phase = in_flight(
-                            acc,
-                            part,
-                            high,
-                            FRAGMENTS,
-                            0,
-                            low,
-                            shared,
-                            start,
-                            first_slot,
-                            lane,
-                            run_at,
-                            row_at,
-                            below_at,
-                            nothing,
-                            a_turn,
-                            a_phase,
-                            batch,
-                            b_turn,
-                            b_phase,
-                            True,
-                            more,
-                        )
-                    if ODD:
-                        a_turn, a_phase, batch, b_turn, b_phase = in_flight(
-                            acc,
-                            part,
-                            high,
-                            0,
-                            FRAGMENTS,
-                            low,
-                            shared,
-                            start,
-                            first_slot,
-                            lane,
-                            run_at,
-                            row_at,
-                            below_at,
-                            nothing,
-                            a_turn,
-                            a_phase,
-                            batch,
-                            b_turn,
-                            b_phase,
-                            PAIRS_OF_BATCHES > 0,
-                            False,
-                        )
-                    wgmma_wait()
-                    free_rows_behind(shared, start, lane, b_turn)
-                else:
-                    for step in range(short(STEPS)):
+                    load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                for step in range(short(STEPS)):
+                    if not AHEAD:
                         mbarrier_wait(shared, start + a_turn * 8, a_phase)
-                        for batch in range(BATCHES):
+                    for batch in range(BATCHES):
+                        if not AHEAD:
                             slots = first_slot + a_turn * (A_PITCH // 4)
                             slots += batch * (BATCH * TAP_DOWN * ROW_AT)
-                            load_rows(high, 0, shared, slots, run_at, row_at, below_at, nothing)
+                            load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        for i in range(FRAGMENTS):
                             if SPLIT:
-                                for i in range(FRAGMENTS):
-                                    whole = high[i]
-                                    high[i] = cut_tf32(whole)
-                                    low[i] = (whole - high[i]) * NEARER
-                            start_batch(acc, part, high, 0, low, shared, start, b_turn, b_phase)
-                            if batch == BATCHES - 1:
-                                if lane == 0:
-                                    mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
-                                a_turn = short(a_turn + 1)
-                                if a_turn == BOXES:
-                                    a_turn = short(0)
-                                    a_phase = short(a_phase ^ 1)
-                            wgmma_wait()
-                            if SPLIT:
-                                for i in range(ALL_SUMS):
-                                    acc[i] += part[i]
+                                # Not loaded[i] itself, though nobody reads its low bits: what is loaded
+                                # next would take its place while it is still multiplied.
+                                high[i] = cut_tf32(loaded[i])
+                                low[i] = (loaded[i] - high[i]) * NEARER
+                            elif ROUNDED:
+                                high[i] = loaded[i] * NEARER
+                            else:
+                                high[i] = as_it_is(loaded[i], nothing)
+                        for r in range(BATCH):
+                            wrapped = short(1 if b_turn + r >= B_ROWS else 0)
+                            b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
+                            mbarrier_wait(shared, b_full, b_phase ^ wrapped)
+                        wgmma_fence()
+                        for chain in range(CHAINS):  # of a pixel; in three terms the small products
+                            j = chain // PARTS  # first, which lose nothing while the sum is small
                             for r in range(BATCH):
-                                if lane == 0:
-                                    mbarrier_arrive(shared, start + B_EMPTY + b_turn * 8)
-                                b_turn = short(b_turn + 1)
-                                if b_turn == B_ROWS:
-                                    b_turn = short(0)
-                                    b_phase = short(b_phase ^ 1)
+                                wrapped = short(1 if b_turn + r >= B_ROWS else 0)
+                                row_turn = b_turn + r - wrapped * B_ROWS
+                                b_row = B_MATRIX + (start + B_START + row_turn * B_BYTES) // 16
+                                for tap in range(TAP_COLUMNS):
+                                    column = j * COLUMN_STEP + TAP_LEFT + tap * TAP_ACROSS
+                                    for group in range(GROUPS):
+                                        b_high = b_row + (tap * PARTS * GROUPS + group) * PART
+                                        b_low = b_high + GROUPS * PART
+                                        k = ((r * GROUPS + group) * COLUMNS_IN + column) * 4
+                                        s = j * SUMS
+                                        if not SPLIT:
+                                            multiply(BN, acc, s, high, k, shared, b_high, 1)
+                                        elif chain % PARTS == 0:
+                                            more = 1 if r + tap + group > 0 else 0
+                                            multiply(BN, part, s, low, k, shared, b_high, more)
+                                            multiply(BN, part, s, high, k, shared, b_low, 1)
+                                        else:
+                                            multiply(BN, part, s, high, k, shared, b_high, 1)
+                        wgmma_commit()
+                        if batch < BATCHES - 1:
+                            if AHEAD:
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                slots += (batch + 1) * (BATCH * TAP_DOWN * ROW_AT)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        else:
+                            if lane == 0:
+                                mbarrier_arrive(shared, start + A_EMPTY + a_turn * 8)
+                            a_turn = short(a_turn + 1)
+                            if a_turn == BOXES:
+                                a_turn = short(0)
+                                a_phase = short(a_phase ^ 1)
+                            if AHEAD and step < STEPS - 1:
+                                mbarrier_wait(shared, start + a_turn * 8, a_phase)
+                                slots = first_slot + a_turn * (A_PITCH // 4)
+                                load_rows(loaded, shared, slots, run_at, row_at, below_at)
+                        wgmma_wait()
+                        if SPLIT:
+                            for i in range(ALL_SUMS):
+                                acc[i] += part[i]
+                        for r in range(BATCH):
+                            if lane == 0:
+                                mbarrier_arrive(shared, start + B_EMPTY + b_turn * 8)
+                            b_turn = short(b_turn + 1)
+                            if b_turn == B_ROWS:
+                                b_turn = short(0)
+                                b_phase = short(b_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
                 for which in range(RESULT, RESULTS):

@@ -43,7 +43,6 @@ fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
 wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
 wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
-wgmma_wait_but_one = _instruction("wgmma.wait_group.sync.aligned 1;")
 let_next_start = _instruction("griddepcontrol.launch_dependents;")
 wait_for_last = _instruction("griddepcontrol.wait;")
 
