@@ -19,6 +19,7 @@ from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
+from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.pipelines import indexed, naive
 from numbacaps.stages.capsule_col2im import make_capsule_col2im
@@ -178,14 +179,23 @@ def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32)):
     return Kernel(kernel, 3, 3, make_bulk_wgmma, 0, MAP_WORDS)
 
 
-def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
+def bulk_gradient_kernel(product, tile, images, terms):
     """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
     rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
-    size = p.N * p.K
-    kernel = make_bulk_reduction(*which, p.channels, p.D, p.N, p.K, tile, size, terms, dtype)
+    kernel = make_bulk_reduction(*which, p.D, tile, terms)
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
+
+
+def tile_sums_kernel(product, tile, splits, dtype):
+    """The kernel that adds its splits; and how many sums a split has."""
+    p, window = product, warpgroup_tiles.Window.of(product)
+    boxes = bulk_reduction_tiles.boxes(tile, p, 1)
+    depth = (splits, p.channels, p.D, p.N, p.K)
+    kernel = make_add_tiles(p.pixels, window, boxes, *depth, tile, 1, dtype)
+    blocks = bulk_reduction_tiles.blocks_of_a_split(tile, p, 1)
+    return kernel, blocks * tile.sums(window.taps[1])
 
 
 def mma_kernel(product, runs, tile, terms, dtype):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import GEOMETRIES, nan, operands, sums
+from kernels import tile_sums_kernel
 
 import numbacaps
 import reference
@@ -18,6 +19,7 @@ from numbacaps.fused import (
     warpgroup_tiles,
 )
 from numbacaps.fused.direct import make_direct
+from numbacaps.fused.reduction import ADD_THREADS, ADDED
 from numbacaps.fused.shared_tiles import make_shared_tiles
 from numbacaps.launch import ceil_div, launch_tiles
 from numbacaps.pipelines import fused
@@ -476,6 +478,25 @@ def test_why_the_copy_engine_cannot_be_used_for_the_kernel_gradient(geometry, re
     product = implicit_gemm.forward(geometry)
     tile, strips, why = bulk_reduction_tiles.choose_tile(product, geometry.N, 1, 1)
     assert tile is strips is None and reason in why
+
+
+@pytest.mark.parametrize("pair", [1, 2])
+def test_every_sum_of_a_tile_is_written_once(pair):
+    """Whatever lies in the tile's places that are no element of the gradient."""
+    product = implicit_gemm.forward(Geometry(2, 3, 2, 5, 5, 1, 1, 1, 4, 4, 4))
+    tile = bulk_reduction_tiles.ReductionTile(1, 1, 1, 8, pair)
+    kernel, count = tile_sums_kernel(product, tile, 3, _F4)
+    partial = np.concatenate([np.arange(count) + 2.0**14 * split for split in range(3)])
+    partial, dw = cuda.to_device(partial.astype(_F4)), nan(product.K * product.N, _F4)
+    launch_tiles(
+        kernel, ceil_div(count, ADDED), ADD_THREADS, (partial, cuda.to_device(product.table), dw)
+    )
+    places, rest = np.divmod(dw.copy_to_host() - 3 * 2.0**14, 3)
+    assert not rest.any() and len(set(places)) == places.size and places.min() >= 0
+    assert places.max() < count
+    # Neighbours of an even column are the tensor cores' neighbours: (P, C, 1, 1, D2, D3), D3 last.
+    pairs = places.reshape(-1, 2)
+    np.testing.assert_array_equal(pairs[:, 1], pairs[:, 0] + 1)
 
 
 @pytest.mark.parametrize("terms", [1, 3])

@@ -16,6 +16,7 @@ from kernels import (
     mma_kernel,
     packing,
     register_kernel,
+    tile_sums_kernel,
     warpgroup_kernels,
 )
 from nn_kernels import NN_FACTORIES
@@ -38,6 +39,7 @@ from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.compiled import values
 from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits
+from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
 from numbacaps.pipelines.indices import make_index_functions
@@ -207,14 +209,22 @@ def test_bulk_copies_of_float16(case):
 def test_bulk_copies_of_the_kernel_gradient_of_float16(case):
     product, t = _PRODUCTS[case], bulk_reduction_tiles
     tile = t.choose_tile(product, 128, 1, 1, pair=2)[0]
-    for dtype in ("float32", "float16"):  # of splits' sums, or of the gradient itself
-        array = types.Array(getattr(types, dtype), 1, "C")
-        kernel = bulk_gradient_kernel(product, tile, 128, 1, np.dtype(dtype)).kernel
-        signature = (array, types.Array(int64, 1, "C"), types.UniTuple(int64, 32))
-        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
-        _check(text, "bulk_reduction", "float32")
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
-        assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+    text = _ptx(bulk_gradient_kernel(product, tile, 128, 1), "float32", (9, 0))
+    _check(text, "bulk_reduction", "float32")
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
+    assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", ["em", "caps2"])
+def test_sums_of_tiles(case, dtype):
+    product, t, kind = _PRODUCTS[case], bulk_reduction_tiles, getattr(types, dtype)
+    pair = 4 // np.dtype(dtype).itemsize
+    tile = t.choose_tile(product, 128, 1, 1, pair)[0]
+    kernel, _ = tile_sums_kernel(product, tile, 32, np.dtype(dtype))
+    text, _ = cuda.compile_ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
+    _check(text, "tile_sums", "float32")
+    assert "griddepcontrol.wait" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
 
 
 def _check_maps(text, count):
@@ -331,7 +341,7 @@ def test_products_of_warps(case, terms):
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
-    covered |= {make_bulk_wgmma, make_bulk_reduction}
+    covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing

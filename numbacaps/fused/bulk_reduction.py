@@ -25,7 +25,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
-from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.ptx import (
     cut_tf32,
     fence_proxy_async,
@@ -39,7 +39,6 @@ from numbacaps.fused.ptx import (
     more_registers,
     pair_of,
     shared_address,
-    store_pair,
     store_quad,
     tensor_copy,
     wait_for_last,
@@ -54,9 +53,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_bulk_reduction(
-    pixels, window, boxes, rings, strips, channels, D, N, K, tile, size, terms, dtype
-):
+def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16.
 
     Parameters
@@ -66,15 +63,11 @@ def make_bulk_reduction(
     boxes : tuple of numbacaps.fused.bulk_reduction_tiles.Box
     rings : numbacaps.fused.bulk_reduction_tiles.Rings
     strips : numbacaps.fused.bulk_reduction_tiles.Strips
-    channels, D, N, K : int
+    D : int
         As the product's.
     tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
-    size : int
-        Elements of a split.
     terms : int
         1 or 3.
-    dtype : numpy.dtype
-        Of what it writes.
     """
     of_x, of_dy = boxes
     PW, BN, GROUPS = tile.PW, tile.BN, tile.GROUPS
@@ -96,8 +89,7 @@ def make_bulk_reduction(
     PAIR, K_STEP = tile.PAIR, tile.K
     PAIRS, D3_PAIRS = D // PAIR, D3 // PAIR  # of a capsule's row; of float32 a pair is one element
     ROWS_OF_WARP = 16 // PAIR
-    FILLED, COLUMNS_FILLED = A_CHANNELS * PAIRS, B_CHANNELS * D3  # rows and columns of the tile
-    CHANNELS = channels
+    FILLED = A_CHANNELS * PAIRS  # rows of the tile
     A_CHANNEL, A_IMAGE, A_COLUMN = of_x.channel_step, of_x.image_step, of_x.column_step
     B_CHANNEL, B_IMAGE, B_COLUMN = of_dy.channel_step, of_dy.image_step, of_dy.column_step
     A_BY_G, A_BY_E, A_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
@@ -135,15 +127,9 @@ def make_bulk_reduction(
     A_START = BARRIERS
     RAW_START = A_START + A_RING * A_PITCH
     B_START = RAW_START + RAW_RING * RAW_PITCH
-    PAIRED = D3 % 2 == 0
-    # Of float16 a thread has two rows of a capsule's pair, and stores half of memory's 32 bytes of each:
-    # its neighbour takes one of them whole.
-    QUADS = PAIR > 1 and D3 % 4 == 0
-    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
-    PLACES = BN // 8 * APART
-    TAPS = 2 * TAP_COLUMNS  # of a row of a thread's part, and of the eighth below it
-    SIZE, B_G = size, pixels.steps[1]
-    ZERO, dtype_of = np.float32(0), dtype.type
+    THREADS = WARPS * 32  # that multiply
+    TILE = THREADS * ALL_SUMS
+    ZERO = np.float32(0)
     NEARER = TF32_NEARER
     multiply = wgmma_fragment if PAIR == 1 else wgmma_fragment_float16
 
@@ -155,8 +141,8 @@ def make_bulk_reduction(
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def bulk_reduction_kernel(
-        b,  # out  (splits, size): the kernel's gradient, a partial sum each
-        table,  # in   Product.table
+        partial,  # out  as :mod:`numbacaps.fused.tile_sums` reads it
+        beside,  # not read: behind two arrays the maps lie as the copy engine wants them
         words,  # in   the tensor maps of the gathered array and of the other one
     ):
         shared = cuda.shared.array(0, np.float32)
@@ -396,61 +382,14 @@ def make_bulk_reduction(
                         a_turn = short(0)
                         a_phase = short(a_phase ^ 1)
                 cuda.syncwarp()
-            row_to = cuda.local.array(TAPS, np.int64)
-            column_to = cuda.local.array(PLACES, np.int64)
-            base = split * SIZE + g * B_G
-            for i in range(TAPS):  # all places before the first store, which would hold them up
-                row = warp % 4 * ROWS_OF_WARP + lane // 4
-                half = i // TAP_COLUMNS
-                row += half * 8 if PAIR == 1 else 0
-                k = (channel0 + row // PAIRS) * (WARPS // 4) + tap_row
-                k = (k * TAP_COLUMNS + i % TAP_COLUMNS) * D + row % PAIRS * PAIR
-                k += half if PAIR > 1 else 0
-                row_to[i] = base + table[at(3 * K + min(k, K - 1))]
-            for i in range(PLACES):
-                n = p0 * D3 + i // APART * 8 + lane % 4 * 2 + i % APART
-                column_to[i] = table[at(4 * K + min(n, N - 1))]
+            row = warp % 4 * ROWS_OF_WARP + lane // 4
+            tile_turn = cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y
+            to = (tile_turn * cuda.gridDim.x + cuda.blockIdx.x) * TILE + thread * 4
             wait_for_last()  # nobody reads any more what is written now
-            if QUADS:
-                odd = lane % 2
-                row = warp % 4 * ROWS_OF_WARP + lane // 4
-                inside = row < FILLED and channel0 + row // PAIRS < CHANNELS
-                for tap in range(TAP_COLUMNS):
-                    upper, lower = row_to[tap], row_to[TAP_COLUMNS + tap]
-                    to = lower if odd else upper
-                    for block in range(BN // 8):
-                        i = tap * SUMS + block * 4
-                        one, other, below, beyond = acc[i], acc[i + 1], acc[i + 2], acc[i + 3]
-                        got = shuffle(one if odd else below, lane ^ 1)
-                        gotten = shuffle(other if odd else beyond, lane ^ 1)
-                        first = dtype_of(got if odd else one)
-                        second = dtype_of(gotten if odd else other)
-                        third = dtype_of(below if odd else got)
-                        fourth = dtype_of(beyond if odd else gotten)
-                        column = block * 8 + lane % 4 // 2 * 4
-                        where = to + column_to[block] - odd * 2
-                        if inside and column < COLUMNS_FILLED and p0 * D3 + column < N:
-                            store_quad(b, where, first, second, third, fourth)
-            else:
-                for half in range(2):
-                    row = warp % 4 * ROWS_OF_WARP + lane // 4
-                    row += half * 8 if PAIR == 1 else 0
-                    if row < FILLED and channel0 + row // PAIRS < CHANNELS:
-                        for tap in range(TAP_COLUMNS):
-                            to = row_to[half * TAP_COLUMNS + tap]
-                            for block in range(BN // 8):
-                                column = block * 8 + lane % 4 * 2
-                                n = p0 * D3 + column
-                                where = to + column_to[block * APART]
-                                one = dtype_of(acc[tap * SUMS + block * 4 + half * 2])
-                                other = dtype_of(acc[tap * SUMS + block * 4 + half * 2 + 1])
-                                if PAIRED:
-                                    if column < COLUMNS_FILLED and n < N:
-                                        store_pair(b, where, one, other)
-                                else:
-                                    if column < COLUMNS_FILLED and n < N:
-                                        b[at(where)] = one
-                                    if column + 1 < COLUMNS_FILLED and n + 1 < N:
-                                        b[at(to + column_to[block * APART + 1])] = other
+            if row < FILLED:
+                for i in range(0, ALL_SUMS, 4):
+                    store_quad(
+                        partial, to + i * THREADS, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]
+                    )
 
     return bulk_reduction_kernel

@@ -54,6 +54,10 @@ class ReductionTile:
         all_of_them = _REGISTERS // self.threads // 8 * 8 * (self.tap_rows + 1)
         return min(_MOST_REGISTERS, (all_of_them - HELPING_REGISTERS) // self.tap_rows // 8 * 8)
 
+    def sums(self, taps):
+        """Sums of all threads that multiply, of so many columns of the window."""
+        return self.tap_rows * WARPGROUP * self.BN // 2 * taps
+
     def __str__(self):
         return (
             f"{BM} rows by {self.BN} of every tap, {self.tap_rows} warpgroups, "

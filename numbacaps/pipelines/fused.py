@@ -23,6 +23,7 @@ from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.pack import make_pack, packed_size
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
+from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile, sum_dtype
 from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
@@ -386,8 +387,7 @@ class BulkReduce:
         p = product
         self.tile, self.terms, self.why = tile, terms, why
         self._ordinary = (p, images, G, size, dtype, terms)
-        self.splits = Splits(strips.splits, size, dtype)
-        sums = strips.splits * size if strips.splits > 1 else 0
+        self.splits, window = strips.splits, Window.of(p)
         if dtype == np.float16:
             others = Reduce.cut(p, images, G, dtype)[2] * size
         else:
@@ -397,16 +397,17 @@ class BulkReduce:
         down = ceil_div(p.channels, boxes[0].channels)
         across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
         self.grid = (down, across, G * strips.splits)
-        self.partial_shape = {"partial": (max(sums, others),)}
+        sums = down * across * G * tile.sums(window.taps[1])
+        self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
+        depth = (strips.splits, p.channels, p.D, p.N, p.K)
+        add = make_add_tiles(p.pixels, window, boxes, *depth, tile, G, dtype)
+        self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
+        self._add_grid = ceil_div(sums, ADDED)
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
-        depth = (p.channels, p.D, p.N, p.K)
-        which = (p.pixels, Window.of(p), boxes, rings, strips, *depth, tile, size, terms)
-        written = sum_dtype(dtype) if strips.splits > 1 else dtype
-        which += (written,)
-        types = (written, np.int64)
-        kernel = make_bulk_reduction(*which)
+        kernel = make_bulk_reduction(p.pixels, window, boxes, rings, strips, p.D, tile, terms)
+        types = (np.float32, np.int64)
         self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=True)
 
     @cached_property
@@ -419,18 +420,17 @@ class BulkReduce:
         """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
         from numbacaps.fused.tensor_map import tensor_map
 
-        whole = dw if self.splits.count == 1 else partial
-        if not all(map(_aligned, (x, dy, whole))):
+        if not all(map(_aligned, (x, dy, partial))):
             self._unaligned(x, dy, dw, stream, partial)
             return
         maps = (tensor_map(address_of(a), *of) for a, of in zip((x, dy), self.tensors))
-        arguments = (whole, self.table, sum(maps, ()))
+        arguments = (partial, self.table, sum(maps, ()))
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
-        self.splits.add(partial, dw, stream)
+        launch_tiles(self._add, self._add_grid, ADD_THREADS, (partial, self.table, dw), stream)
 
     def __str__(self):
         terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
-        return f"bulk_reduction {self.tile}, {terms}, {self.splits} ({self.why})"
+        return f"bulk_reduction {self.tile}, {terms}, {self.splits} splits ({self.why})"
 
 
 class Prepared:

@@ -1,0 +1,90 @@
+"""The splits of a kernel's gradient added, where they lie as the tensor cores hold them.
+
+What changed from the last kernel of :mod:`numbacaps.fused.reduction`: a capsule of the gradient is 16 to 64 bytes, far
+from the next one that a thread has, and memory is written in 32 bytes. So every thread of
+:mod:`numbacaps.fused.bulk_reduction` stores its sums beside its neighbours', four at once, whatever they belong to;
+and this kernel, which reads them in that order, finds out where the total goes, once for all splits.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.fused.intrinsics import wait_for_last
+from numbacaps.fused.reduction import ADD_THREADS, ADDED
+from numbacaps.kernel_cache import kept_on_disk
+from numbacaps.target import at, cuda
+
+
+@cache
+def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dtype):
+    """Kernel that adds the partial sums of ``splits`` splits, always in the same order.
+
+    Parameters
+    ----------
+    pixels, window, boxes, D, tile
+        As :func:`numbacaps.fused.bulk_reduction.make_bulk_reduction` takes them.
+    splits : int
+    channels, N, K, G : int
+        As the product's.
+    dtype : numpy.dtype
+        Of the gradient.
+    """
+    TAP_ROWS, TAP_COLUMNS = tile.tap_rows, window.taps[1]
+    SPLITS, CHANNELS, GROUPS, STEP = splits, channels, G, pixels.steps[1]
+    A_CHANNELS, COLUMNS_FILLED = boxes[0].channels, boxes[1].channels * pixels.other[3]
+    DOWN, ACROSS = -(-channels // A_CHANNELS), -(-N // COLUMNS_FILLED)
+    PAIR, PAIRS = tile.PAIR, D // tile.PAIR
+    ROWS_OF_WARP, FILLED = 16 // PAIR, A_CHANNELS * PAIRS
+    THREADS, BLOCKS = TAP_ROWS * 128, tile.BN // 8
+    QUADS = BLOCKS * TAP_COLUMNS  # of a thread
+    SPLIT = DOWN * ACROSS * QUADS * THREADS * 4
+    ALL_THREADS, AT_ONCE, LANES = ADD_THREADS, ADDED, ADD_THREADS // ADDED
+    TURNS = -(-splits // LANES)
+    ZERO, dtype_of = np.float32(0), dtype.type
+
+    @kept_on_disk
+    @cuda.jit
+    def add_tiles_kernel(
+        partial,  # in   (G, splits, tiles of columns, tiles of channels, QUADS, THREADS, 4)
+        table,  # in   Product.table
+        dw,  # out
+    ):
+        of_lanes = cuda.shared.array(ALL_THREADS, np.float32)
+        thread = cuda.threadIdx.x
+        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread % AT_ONCE)
+        g, i = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
+        element, rest = np.uint32(i % 4), np.uint32(i // 4)
+        lane, rest = np.uint32(rest % 32), np.uint32(rest // 32)
+        warp, rest = np.uint32(rest % (THREADS // 32)), np.uint32(rest // (THREADS // 32))
+        block, rest = np.uint32(rest % BLOCKS), np.uint32(rest // BLOCKS)
+        tap_column, rest = np.uint32(rest % TAP_COLUMNS), np.uint32(rest // TAP_COLUMNS)
+        half = np.uint32(element // 2)
+        row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4)
+        below = np.uint32(half if PAIR > 1 else 0)
+        row = np.uint32(row + (0 if PAIR > 1 else half * 8))
+        channel = np.uint32(rest % DOWN * A_CHANNELS + row // PAIRS)
+        k = np.uint32((channel * TAP_ROWS + warp // 4) * TAP_COLUMNS + tap_column)
+        k = np.uint32(k * D + row % PAIRS * PAIR + below)
+        column = np.uint32(block * 8 + lane % 4 * 2 + element % 2)
+        n = np.uint32(rest // DOWN * COLUMNS_FILLED + column)
+        inside = g < GROUPS and row < FILLED and channel < CHANNELS
+        inside = inside and column < COLUMNS_FILLED and n < N
+        to = 0
+        if inside:
+            to = g * STEP + table[at(3 * K + k)] + table[at(4 * K + n)]
+        wait_for_last()  # the splits are summed
+        total = ZERO
+        if inside:
+            for turn in range(TURNS):
+                split = turn * LANES + thread // AT_ONCE
+                if split < SPLITS:
+                    total += partial[at((g * SPLITS + split) * SPLIT + i)]
+        of_lanes[at(thread)] = total
+        cuda.syncthreads()
+        if thread < AT_ONCE and inside:
+            for lane_of_sum in range(1, LANES):
+                total += of_lanes[at(lane_of_sum * AT_ONCE + thread)]
+            dw[at(to)] = dtype_of(total)
+
+    return add_tiles_kernel
