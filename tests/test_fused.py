@@ -489,7 +489,10 @@ def test_every_sum_of_a_tile_is_written_once(pair):
     partial = np.concatenate([np.arange(count) + 2.0**14 * split for split in range(3)])
     partial, dw = cuda.to_device(partial.astype(_F4)), nan(product.K * product.N, _F4)
     launch_tiles(
-        kernel, ceil_div(count, ADDED), ADD_THREADS, (partial, cuda.to_device(product.table), dw)
+        kernel,
+        ceil_div(count // 4, ADDED),
+        ADD_THREADS,
+        (partial, cuda.to_device(product.table), dw),
     )
     places, rest = np.divmod(dw.copy_to_host() - 3 * 2.0**14, 3)
     assert not rest.any() and len(set(places)) == places.size and places.min() >= 0

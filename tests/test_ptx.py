@@ -224,7 +224,8 @@ def test_sums_of_tiles(case, dtype):
     kernel, _ = tile_sums_kernel(product, tile, 32, np.dtype(dtype))
     text, _ = cuda.compile_ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
     _check(text, "tile_sums", "float32")
-    assert "griddepcontrol.wait" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+    assert "griddepcontrol.wait" in text and "ld.global.v4.f32" in text
+    assert not re.search(r"(add|mul|fma)\S*\.f16", text)
 
 
 def _check_maps(text, count):

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import wait_for_last
+from numbacaps.fused.intrinsics import load_run, wait_for_last
 from numbacaps.fused.reduction import ADD_THREADS, ADDED
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -37,54 +37,61 @@ def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dt
     PAIR, PAIRS = tile.PAIR, D // tile.PAIR
     ROWS_OF_WARP, FILLED = 16 // PAIR, A_CHANNELS * PAIRS
     THREADS, BLOCKS = TAP_ROWS * 128, tile.BN // 8
-    QUADS = BLOCKS * TAP_COLUMNS  # of a thread
-    SPLIT = DOWN * ACROSS * QUADS * THREADS * 4
-    ALL_THREADS, AT_ONCE, LANES = ADD_THREADS, ADDED, ADD_THREADS // ADDED
+    SPLIT = DOWN * ACROSS * TAP_COLUMNS * BLOCKS * THREADS  # in fours
+    AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
     TURNS = -(-splits // LANES)
     ZERO, dtype_of = np.float32(0), dtype.type
 
     @kept_on_disk
     @cuda.jit
     def add_tiles_kernel(
-        partial,  # in   (G, splits, tiles of columns, tiles of channels, QUADS, THREADS, 4)
+        partial,  # in   (G, splits, tiles of columns, of channels, TAP_COLUMNS, BLOCKS, THREADS, 4)
         table,  # in   Product.table
         dw,  # out
     ):
-        of_lanes = cuda.shared.array(ALL_THREADS, np.float32)
+        of_lanes = cuda.shared.array(SUMS, np.float32)
+        total = cuda.local.array(4, np.float32)
+        four = cuda.local.array(4, np.float32)
         thread = cuda.threadIdx.x
-        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread % AT_ONCE)
-        g, i = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
-        element, rest = np.uint32(i % 4), np.uint32(i // 4)
+        # Where one of the block's sums goes, which a thread finds out for itself.
+        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread // 4)
+        g, rest = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
         lane, rest = np.uint32(rest % 32), np.uint32(rest // 32)
         warp, rest = np.uint32(rest % (THREADS // 32)), np.uint32(rest // (THREADS // 32))
         block, rest = np.uint32(rest % BLOCKS), np.uint32(rest // BLOCKS)
         tap_column, rest = np.uint32(rest % TAP_COLUMNS), np.uint32(rest // TAP_COLUMNS)
-        half = np.uint32(element // 2)
-        row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4)
-        below = np.uint32(half if PAIR > 1 else 0)
-        row = np.uint32(row + (0 if PAIR > 1 else half * 8))
+        half = np.uint32(thread % 4 // 2)
+        row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4 + (half * 8 if PAIR == 1 else 0))
         channel = np.uint32(rest % DOWN * A_CHANNELS + row // PAIRS)
         k = np.uint32((channel * TAP_ROWS + warp // 4) * TAP_COLUMNS + tap_column)
-        k = np.uint32(k * D + row % PAIRS * PAIR + below)
-        column = np.uint32(block * 8 + lane % 4 * 2 + element % 2)
+        k = np.uint32(k * D + row % PAIRS * PAIR + (half if PAIR > 1 else 0))
+        column = np.uint32(block * 8 + lane % 4 * 2 + thread % 2)
         n = np.uint32(rest // DOWN * COLUMNS_FILLED + column)
         inside = g < GROUPS and row < FILLED and channel < CHANNELS
-        inside = inside and column < COLUMNS_FILLED and n < N
+        inside = inside and column < COLUMNS_FILLED and n < N and thread < 4 * AT_ONCE
         to = 0
         if inside:
             to = g * STEP + table[at(3 * K + k)] + table[at(4 * K + n)]
+        # What it adds: four neighbours, of some splits.
+        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread % AT_ONCE)
+        g, i = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
+        written = g < GROUPS and i // 32 % 4 * ROWS_OF_WARP + i % 32 // 4 < FILLED
+        for j in range(4):
+            total[j] = ZERO
         wait_for_last()  # the splits are summed
-        total = ZERO
-        if inside:
-            for turn in range(TURNS):
-                split = turn * LANES + thread // AT_ONCE
-                if split < SPLITS:
-                    total += partial[at((g * SPLITS + split) * SPLIT + i)]
-        of_lanes[at(thread)] = total
+        for turn in range(TURNS):
+            split = turn * LANES + thread // AT_ONCE
+            if written and split < SPLITS:
+                load_run(4, four, partial, ((g * SPLITS + split) * SPLIT + i) * 4)
+                for j in range(4):
+                    total[j] += four[j]
+        for j in range(4):
+            of_lanes[at(thread * 4 + j)] = total[j]
         cuda.syncthreads()
-        if thread < AT_ONCE and inside:
+        if inside:
+            whole = of_lanes[at(thread)]
             for lane_of_sum in range(1, LANES):
-                total += of_lanes[at(lane_of_sum * AT_ONCE + thread)]
-            dw[at(to)] = dtype_of(total)
+                whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + thread)]
+            dw[at(to)] = dtype_of(whole)
 
     return add_tiles_kernel

@@ -402,7 +402,7 @@ class BulkReduce:
         depth = (strips.splits, p.channels, p.D, p.N, p.K)
         add = make_add_tiles(p.pixels, window, boxes, *depth, tile, G, dtype)
         self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
-        self._add_grid = ceil_div(sums, ADDED)
+        self._add_grid = ceil_div(sums // 4, ADDED)
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
