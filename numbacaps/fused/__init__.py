@@ -9,7 +9,8 @@ A ladder to read from the bottom, each rung a diff of the one before:
 4. :mod:`wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie;
    :mod:`pack` lays the kernel out for them; :mod:`mma_reduction` is :mod:`reduction` on tensor cores
 5. :mod:`bulk_wgmma`: the copy engine fetches, told by a :mod:`tensor_map` what lies where; three products of
-   TF32 for one of float32; :mod:`bulk_reduction` is the same for the kernel's gradient
+   TF32 for one of float32; :mod:`bulk_reduction` is the same for the kernel's gradient, whose parts
+   :mod:`tile_sums` adds
 
 :mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash.
 

@@ -606,7 +606,7 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
     """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted.
 
     The workspace is a packed copy of ``w``, twice as large for three terms, and a partial sum as large as
-    ``dw`` for each split, of which there are at most 396.
+    ``dw``, in whole tiles where there are such, for each split, of which there are at most 396.
     """
     prepared = prepare(geometry, dy.dtype, precision)
     shapes = {}
