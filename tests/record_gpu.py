@@ -17,7 +17,7 @@ from numbacaps.target import SIMULATED
 
 # Compiling takes most of the time, so processes share it (pytest-benchmark, if installed, minds).
 _PYTEST = [sys.executable, "-m", "pytest", "--tier", "gpu", "-p", "no:cacheprovider"]
-_SIDE_BY_SIDE = ["-p", "no:benchmark", "-n", "10", "--dist", "loadgroup"]
+_SIDE_BY_SIDE = ["-v", "-p", "no:benchmark", "-n", "10", "--dist", "loadgroup"]
 _SANITIZED = ["-m", "sanitize", "-q"]
 # racecheck is several times slower, and no type of the elements changes who writes where.
 _TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
