@@ -5,6 +5,7 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,13 @@ _TIERS = {
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=list(_TIERS), default="simulator", help="tier to run")
+    parser.addoption("--passed", help="file of tests to leave out; those that pass are added to it")
 
 
 def pytest_configure(config):
     os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
+    if config.option.passed and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Noted(config.option.passed))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -39,8 +43,28 @@ def pytest_collection_modifyitems(config, items):
         marker = item.get_closest_marker("tiers")
         tiers = marker.args if marker else ("simulator",)
         (kept if tier in tiers else left).append(item)
+    passed = _passed(config)
+    left += [item for item in kept if item.nodeid in passed]
     config.hook.pytest_deselected(items=left)
-    items[:] = kept
+    items[:] = [item for item in kept if item.nodeid not in passed]
+
+
+def _passed(config):
+    """Names of the tests that passed before."""
+    path = config.option.passed
+    return set(Path(path).read_text().splitlines()) if path and Path(path).exists() else set()
+
+
+class _Noted:
+    """Adds the tests that pass to a file, as they do; of several processes only the first has one."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            with open(self._path, "a") as file:
+                file.write(report.nodeid + "\n")
 
 
 def pytest_terminal_summary(terminalreporter, config):
