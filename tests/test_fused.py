@@ -95,21 +95,27 @@ def _skip_without_tf32():
         pytest.skip("this GPU has no warpgroup products")
 
 
+def _check_passes(g, dtype, precision, rng):
+    """All three passes, as the algorithm runs them, against the oracle."""
+    x, w, dy = operands(g, dtype, rng)
+    want = _oracle(g, x, w, dy)
+    X, W, DY = map(cuda.to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, np.dtype(dtype)) for array in (dy, x, w))
+    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
+    fused.forward(g, X, W, out, **run)
+    fused.backward(g, X, W, DY, dx, dw, **run)
+    rounding = dtype if dtype == "float16" else precision
+    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
+        have = array.copy_to_host().astype(np.float32)
+        reference.assert_close(have, wanted, terms, precision=rounding)
+
+
 @pytest.mark.sanitize
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
 @pytest.mark.parametrize("case", WARPGROUPS)
 def test_precisions(case, precision, rng):
     _skip_without_tf32()
-    g = _warpgroups(case)
-    x, w, dy = operands(g, "float32", rng)
-    want = _oracle(g, x, w, dy)
-    X, W, DY = map(cuda.to_device, (x, w, dy))
-    out, dx, dw = (nan(array.shape, _F4) for array in (dy, x, w))
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
-    fused.forward(g, X, W, out, **run)
-    fused.backward(g, X, W, DY, dx, dw, **run)
-    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
-        reference.assert_close(array.copy_to_host(), wanted, terms, precision=precision)
+    _check_passes(_warpgroups(case), "float32", precision, rng)
 
 
 # Capsules whose pixels are 8 bytes of float16: rows are fetched whole, results stored four pixels at once.
@@ -129,19 +135,10 @@ _BESIDE_FLOAT32 = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 1, 2, 2, 1, (1, 1))
 )
 def test_float16_on_tensor_cores(case, rng):
     _skip_without_tf32()
-    g, half = {**GEOMETRIES, **_NARROW}[case], np.dtype(np.float16)
-    x, w, dy = operands(g, half, rng)
-    want = _oracle(g, x, w, dy)
-    X, W, DY = map(cuda.to_device, (x, w, dy))
-    out, dx, dw = (nan(array.shape, half) for array in (dy, x, w))
-    run = {"stream": 0, "workspace": Workspace(_ROOM)}
-    fused.forward(g, X, W, out, **run)
-    fused.backward(g, X, W, DY, dx, dw, **run)
-    explained = fused.prepare(g, half).explain()
+    g = {**GEOMETRIES, **_NARROW}[case]
+    _check_passes(g, "float16", "ieee", rng)
+    explained = fused.prepare(g, np.dtype(np.float16)).explain()
     assert "bulk_wgmma" in explained and "bulk_reduction" in explained
-    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
-        have = array.copy_to_host().astype(np.float32)
-        reference.assert_close(have, wanted, terms, precision="float16")
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -152,17 +149,7 @@ def test_float16_on_tensor_cores(case, rng):
 def test_boxes_begin_at_16_bytes(g, dtype, precision, rng):
     """The copy engine reads from multiples of 16 bytes alone; what would begin beside them is not for it."""
     _skip_without_tf32()
-    x, w, dy = operands(g, dtype, rng)
-    want = _oracle(g, x, w, dy)
-    X, W, DY = map(cuda.to_device, (x, w, dy))
-    out, dx, dw = (nan(array.shape, dtype) for array in (dy, x, w))
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
-    fused.forward(g, X, W, out, **run)
-    fused.backward(g, X, W, DY, dx, dw, **run)
-    rounding = "float16" if dtype == "float16" else precision
-    for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
-        have = array.copy_to_host().astype(np.float32)
-        reference.assert_close(have, wanted, terms, precision=rounding)
+    _check_passes(g, dtype, precision, rng)
 
 
 def _gathers(make, g, rng):
