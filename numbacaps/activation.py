@@ -50,3 +50,15 @@ def squash_factor(square):
     """What squash multiplies a group by, from |a|^2 + :data:`EPSILON`."""
     inverse = inverse_root(square)
     return -math.expm1(-square * inverse) * inverse
+
+
+@cuda.jit(device=True, inline="always")
+def squash_slopes(square):
+    """(f, h) of squash's gradient dy * f + a * (a . dy) * h, from the same.
+
+    With n the length, f is :func:`squash_factor` and h is f'(n) / n = (exp(-n) - f) / n^2.
+    """
+    inverse = inverse_root(square)
+    length = square * inverse
+    f = -math.expm1(-length) * inverse
+    return f, (math.exp(-length) - f) * (inverse * inverse)

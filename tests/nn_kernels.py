@@ -33,8 +33,12 @@ def nn_kernels(dtype):
     made = (
         (make_leaky_relu, (0.1, dtype), (array, array, int64, int64)),
         (make_leaky_relu_backward, (0.1, dtype), (array, array, array, int64, int64)),
-        (make_squash, (32, 0.1, dtype), (array, array, int64, int64)),
-        (make_squash_backward, (32, 0.1, dtype), (array, array, array, int64, int64)),
+        (make_squash, (32, 16 // dtype.itemsize, 4, 0.1, dtype), (array, array, int64, int64)),
+        (
+            make_squash_backward,
+            (32, 16 // dtype.itemsize, 4, 0.1, dtype),
+            (array, array, array, int64, int64),
+        ),
         (make_capsule_length, (32, dtype), (array, array, int64)),
         (make_capsule_length_backward, (32, dtype), (array, array, array, array, int64)),
         (

@@ -17,7 +17,7 @@ from reference import assert_close, nn
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
 # case: (images, groups an image, elements a group)
-_SMALL = {"primes": (3, 5, 7), "ones": (1, 1, 1), "published": (2, 2, 8)}
+_SMALL = {"primes": (3, 5, 7), "ones": (1, 1, 1), "published": (2, 2, 8), "class": (2, 1, 32)}
 _LARGE = {
     "primes": (7, 53, 11),
     "ones": (1, 1, 1),

@@ -148,3 +148,9 @@ def store_pair(array, index, first, second):
     """See :func:`numbacaps.fused.ptx.store_pair`."""
     assert int(index) % 2 == 0
     array[index], array[index + 1] = first, second
+
+
+def store_run(count, array, index, values):
+    """See :func:`numbacaps.fused.ptx.store_run`."""
+    assert int(index) % count == 0
+    array[index : index + count] = values[0:count]

@@ -59,6 +59,7 @@ mma = chosen.mma
 shared_address = chosen.shared_address
 shuffle = chosen.shuffle
 store_pair = chosen.store_pair
+store_run = chosen.store_run
 to_tf32 = chosen.to_tf32
 wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma

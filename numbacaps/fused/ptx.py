@@ -462,6 +462,26 @@ def store_quad(typing_context, array, index, first, second, third, fourth):
 
 
 @intrinsic
+def store_run(typing_context, count, array, index, values):
+    """array[index : index + count] = values[:count] in one store; index is a multiple of count (1, 2 or 4)."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        _, array, index, values = arguments
+        held = _data(context, builder, signature.args[3], values)
+        places = (
+            builder.gep(held, [ir.Constant(_I64, i)])
+            for i in range(signature.args[0].literal_value)
+        )
+        elements = [builder.load(place) for place in places]
+        stored = types.void(signature.args[1], types.int64, *[types.float32] * len(elements))
+        return _store(context, builder, stored, [array, index, *elements])
+
+    return types.void(count, array, types.int64, values), codegen
+
+
+@intrinsic
 def store_words(typing_context, array, index, first, second, third, fourth):
     """The same of 4 bytes each, whatever the array holds; it lies at a multiple of 16 bytes."""
 

@@ -11,24 +11,30 @@ whole: the authors' code keeps its diagonal alone. At a = 0 the value is 0 and t
 ``expm1`` keeps the digits of 1 - exp(-n) where n is small; what exp(-n) - f loses there, a * (a .
 dy) of the size of n^2 takes away again.
 
-Thread mapping: one thread an element of an image, which it walks image by image. A group's threads
-each add up its elements, in their order: they lie in one or two cache lines.
+Thread mapping: neighbouring lanes share a group of an image, each takes up to 16 bytes at a time and
+reads them again to write. Their sums meet by shuffles, in a fixed order. A lane walks image by image.
 """
 
-import math
 from functools import cache
+from math import gcd
 
-from numbacaps.activation import EPSILON, leaky, squash_factor
+from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
+from numbacaps.fused.intrinsics import CHUNK, address_of, load_run, shuffle, store_run
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
 from numbacaps.target import at, cuda
 
+_WARP = 32
+
 
 @cache
-def make_squash(group, slope, dtype):
-    """Kernel for groups of so many elements behind LeakyReLU of one slope."""
-    GROUP = group
-    SLOPE, REGULARISER = dtype.type(slope), dtype.type(EPSILON)
+def make_squash(group, width, lanes, slope, dtype):
+    """Kernel for groups of so many elements behind LeakyReLU of one slope.
+
+    ``lanes``, a power of two, take ``width`` elements each at a time; the group is a multiple of both.
+    """
+    WIDTH, LANES, TURNS, BITS = width, lanes, group // (width * lanes), lanes.bit_length() - 1
+    ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
 
     @kept_on_disk
     @cuda.jit
@@ -38,26 +44,38 @@ def make_squash(group, slope, dtype):
         row,
         N,
     ):
-        i = cuda.grid(1)
-        if i >= row:
-            return
-        first = i - i % GROUP
+        run = cuda.local.array(WIDTH, dtype)
+        i, lane = cuda.grid(1), cuda.threadIdx.x % 32
+        first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
+        inside = first < row
         n = cuda.blockIdx.y
         while n < N:
-            square = REGULARISER
-            for e in range(GROUP):
-                value = leaky(x[at(n * row + first + e)], SLOPE)
-                square += value * value
-            y[at(n * row + i)] = leaky(x[at(n * row + i)], SLOPE) * squash_factor(square)
+            square = ZERO
+            if inside:
+                for turn in range(TURNS):
+                    load_run(WIDTH, run, x, n * row + first + turn * (LANES * WIDTH))
+                    for e in range(WIDTH):
+                        value = leaky(run[e], SLOPE)
+                        square += value * value
+            for bit in range(BITS):
+                square += shuffle(square, lane ^ 1 << bit)
+            factor = squash_factor(square + REGULARISER)
+            if inside:
+                for turn in range(TURNS):
+                    where = n * row + first + turn * (LANES * WIDTH)
+                    load_run(WIDTH, run, x, where)
+                    for e in range(WIDTH):
+                        run[e] = leaky(run[e], SLOPE) * factor
+                    store_run(WIDTH, y, where, run)
             n += cuda.gridDim.y
 
     return squash_kernel
 
 
 @cache
-def make_squash_backward(group, slope, dtype):
-    """Kernel for groups of so many elements behind LeakyReLU of one slope."""
-    GROUP = group
+def make_squash_backward(group, width, lanes, slope, dtype):
+    """Kernel for groups of so many elements behind LeakyReLU of one slope; see :func:`make_squash`."""
+    WIDTH, LANES, TURNS, BITS = width, lanes, group // (width * lanes), lanes.bit_length() - 1
     ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
 
     @kept_on_disk
@@ -69,27 +87,35 @@ def make_squash_backward(group, slope, dtype):
         row,
         N,
     ):
-        i = cuda.grid(1)
-        if i >= row:
-            return
-        first = i - i % GROUP
+        run, d_run = cuda.local.array(WIDTH, dtype), cuda.local.array(WIDTH, dtype)
+        i, lane = cuda.grid(1), cuda.threadIdx.x % 32
+        first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
+        inside = first < row
         n = cuda.blockIdx.y
         while n < N:
-            square = REGULARISER
-            dot = ZERO
-            for e in range(GROUP):
-                value = x[at(n * row + first + e)]
-                value = value if value > ZERO else SLOPE * value
-                square += value * value
-                dot += value * dy[at(n * row + first + e)]
-            length = math.sqrt(square)
-            f = -math.expm1(-length) / length
-            h = (math.exp(-length) - f) / square
-            value = x[at(n * row + i)]
-            positive = value > ZERO
-            value = value if positive else SLOPE * value
-            gradient = dy[at(n * row + i)] * f + value * dot * h
-            dx[at(n * row + i)] = gradient if positive else SLOPE * gradient
+            square, dot = ZERO, ZERO
+            if inside:
+                for turn in range(TURNS):
+                    where = n * row + first + turn * (LANES * WIDTH)
+                    load_run(WIDTH, run, x, where)
+                    load_run(WIDTH, d_run, dy, where)
+                    for e in range(WIDTH):
+                        value = leaky(run[e], SLOPE)
+                        square += value * value
+                        dot += value * d_run[e]
+            for bit in range(BITS):
+                square += shuffle(square, lane ^ 1 << bit)
+                dot += shuffle(dot, lane ^ 1 << bit)
+            f, h = squash_slopes(square + REGULARISER)
+            if inside:
+                for turn in range(TURNS):
+                    where = n * row + first + turn * (LANES * WIDTH)
+                    load_run(WIDTH, run, x, where)
+                    load_run(WIDTH, d_run, dy, where)
+                    for e in range(WIDTH):
+                        gradient = d_run[e] * f + leaky(run[e], SLOPE) * (dot * h)
+                        d_run[e] = gradient if run[e] > ZERO else SLOPE * gradient
+                    store_run(WIDTH, dx, where, d_run)
             n += cuda.gridDim.y
 
     return squash_backward_kernel
@@ -118,8 +144,10 @@ def squash(x, y, group, slope=1.0, stream=0, threads=THREADS):
         C-contiguous.
     """
     N, row = x.shape[0], _whole_groups(x, group)
-    arguments = (flat("x", x, x.shape), flat("y", y, x.shape), row, N)
-    launch(make_squash(group, slope, x.dtype), row, N, arguments, stream, threads)
+    arrays = flat("x", x, x.shape), flat("y", y, x.shape)
+    width, lanes = _shares(group, threads, arrays)
+    kernel = make_squash(group, width, lanes, slope, x.dtype)
+    launch(kernel, row // group * lanes, N, (*arrays, row, N), stream, threads)
 
 
 def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
@@ -138,9 +166,10 @@ def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
         As :func:`squash`.
     """
     N, row = x.shape[0], _whole_groups(x, group)
-    arrays = (flat(name, a, x.shape) for name, a in (("x", x), ("dy", dy), ("dx", dx)))
-    kernel = make_squash_backward(group, slope, x.dtype)
-    launch(kernel, row, N, (*arrays, row, N), stream, threads)
+    arrays = [flat(name, a, x.shape) for name, a in (("x", x), ("dy", dy), ("dx", dx))]
+    width, lanes = _shares(group, threads, arrays)
+    kernel = make_squash_backward(group, width, lanes, slope, x.dtype)
+    launch(kernel, row // group * lanes, N, (*arrays, row, N), stream, threads)
 
 
 def _whole_groups(x, group):
@@ -149,3 +178,11 @@ def _whole_groups(x, group):
     if group < 1 or row % group:
         raise ValueError(f"group is {group}; it takes a divisor of an image's {row} elements")
     return row
+
+
+def _shares(group, threads, arrays):
+    """(elements that a lane takes at a time, lanes of a group)."""
+    itemsize = arrays[0].dtype.itemsize
+    # Loads begin at multiples of what they take.
+    width = gcd(group, CHUNK // itemsize, *(address_of(a) // itemsize for a in arrays))
+    return width, gcd(group // width, threads, _WARP)
