@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.epilogue import Epilogue, activate
+from numbacaps.fused.intrinsics import short
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -26,6 +27,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
     THREADS = tile.threads
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    IMAGE = ROWS * COLUMNS * D1  # rows of a
     A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
     C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
     C_FIRST = pixels.first
@@ -52,6 +54,15 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
 
+    @cuda.jit(device=True, inline="always")
+    def place_of(m):
+        """Of a row, counted from where an image begins: images further on, row and column, d1."""
+        m = np.uint32(m)  # a third of the instructions that 64 bits take
+        d1, m = np.uint32(m % D1), np.uint32(m // D1)
+        column, m = np.uint32(m % COLUMNS), np.uint32(m // COLUMNS)
+        row, image = np.uint32(m % ROWS), np.uint32(m // ROWS)
+        return short(image), short(row), short(column), short(d1)
+
     @kept_on_disk
     @cuda.jit
     def register_tiles_kernel(
@@ -70,23 +81,25 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         top = cuda.local.array(A_LOADS, np.int32)
         left = cuda.local.array(A_LOADS, np.int32)
         total = cuda.local.array(ELEMENTS, sums)
-        thread = cuda.threadIdx.x
+        to_column = cuda.local.array(TN, np.int64)
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         m0 = cuda.blockIdx.x * BM
         n0 = cuda.blockIdx.y * BN
         g = cuda.blockIdx.z
+        image0 = m0 // IMAGE
+        m_image = m0 - image0 * IMAGE  # rows of that image before the block's
         a_k, a_m = thread % BK, thread // BK  # a thread's loads of a tile lie in one column of it
         b_n, b_k = thread % BN, thread // BN
         b_base = g * B_G
         if n0 + b_n < N:
             b_base += table[at(4 * K + n0 + b_n)]
         for load in range(A_LOADS):
-            m = m0 + a_m + load * A_APART
-            column = m // D1 % COLUMNS
-            row = m // (D1 * COLUMNS) % ROWS
-            image = m // (D1 * COLUMNS * ROWS)
-            top[load] = row * ROW_STEP + ROW_START if m < M else NOWHERE
+            i = a_m + load * A_APART
+            image, row, column, d1 = place_of(m_image + i)
+            top[load] = row * ROW_STEP + ROW_START if m0 + i < M else NOWHERE
             left[load] = column * COLUMN_STEP + COLUMN_START
-            base[load] = g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + m % D1 * A_D1
+            base[load] = g * A_G + (image0 + image) * A_IMAGE + row * A_ROW + column * A_COLUMN
+            base[load] += d1 * A_D1
         for i in range(ELEMENTS):
             total[i] = ZERO
         for step in range(STEPS + 1):
@@ -122,21 +135,22 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                 for load in range(B_LOADS):
                     b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
                 cuda.syncthreads()  # the next ones are there
+        for j in range(TN):  # before anything is stored: no load passes a store
+            n = n0 + thread % ACROSS + j * ACROSS
+            to_column[j] = table[at(4 * K + N + n)] if n < N else 0
         for which in range(RESULT, RESULTS):
             result = c
             if ACTIVATES and which == 1:
                 activate(total, ELEMENTS, 1, 1, BLOCKS, LANES, MASK, SLOPE)
                 result = activated
             for i in range(TM):
-                m = m0 + thread // ACROSS + i * DOWN
-                if m < M:
-                    column = m // D1 % COLUMNS
-                    row = m // (D1 * COLUMNS) % ROWS
-                    image = m // (D1 * COLUMNS * ROWS)
-                    to = C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + m % D1 * C_D1
+                m = thread // ACROSS + i * DOWN
+                if m0 + m < M:
+                    image, row, column, d1 = place_of(m_image + m)
+                    to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
+                    to += row * C_ROW + column * C_COLUMN + d1 * C_D1
                     for j in range(TN):
-                        n = n0 + thread % ACROSS + j * ACROSS
-                        if n < N:
-                            result[at(g * C_G + to + table[at(4 * K + N + n)])] = total[i * TN + j]
+                        if n0 + thread % ACROSS + j * ACROSS < N:
+                            result[at(to + to_column[j])] = total[i * TN + j]
 
     return register_tiles_kernel

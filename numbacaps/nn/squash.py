@@ -22,7 +22,7 @@ from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
 from numbacaps.fused.intrinsics import CHUNK, address_of, load_run, shuffle, store_run
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.target import cuda
 
 _WARP = 32
 
