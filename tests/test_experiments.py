@@ -429,9 +429,13 @@ def test_everything_is_measured(monkeypatch):
 @on_gpu
 @pytest.mark.parametrize("wanted", NETWORK_PASSES)
 def test_networks_are_measured(wanted):
-    """Ours and the twin, checked alone and as graphs."""
+    """Ours and the twin, checked alone and as graphs.
+
+    At the published batch, as they are timed: where TF32 turns the sign of a sum near 0, LeakyReLU's
+    gradient is another, and the fewer the images the more each such place counts in the mean over them.
+    """
     variants = networks.choose(("capsnet", "torch_net", "torch_net_graph"))
-    problem = Problem(replace(PUBLISHED["layer 1"], N=20))
+    problem = Problem(PUBLISHED["layer 1"])
     rows = networks.measure_network(problem, wanted, variants)
     assert [row["algorithm"] for row in rows] == [variant.algorithm for variant in variants]
     for row in rows:
