@@ -126,6 +126,8 @@ _NARROW = {
 # Pixels of 8 bytes again, and boxes that would begin in the middle of 16.
 _BESIDE = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 2, 2, 2, 1, (1, 1))
 _BESIDE_FLOAT32 = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 1, 2, 2, 1, (1, 1))
+# In the input's gradient of this one the first tap lies a pixel to the left.
+_BESIDE_A_TAP = Geometry(64, 8, 8, 9, 10, 2, 2, 1, 2, 2, 2, (1, 2), 0, (1, 3))
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -144,7 +146,11 @@ def test_float16_on_tensor_cores(case, rng):
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
 @pytest.mark.parametrize(
     ("g", "dtype", "precision"),
-    [(_BESIDE, "float16", "ieee"), (_BESIDE_FLOAT32, "float32", "tf32")],
+    [
+        (_BESIDE, "float16", "ieee"),
+        (_BESIDE_FLOAT32, "float32", "tf32"),
+        (_BESIDE_A_TAP, "float16", "ieee"),
+    ],
 )
 def test_boxes_begin_at_16_bytes(g, dtype, precision, rng):
     """The copy engine reads from multiples of 16 bytes alone; what would begin beside them is not for it."""
@@ -443,6 +449,20 @@ def _laid_out(product, g, group, gathered):
 def test_why_the_copy_engine_cannot_be_used(geometry, reason):
     tile, why = bulk_tiles.choose_tile(implicit_gemm.forward(geometry), 1, 1, 1, 132)
     assert tile is None and reason in why
+
+
+def test_a_box_begins_at_its_first_tap():
+    """Which may lie to the left of the pixel."""
+    whole = 0
+    for product in implicit_gemm.backward_input(_BESIDE_A_TAP):
+        product = bulk_tiles.counted(product, np.dtype(np.float16))
+        left = product.pixels.left[1] + int(product.tap_columns.min())
+        for tile in bulk_tiles.tiles(product):
+            box = bulk_tiles.Box.of(product, 1, tile)
+            if box.whole_rows and bulk_tiles.why_not(tile, product, 1, 1) is None:
+                assert left * box.pixel % 4 == tile.TW * box.pixel % 4 == 0
+                whole += 1
+    assert whole
 
 
 @pytest.mark.parametrize(

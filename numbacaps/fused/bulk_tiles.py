@@ -227,7 +227,7 @@ def why_not(tile, product, G, terms):
     _, strides, sizes = box.tensor(product, 1, G)
     if sizes[0] % 4 or any(stride % 4 for stride in strides):
         return f"runs of {sizes[0]} elements, or steps of {strides}, are no multiples of 16 bytes"
-    step, left = p.left
+    step, left = p.left[0], p.left[1] + Window.of(product).first[1]
     if box.whole_rows and (left * box.pixel % 4 or step * tile.TW * box.pixel % 4):
         return f"a box begins every {step * tile.TW} pixels of {box.pixel} elements, from {left}: not at 16 bytes"
     largest = max(sizes)
