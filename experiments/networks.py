@@ -1,7 +1,8 @@
 """The whole published network: ours beside its twin in PyTorch, as they infer and as they train.
 
 =============  ==================================================================================
-net_forward    from a batch on the device to the lengths of its class capsules
+net_forward    from a batch on the device to the lengths of its class capsules; kernels lie as each
+               side reads them, folded or packed, because nothing changes them
 net_gradients  the same, then the margin loss and its gradient of every kernel
 net_step       the same, then Adam
 =============  ==================================================================================
@@ -28,6 +29,7 @@ from experiments.workloads import PUBLISHED
 from numbacaps import ALGORITHMS
 from numbacaps.nn import Adam, CapsNet
 from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
 OURS = "capsnet"
@@ -159,18 +161,24 @@ class OurNetwork:
         self._forward = ForwardPass(net.layers, len(task.x), net.dtype, **how)
         self._backward = BackwardPass(self._forward)
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)
+        self._beside = Beside(self._clock.numba)
+        self._forward.pack(net.state.kernels, self._beside)
+        self._beside.join()
         self._clock.synchronize()
 
     def environment(self):
         return nullcontext()
 
     def call(self):
-        (x, labels), state, stream = self._batch, self._net.state, self._clock.numba
-        self._forward.launch(x, state.kernels, stream)
+        (x, labels), state, beside = self._batch, self._net.state, self._beside
+        if self._wanted != "net_forward":  # whose kernels stay as they were packed
+            self._forward.pack(state.kernels, beside)
+            self._backward.pack(state.kernels, beside)
+        self._forward.launch(x, state.kernels, beside)
         if self._wanted != "net_forward":
-            self._backward.launch(x, labels, state, stream)
+            self._backward.launch(x, labels, state, beside)
         if self._wanted == "net_step":
-            state.move(self._net.adam, stream)
+            state.move(self._net.adam, beside.stream)
 
     @property
     def _written(self):

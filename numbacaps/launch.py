@@ -7,8 +7,10 @@ paid once; rows shorter than a block share one.
 """
 
 from contextlib import nullcontext
+from functools import cache
 from math import prod
 
+from numbacaps.fused.intrinsics import Compiled
 from numbacaps.simulator import short_turns
 from numbacaps.target import SIMULATED
 
@@ -39,6 +41,21 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
     z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))
     kernel[(x, y, z), (across, 1, down), stream, 0](*arguments)
+
+
+def early(kernel, arguments):
+    """A kernel of arrays, then ints, that starts while the one before it on the stream comes to its end.
+
+    It waits for that one's results itself (``wait_for_last``), and asks in turn that the next one be started
+    (``let_next_start``): what a launch takes, about a microsecond, is then no part of the wait.
+    """
+    dtypes = tuple(argument.dtype for argument in arguments if hasattr(argument, "shape"))
+    return _early(kernel, dtypes, len(arguments) - len(dtypes))
+
+
+@cache
+def _early(kernel, dtypes, integers):
+    return Compiled(kernel, dtypes, integers, early=True)
 
 
 def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):

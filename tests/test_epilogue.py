@@ -13,6 +13,7 @@ from numbacaps.activation import Activation
 from numbacaps.fused import bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
 from numbacaps.fused.epilogue import Lanes, fit
 from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.streams import Beside
 from numbacaps.pipelines import fused
 from numbacaps.target import SIMULATED, cuda
 from reference import nn
@@ -167,18 +168,22 @@ def test_networks_are_the_same_with_activations_apart(name, rng):
     net = network(name, dtype="float64", seed=3)
     x, labels = batch(net, 3, rng)
     x, labels = cuda.to_device(x), cuda.to_device(labels)
-    found = []
+    found, beside = [], Beside(0)
     for apart in (False, True):
         forward = ForwardPass(net.layers, len(labels), net.dtype, apart=apart)
         assert not (apart and any(c.activates for c in forward.convolutions))
-        forward.launch(x, net.state.kernels, 0)
-        BackwardPass(forward).launch(x, labels, net.state, 0)
+        backward = BackwardPass(forward)
+        forward.pack(net.state.kernels, beside)
+        backward.pack(net.state.kernels, beside)
+        forward.launch(x, net.state.kernels, beside)
+        backward.launch(x, labels, net.state, beside)
         lengths = forward.lengths.copy_to_host()
         found.append([lengths, *net.state.read(net.state.gradients)])
     for have, want in zip(*found):
         np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-14)
     inference = ForwardPass(net.layers, len(labels), net.dtype, keeps_sums=False)
-    inference.launch(x, net.state.kernels, 0)
+    inference.pack(net.state.kernels, beside)
+    inference.launch(x, net.state.kernels, beside)
     np.testing.assert_array_equal(inference.lengths.copy_to_host(), found[0][0])
     for convolution, total in zip(inference.convolutions, inference.sums):
         assert (total is None) == convolution.activates
@@ -189,7 +194,7 @@ def test_a_network_explains_where_its_activations_are():
     assert [line.split(": ")[0] for line in lines] == ["layers[0]", "layers[1]"]
     for line in lines:
         assert "register_tiles" in line and "LeakyReLU and squash in it" in line
-    assert "layers[0]: fused, activation apart" in network("odd").explain(2)
+    assert network("odd").explain(2).splitlines()[0].endswith("LeakyReLU apart")
     assert "activation apart" not in network("transposed").explain(2)
     assert "LeakyReLU and squash apart: a group of 3" in network("transposed").explain(2)
     for N, error in (("2", TypeError), (True, TypeError), (0, ValueError)):

@@ -15,8 +15,9 @@ from numbacaps import available_algorithms
 from numbacaps.nn import Adam, CapsNet, Layer, state
 from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
-from numbacaps.nn.streams import Repeated
-from numbacaps.target import SIMULATED
+from numbacaps.nn.streams import Beside, Repeated, Stream
+from numbacaps.pipelines import fused
+from numbacaps.target import SIMULATED, cuda
 from reference import assert_close, nn
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -216,6 +217,81 @@ def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
         runs.append((net.history()[0], *net.kernels, *net.forward(batches[0][0])))
     for one, other in zip(*runs):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.tiers("gpu")
+@pytest.mark.parametrize("precision", fused.precisions(np.dtype(np.float32)))
+def test_a_captured_step_of_the_published_network(precision, rng):
+    """Kernels packed ahead and gradients beside each other, with graphs and without: the same bits."""
+    x, labels = rng.uniform(0, 1, (9, 1, 28, 28, 1, 1)).astype("float32"), rng.integers(0, 10, 9)
+    runs = []
+    for captures in (True, True, False):
+        net = CapsNet.published(seed=1, precision=precision)
+        net._computing.captures = captures
+        for _ in range(5):
+            net.step(x, labels)
+        runs.append((net.history()[0], *net.kernels, *net.forward(x)))
+    for run in runs[1:]:
+        for one, other in zip(runs[0], run):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_packed_kernels_follow_the_weights(rng, tmp_path):
+    """What an inference packed once is packed anew when weights have moved, and when they are loaded."""
+    if "tf32" not in fused.precisions(np.dtype(np.float32)):
+        pytest.skip("this GPU has no warpgroup products")
+    how = {"window": 2, "squash": 4, "precision": "tf32"}
+    layers = Layer(2, (4, 4), **how), Layer(3, (4, 4), **how)
+
+    def made():
+        return CapsNet(layers, (1, 3, 3, 4, 4), seed=1, adam=Adam(rate=0.1))
+
+    net, other = made(), made()
+    x, labels = batch(net, 2, rng)
+    assert net._inference(2).forward.convolutions[0].packs_forward
+    before = net.forward(x)[1]
+    net.save(tmp_path / "first.npz")
+    net.step(x, labels)
+    after = net.forward(x)[1]
+    assert np.abs(after - before).max() > 1e-3
+    net.save(tmp_path / "second.npz")
+    other.load(tmp_path / "second.npz")
+    np.testing.assert_array_equal(other.forward(x)[1], after)
+    net.load(tmp_path / "first.npz")
+    np.testing.assert_array_equal(net.forward(x)[1], before)
+
+
+@cuda.jit
+def _add_one(read, written, turns):
+    """Slowly, so that who does not wait reads what was there before."""
+    i = cuda.grid(1)
+    value = read[i]
+    for _ in range(turns):
+        value = (value * 3 + 1) % 1021
+    written[i] = value
+
+
+def test_what_is_run_beside_is_waited_for():
+    count, turns = (4, 3) if SIMULATED else (4096, 3000)
+    main = Stream()
+    beside = Beside(main.numba, count=2)
+    arrays = [cuda.to_device(np.arange(count) % 7) for _ in range(5)]
+    want = arrays[0].copy_to_host()
+    cuda.synchronize()
+
+    def launch(read, written, stream):
+        _add_one[count // 4, 4, stream](arrays[read], arrays[written], turns)
+
+    launch(0, 1, main.numba)
+    for written in (2, 3, 4):
+        beside.run(lambda stream, written=written: launch(1, written, stream))
+    beside.join()
+    launch(4, 0, main.numba)
+    main.synchronize()
+    for rounds, result in enumerate((1, 4, 0), start=1):
+        for _ in range(turns):
+            want = (want * 3 + 1) % 1021
+        np.testing.assert_array_equal(arrays[result].copy_to_host(), want, err_msg=str(rounds))
 
 
 def test_batches_may_be_overwritten_at_once(rng):

@@ -20,5 +20,8 @@ def test_kernel(name, dtype, cc):
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
     if dtype == "float32":
         assert not re.search(r"\.f64\b", text), "float64 crept in"
+    starts_early = name != "he_normal" and cc >= (9, 0)
+    for instruction in ("launch_dependents", "wait"):
+        assert text.count(f"griddepcontrol.{instruction};") == starts_early
     if name == "margin_loss":
         assert ".shared" in text and "bar.sync" in text

@@ -225,7 +225,7 @@ def make_bulk_wgmma(
         activated,  # out  the same behind an activation; c again where there is none
         images,
         turns,  # of all blocks
-        first,  # 0 where another product ran since the kernel was packed
+        waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
     ):
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
@@ -246,6 +246,8 @@ def make_bulk_wgmma(
         if warp >= WARPS:
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:  # boxes, which wait for no packing
+                if waits > 1:
+                    wait_for_last()  # the gathered array is there
                 box_map = map_address(words, 0)
                 longer = last_turn % blocks  # blocks that have a turn more than the others
                 if 0 < longer <= first_turn:
@@ -273,7 +275,7 @@ def make_bulk_wgmma(
                             a_turn = short(0)
                             a_phase = short(a_phase ^ 1)
             if warp == WARPS + 1 and lane == 0:  # rows of taps
-                if first > 0:
+                if waits > 0:
                     wait_for_last()  # the kernel is packed
                 let_next_start()  # another product of the same pass, which has a result of its own
                 b_turn, b_phase = short(0), short(1)

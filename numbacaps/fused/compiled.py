@@ -18,7 +18,6 @@ from numbacaps.target import cuda
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
 _KEPT = 1024  # launch configurations
-_CAN_START_EARLY = hasattr(LaunchConfig, "programmatic_stream_serialization")  # cuda.core 1.2
 
 
 class Compiled:
@@ -42,8 +41,7 @@ class Compiled:
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
         kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
-        kernel.compile((*kinds, *[types.int64] * integers))
-        (made,) = kernel.overloads.values()
+        made = kernel.compile((*kinds, *[types.int64] * integers))
         function = made._codelibrary.get_cufunc()
         if shared > _WITHOUT_ASKING:
             driver.cuKernelSetAttribute(
@@ -52,7 +50,7 @@ class Compiled:
                 function.handle,
                 cuda.get_current_device().id,
             )
-        self._kernel, self._early = function.kernel, early and _CAN_START_EARLY
+        self._kernel, self._early = function.kernel, early and _starts_early()
 
     def __getitem__(self, how):
         grid, block, stream, shared = how
@@ -63,6 +61,12 @@ class Compiled:
             launch(stream, config, self._kernel, *values(arguments))
 
         return launched
+
+
+def _starts_early():
+    """Whether cuda.core (1.2) and this device (9.0) can start a kernel before the last one has ended."""
+    known = hasattr(LaunchConfig, "programmatic_stream_serialization")
+    return known and cuda.get_current_device().compute_capability >= (9, 0)
 
 
 @lru_cache(_KEPT)

@@ -5,6 +5,7 @@ Everything that leans on how Numba hands arrays to LLVM is here.
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.extending import intrinsic
 
 from numbacaps.target import cuda
@@ -24,13 +25,14 @@ def _asm(builder, result, operands, text, constraints, side_effect=True):
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
 
 
-def _instruction(text):
-    """An intrinsic without operands that nothing may be moved across."""
+def _instruction(text, since=(0, 0)):
+    """An intrinsic without operands that nothing may be moved across; nothing on GPUs before ``since``."""
 
     @intrinsic
     def instruction(typing_context):
         def codegen(context, builder, signature, arguments):
-            _asm(builder, _VOID, [], text, "~{memory}")
+            if ConfigStack().top().compute_capability >= since:
+                _asm(builder, _VOID, [], text, "~{memory}")
             return context.get_dummy_value()
 
         return types.void(), codegen
@@ -43,8 +45,9 @@ fence_proxy_async = _instruction("fence.proxy.async.shared::cta;")
 wgmma_fence = _instruction("wgmma.fence.sync.aligned;")
 wgmma_commit = _instruction("wgmma.commit_group.sync.aligned;")
 wgmma_wait = _instruction("wgmma.wait_group.sync.aligned 0;")
-let_next_start = _instruction("griddepcontrol.launch_dependents;")
-wait_for_last = _instruction("griddepcontrol.wait;")
+# Kernels of a GPU that lacks them start when the one before has ended.
+let_next_start = _instruction("griddepcontrol.launch_dependents;", since=(9, 0))
+wait_for_last = _instruction("griddepcontrol.wait;", since=(9, 0))
 
 
 def _registers(how):

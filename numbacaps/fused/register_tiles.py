@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.epilogue import Epilogue, activate
-from numbacaps.fused.intrinsics import short
+from numbacaps.fused.intrinsics import let_next_start, short, wait_for_last
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -73,6 +73,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         table,  # in   Product.table
         M,
     ):
+        let_next_start()  # up to where it waits for the result
         a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM + 4)
         b_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
         a_next = cuda.local.array(A_LOADS, sums)
@@ -102,6 +103,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
             base[load] += d1 * A_D1
         for i in range(ELEMENTS):
             total[i] = ZERO
+        wait_for_last()  # the operands are there
         for step in range(STEPS + 1):
             if step < STEPS:
                 k = step * BK + a_k

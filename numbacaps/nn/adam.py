@@ -16,8 +16,9 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import THREADS, early, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -79,6 +80,8 @@ def make_adam_factors(adam, dtype):
         step,  # in/out  (1,), int64: steps done
         factors,  # out     (2,): rate / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
     ):
+        let_next_start()
+        wait_for_last()
         done = step[at(0)]
         t = to_dtype(done + 1)
         rate = math.ldexp(RATE, -int(done // HALVE_EVERY))
@@ -105,9 +108,11 @@ def make_adam(adam, dtype):
         factors,  # in      (2,)
         count,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= count:
             return
+        wait_for_last()
         gradient = gradients[at(i)]
         m = BETA1 * first[at(i)] + NEW1 * gradient
         v = BETA2 * second[at(i)] + NEW2 * gradient * gradient
@@ -143,5 +148,6 @@ def adam_step(adam, gradients, first, second, weights, step, factors, stream=0, 
     named = (("gradients", gradients), ("first", first), ("second", second), ("weights", weights))
     arrays = [flat(name, array, (count,)) for name, array in named]
     step, factors = flat("step", step, (1,)), flat("factors", factors, (2,))
-    make_adam_factors(adam, dtype)[1, 1, stream](step, factors)
-    launch(make_adam(adam, dtype), count, 1, (*arrays, factors, count), stream, threads)
+    early(make_adam_factors(adam, dtype), (step, factors))[1, 1, stream, 0](step, factors)
+    arguments = (*arrays, factors, count)
+    launch(early(make_adam(adam, dtype), arguments), count, 1, arguments, stream, threads)

@@ -9,8 +9,9 @@ Thread mapping: forward one thread a capsule, backward one thread an element.
 import math
 from functools import cache
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import THREADS, early, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -26,9 +27,11 @@ def make_capsule_length(E, dtype):
         lengths,  # out  (capsules,)
         capsules,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= capsules:
             return
+        wait_for_last()
         square = ZERO
         for e in range(E):
             value = x[at(i * E + e)]
@@ -52,9 +55,11 @@ def make_capsule_length_backward(E, dtype):
         dx,  # out  (capsules, E)
         capsules,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= capsules * E:
             return
+        wait_for_last()
         length = lengths[at(i // E)]
         gradient = ZERO
         if length != ZERO:  # NaN stays NaN
@@ -83,7 +88,8 @@ def capsule_length(x, lengths, stream=0, threads=THREADS):
     """
     E = _elements(x, lengths)
     arguments = (flat("x", x, x.shape), flat("lengths", lengths, lengths.shape), lengths.size)
-    launch(make_capsule_length(E, x.dtype), lengths.size, 1, arguments, stream, threads)
+    kernel = early(make_capsule_length(E, x.dtype), arguments)
+    launch(kernel, lengths.size, 1, arguments, stream, threads)
 
 
 def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads=THREADS):
@@ -111,7 +117,8 @@ def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads=THREADS
         flat("dx", dx, x.shape),
         lengths.size,
     )
-    launch(make_capsule_length_backward(E, x.dtype), x.size, 1, arguments, stream, threads)
+    kernel = early(make_capsule_length_backward(E, x.dtype), arguments)
+    launch(kernel, x.size, 1, arguments, stream, threads)
 
 
 def _elements(x, lengths):

@@ -8,7 +8,7 @@ class Convolution:
     """A capsule convolution and its gradients on arrays that are there already.
 
     What it needs besides, the first call of each pass allocates; no other call does, so that they
-    can be captured.
+    can be captured. Where a pass packs, the kernel is packed before the first call, and when it has changed.
 
     Parameters
     ----------
@@ -26,10 +26,11 @@ class Convolution:
         self._name = resolve(algorithm)
         self._algorithm = find_algorithm(algorithm, dtype, precision)
         self._prepared = None
-        if activation is not None and self._algorithm.activated:
-            self._prepared = self._algorithm.prepare(geometry, dtype, precision, activation)
+        if self._algorithm.prepare:
+            wanted = activation if self._algorithm.activated else None
+            self._prepared = self._algorithm.prepare(geometry, dtype, precision, wanted)
         # One each: a pass drops what another one laid out in the same workspace.
-        self._forward, self._backward = Workspace(), Workspace()
+        self._forward, self._input, self._kernel = Workspace(), Workspace(), Workspace()
 
     @property
     def capturable(self):
@@ -39,27 +40,60 @@ class Convolution:
     @property
     def activates(self):
         """The forward pass's kernel computes the activation too."""
-        return self._prepared is not None and self._prepared.activates
+        return self._activation is not None and bool(self._prepared) and self._prepared.activates
+
+    @property
+    def packs_forward(self):
+        """The forward pass reads what :meth:`pack_forward` made of the kernel."""
+        return bool(self._prepared) and self._prepared.packs_forward
+
+    @property
+    def packs_backward(self):
+        """The input's gradient reads what :meth:`pack_backward` made of the kernel."""
+        return bool(self._prepared) and self._prepared.packs_backward
+
+    def pack_forward(self, w, stream):
+        """Make the forward pass ready for a kernel, which it takes until the kernel changes."""
+        how = {"activation": self._activation} if self.activates else {}
+        how |= {"stream": stream, "workspace": self._forward}
+        self._algorithm.pack_forward(self.geometry, w, **how)
+
+    def pack_backward(self, w, stream):
+        """The same for the input's gradient."""
+        how = {"stream": stream, "workspace": self._input}
+        self._algorithm.pack_backward(self.geometry, w, **how)
 
     def forward(self, x, w, out, stream):
         """Write the output; arrays in the geometry's layout."""
-        self._algorithm.forward(self.geometry, x, w, out, stream=stream, workspace=self._forward)
+        how = {"stream": stream, "workspace": self._forward} | _packed(self.packs_forward)
+        self._algorithm.forward(self.geometry, x, w, out, **how)
 
     def forward_activated(self, x, w, sums, out, stream):
         """Write the sums and, behind the activation, the output; where it ``activates``.
 
         ``sums`` is None where the activation does not keep them.
         """
-        arrays = (x, w, sums, out, self._activation)
-        self._algorithm.activated(self.geometry, *arrays, stream=stream, workspace=self._forward)
+        how = {"stream": stream, "workspace": self._forward} | _packed(self.packs_forward)
+        self._algorithm.activated(self.geometry, x, w, sums, out, self._activation, **how)
 
-    def backward(self, x, w, dy, dx, dw, stream):
-        """Write both gradients; ``dx`` may be None where it is not wanted."""
-        arrays = (x, w, dy, dx, dw)
-        self._algorithm.backward(self.geometry, *arrays, stream=stream, workspace=self._backward)
+    def backward_input(self, w, dy, dx, stream):
+        """Write the input's gradient."""
+        how = {"stream": stream, "workspace": self._input} | _packed(self.packs_backward)
+        self._algorithm.backward(self.geometry, None, w, dy, dx, None, **how)
+
+    def backward_kernel(self, x, dy, dw, stream):
+        """Write the kernel's gradient."""
+        how = {"stream": stream, "workspace": self._kernel}
+        self._algorithm.backward(self.geometry, x, None, dy, None, dw, **how)
 
     def explain(self):
         """What computes the forward pass, and whether the activation is in it."""
         if self._prepared is None:
             return f"{self._name}, activation apart"
-        return "; ".join(map(str, self._prepared.forward))
+        kernels = "; ".join(map(str, self._prepared.forward))
+        return kernels if self._activation else f"{kernels}, LeakyReLU apart"
+
+
+def _packed(is_so):
+    """A keyword that only algorithms which pack take."""
+    return {"packed": True} if is_so else {}

@@ -12,8 +12,9 @@ second one thread an element of an image, which it walks image by image.
 
 from functools import cache
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import THREADS, early, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -32,9 +33,11 @@ def make_take_rows():
         places,
         N,
     ):
+        let_next_start()
         n = cuda.grid(1)
         if n >= N:
             return
+        wait_for_last()
         row = ring[at(step[at(0)] % places * N + n)]
         rows[at(n)] = row
         labels[at(n)] = all_labels[at(row)]
@@ -55,10 +58,12 @@ def make_take_images():
         size,
         N,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= size:
             return
         n = cuda.blockIdx.y
+        wait_for_last()
         while n < N:
             x[at(n * size + i)] = images[at(rows[at(n)] * size + i)]
             n += cuda.gridDim.y
@@ -94,6 +99,8 @@ def gather(images, all_labels, ring, step, rows, x, labels, stream=0, threads=TH
         flat("step", step, (1,)),
         flat("all_labels", all_labels, (count,)),
     )
-    launch(make_take_rows(), N, 1, (*numbers, rows, labels, places, N), stream, threads)
+    arguments = (*numbers, rows, labels, places, N)
+    launch(early(make_take_rows(), arguments), N, 1, arguments, stream, threads)
     arrays = flat("images", images, (count, size)), rows, flat("x", x, (N, size))
-    launch(make_take_images(), size, N, (*arrays, size, N), stream, threads)
+    arguments = (*arrays, size, N)
+    launch(early(make_take_images(), arguments), size, N, arguments, stream, threads)

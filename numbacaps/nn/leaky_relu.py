@@ -8,8 +8,9 @@ Thread mapping: one thread an element of an image, which it walks image by image
 
 from functools import cache
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import THREADS, early, flat, launch
 from numbacaps.target import at, cuda
 
 
@@ -26,10 +27,12 @@ def make_leaky_relu(slope, dtype):
         row,
         N,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= row:
             return
         n = cuda.blockIdx.y
+        wait_for_last()
         while n < N:
             value = x[at(n * row + i)]
             y[at(n * row + i)] = value if value > ZERO else SLOPE * value
@@ -52,10 +55,12 @@ def make_leaky_relu_backward(slope, dtype):
         row,
         N,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= row:
             return
         n = cuda.blockIdx.y
+        wait_for_last()
         while n < N:
             gradient = dy[at(n * row + i)]
             dx[at(n * row + i)] = gradient if x[at(n * row + i)] > ZERO else SLOPE * gradient
@@ -83,7 +88,8 @@ def leaky_relu(x, y, slope, stream=0, threads=THREADS):
     """
     N, row = x.shape[0], x.size // x.shape[0]
     arguments = (flat("x", x, x.shape), flat("y", y, x.shape), row, N)
-    launch(make_leaky_relu(slope, x.dtype), row, N, arguments, stream, threads)
+    kernel = early(make_leaky_relu(slope, x.dtype), arguments)
+    launch(kernel, row, N, arguments, stream, threads)
 
 
 def leaky_relu_backward(x, dy, dx, slope, stream=0, threads=THREADS):
@@ -103,4 +109,6 @@ def leaky_relu_backward(x, dy, dx, slope, stream=0, threads=THREADS):
     """
     N, row = x.shape[0], x.size // x.shape[0]
     arrays = (flat(name, a, x.shape) for name, a in (("x", x), ("dy", dy), ("dx", dx)))
-    launch(make_leaky_relu_backward(slope, x.dtype), row, N, (*arrays, row, N), stream, threads)
+    arguments = (*arrays, row, N)
+    kernel = early(make_leaky_relu_backward(slope, x.dtype), arguments)
+    launch(kernel, row, N, arguments, stream, threads)

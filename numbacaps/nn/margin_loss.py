@@ -16,8 +16,9 @@ the order of the sum is fixed. Backward one thread a class capsule.
 
 from functools import cache
 
+from numbacaps.fused.intrinsics import let_next_start, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch, launch_tiles
+from numbacaps.launch import THREADS, early, flat, launch, launch_tiles
 from numbacaps.target import SIMULATED, at, cuda
 
 # Of the published run.
@@ -43,12 +44,14 @@ def make_margin_loss(P, lanes, dtype):
         places,
         N,
     ):
+        let_next_start()
         losses_of = cuda.shared.array(LANES, dtype)
         hits_of = cuda.shared.array(LANES, "int64")
         lane = cuda.threadIdx.x
         loss = ZERO
         found = 0
         n = lane
+        wait_for_last()
         while n < N:
             label = labels[at(n)]
             longest = 0
@@ -97,9 +100,11 @@ def make_margin_loss_backward(P, dtype):
         d_lengths,  # out  (N, P)
         N,
     ):
+        let_next_start()
         i = cuda.grid(1)
         if i >= N * P:
             return
+        wait_for_last()
         length = lengths[at(i)]
         if i % P == labels[at(i // P)]:
             gap = PRESENT - length
@@ -147,7 +152,8 @@ def margin_loss(lengths, labels, step, losses, hits, stream=0, lanes=LANES):
         losses.size,
         N,
     )
-    launch_tiles(make_margin_loss(P, lanes, lengths.dtype), 1, lanes, arguments, stream)
+    kernel = early(make_margin_loss(P, lanes, lengths.dtype), arguments)
+    launch_tiles(kernel, 1, lanes, arguments, stream)
 
 
 def margin_loss_backward(lengths, labels, d_lengths, stream=0, threads=THREADS):
@@ -174,5 +180,5 @@ def margin_loss_backward(lengths, labels, d_lengths, stream=0, threads=THREADS):
         flat("d_lengths", d_lengths, (N, P)),
         N,
     )
-    kernel = make_margin_loss_backward(P, lengths.dtype)
+    kernel = early(make_margin_loss_backward(P, lengths.dtype), arguments)
     launch(kernel, N * P, 1, arguments, stream, threads)

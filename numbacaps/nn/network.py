@@ -13,7 +13,7 @@ from numbacaps.nn.data import Data, RowBatch
 from numbacaps.nn.layer import Layer, chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import PLACES, State
-from numbacaps.nn.streams import Repeated, Stream
+from numbacaps.nn.streams import Beside, Repeated, Stream
 
 
 class CapsNet:
@@ -58,7 +58,9 @@ class CapsNet:
         self._kind = self.input_shape, str(self.dtype), self.classes  # what data must have too
         self.state = State(self.layers, self.dtype, _check_seed(seed))
         self.steps, self._began = 0, 0
+        self._changes = 0  # of the weights
         self._computing, self._copying = Stream(), Stream()
+        self._beside = Beside(self._computing.numba)
         self._inferences, self._trainings = {}, {}
 
     @classmethod
@@ -105,7 +107,7 @@ class CapsNet:
         """
         self._check_images(x)
         inference = self._inference(len(x))
-        inference.run(x)
+        inference.run(x, self._changes)
         stream = self._computing.numba
         capsules = inference.forward.outputs[-1].copy_to_host(stream=stream)
         lengths = inference.forward.lengths.copy_to_host(stream=stream)
@@ -176,7 +178,7 @@ class CapsNet:
         """
         labels = self._check_batch(x, labels)
         self._training(len(x)).step(x, labels)
-        self.steps += 1
+        self._stepped()
 
     def place(self, x, labels):
         """Copy images and their labels to the device, for :meth:`step_rows`.
@@ -218,7 +220,7 @@ class CapsNet:
         """
         rows = self._check_rows(data, rows)
         self._training(len(rows)).step_rows(data, rows, self.steps)
-        self.steps += 1
+        self._stepped()
 
     def history(self, first=None):
         """Loss and hits of every step from ``first`` on; waits for the last one.
@@ -280,6 +282,7 @@ class CapsNet:
         for name, arrays in runs.items():
             self.state.write(getattr(self.state, name), arrays)
         self.steps = self._began = steps
+        self._changes += 1
 
     @property
     def description(self):
@@ -290,6 +293,10 @@ class CapsNet:
             "layers": [layer.description for layer in self.layers],
             "adam": asdict(self.adam),
         }
+
+    def _stepped(self):
+        self.steps += 1
+        self._changes += 1
 
     def _inference(self, N):
         inference = self._inferences.get(N)
@@ -348,14 +355,19 @@ class _Inference:
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
         self.forward = ForwardPass(network.layers, N, network.dtype, keeps_sums=False)
-        operands = self._slot.x, network.state.kernels, computing.numba
+        self._kernels, self._beside, self._packed = network.state.kernels, network._beside, None
+        operands = self._slot.x, self._kernels, self._beside
         self._launch = Repeated(
             lambda: self.forward.launch(*operands), computing, self.forward.capturable
         )
 
-    def run(self, x):
-        """Queue a batch."""
+    def run(self, x, changes):
+        """Queue a batch; kernels are packed anew if the weights have changed, ``changes`` times by now."""
         self._slot.fill(x)
+        if self._packed != changes:
+            self.forward.pack(self._kernels, self._beside)
+            self._beside.join()
+            self._packed = changes
         self._launch()
         self._slot.release()
 
@@ -364,7 +376,8 @@ class _Training:
     """Steps of one batch size, captured for each place where a batch can lie."""
 
     def __init__(self, network, N):
-        self._computing, self._state, self._adam = network._computing, network.state, network.adam
+        self._computing, self._beside = network._computing, network._beside
+        self._state, self._adam = network.state, network.adam
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
         self._forward = ForwardPass(network.layers, N, network.dtype)
@@ -385,9 +398,11 @@ class _Training:
         return Repeated(work, self._computing, self._forward.capturable)
 
     def _launch_gradients(self, batch):
-        stream = self._computing.numba
-        self._forward.launch(batch.x, self._state.kernels, stream)
-        self._backward.launch(batch.x, batch.labels, self._state, stream)
+        kernels, beside = self._state.kernels, self._beside
+        self._forward.pack(kernels, beside)
+        self._backward.pack(kernels, beside)
+        self._forward.launch(batch.x, kernels, beside)
+        self._backward.launch(batch.x, batch.labels, self._state, beside)
 
     def _launch_step(self, batch):
         self._launch_gradients(batch)

@@ -1,6 +1,7 @@
 """The network's two passes over a batch: what they keep on the device, and what they launch."""
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from numbacaps.activation import Activation
@@ -58,17 +59,32 @@ class ForwardPass:
         """The launches can be captured into a CUDA graph."""
         return all(convolution.capturable for convolution in self.convolutions)
 
-    def launch(self, x, kernels, stream):
-        """Queue the pass.
+    def pack(self, kernels, beside):
+        """Queue what :meth:`launch` does with the kernels alone, beside the stream; once until they change.
+
+        Parameters
+        ----------
+        kernels : list of device array (P, C, KH, KW, G, D2, D3)
+        beside : numbacaps.nn.streams.Beside
+        """
+        for convolution, kernel in zip(self.convolutions, kernels):
+            if convolution.packs_forward:
+                beside.run(partial(convolution.pack_forward, kernel))
+
+    def launch(self, x, kernels, beside):
+        """Queue the pass, behind what was packed beside it.
 
         Parameters
         ----------
         x : device array (N, C, H, W, *T1)
         kernels : list of device array (P, C, KH, KW, G, D2, D3)
-        stream : Numba stream
+        beside : numbacaps.nn.streams.Beside
         """
+        stream = beside.stream
         parts = zip(self.layers, self.convolutions, kernels, self.sums, self.outputs)
         for layer, convolution, kernel, total, output in parts:
+            if convolution.packs_forward:
+                beside.join()
             if convolution.activates:
                 convolution.forward_activated(x, kernel, total, output, stream)
             else:
@@ -89,8 +105,9 @@ class ForwardPass:
 class BackwardPass:
     """From the lengths of class capsules to the gradient of every kernel.
 
-    Two arrays, as large as the largest layer's output, hold the gradients that pass from layer to
-    layer: one that reaches a layer's output, and one that reaches the sums before its activation.
+    Nobody waits for the loss and for a kernel's gradient but the end of the pass, so they are computed beside
+    the gradients that pass from layer to layer. One array, as large as the largest layer's output,
+    holds those that reach a layer's output; those that reach the sums before its activation have their own.
 
     Parameters
     ----------
@@ -102,14 +119,20 @@ class BackwardPass:
         self.forward = forward
         largest = max(output.size for output in forward.outputs)
         dtype = forward.lengths.dtype
-        d_outputs, d_sums = (cuda.device_array(largest, dtype) for _ in range(2))
         shapes = [output.shape for output in forward.outputs]
+        d_outputs = cuda.device_array(largest, dtype)
         self._d_outputs = [d_outputs[: prod(shape)].reshape(shape) for shape in shapes]
-        self._d_sums = [d_sums[: prod(shape)].reshape(shape) for shape in shapes]
+        self._d_sums = [cuda.device_array(shape, dtype) for shape in shapes]
         self._d_lengths = cuda.device_array(forward.lengths.shape, dtype)
 
-    def launch(self, x, labels, state, stream):
-        """Queue the loss and the pass.
+    def pack(self, kernels, beside):
+        """Queue what :meth:`launch` does with the kernels alone, as :meth:`ForwardPass.pack`."""
+        for convolution, kernel in zip(self.forward.convolutions[1:], kernels[1:]):
+            if convolution.packs_backward:
+                beside.run(partial(convolution.pack_backward, kernel))
+
+    def launch(self, x, labels, state, beside):
+        """Queue the loss and the pass, behind what was packed beside it.
 
         Parameters
         ----------
@@ -118,21 +141,25 @@ class BackwardPass:
         labels : device array (N,), int64
         state : numbacaps.nn.state.State
             Its gradients and the step's loss and hits are written.
-        stream : Numba stream
+        beside : numbacaps.nn.streams.Beside
         """
         forward, d_outputs, d_sums = self.forward, self._d_outputs, self._d_sums
-        lengths, d_lengths = forward.lengths, self._d_lengths
-        margin_loss(lengths, labels, state.step, state.losses, state.hits, stream)
+        lengths, d_lengths, stream = forward.lengths, self._d_lengths, beside.stream
+        beside.join()
+        results = state.step, state.losses, state.hits
+        beside.run(lambda other: margin_loss(lengths, labels, *results, other))
         margin_loss_backward(lengths, labels, d_lengths, stream)
         capsule_length_backward(forward.outputs[-1], lengths, d_lengths, d_outputs[-1], stream)
         for k in reversed(range(len(forward.layers))):
-            layer, total = forward.layers[k], forward.sums[k]
+            layer, total, convolution = forward.layers[k], forward.sums[k], forward.convolutions[k]
             if layer.squash is None:
                 leaky_relu_backward(total, d_outputs[k], d_sums[k], layer.slope, stream)
             else:
                 gradients = d_outputs[k], d_sums[k]
                 squash_backward(total, *gradients, layer.squash, layer.slope, stream)
-            read = forward.outputs[k - 1] if k else x
-            written = d_outputs[k - 1] if k else None
-            operands = read, state.kernels[k], d_sums[k], written, state.d_kernels[k]
-            forward.convolutions[k].backward(*operands, stream)
+            operands = forward.outputs[k - 1] if k else x, d_sums[k], state.d_kernels[k]
+            beside.run(partial(convolution.backward_kernel, *operands))
+            if k:
+                kernel, written = state.kernels[k], d_outputs[k - 1]
+                convolution.backward_input(kernel, d_sums[k], written, stream)
+        beside.join()

@@ -19,9 +19,17 @@ from functools import cache
 from math import gcd
 
 from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
-from numbacaps.fused.intrinsics import CHUNK, address_of, load_run, shuffle, store_run
+from numbacaps.fused.intrinsics import (
+    CHUNK,
+    address_of,
+    let_next_start,
+    load_run,
+    shuffle,
+    store_run,
+    wait_for_last,
+)
 from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
+from numbacaps.launch import THREADS, early, flat, launch
 from numbacaps.target import cuda
 
 _WARP = 32
@@ -44,11 +52,13 @@ def make_squash(group, width, lanes, slope, dtype):
         row,
         N,
     ):
+        let_next_start()
         run = cuda.local.array(WIDTH, dtype)
         i, lane = cuda.grid(1), cuda.threadIdx.x % 32
         first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
         inside = first < row
         n = cuda.blockIdx.y
+        wait_for_last()
         while n < N:
             square = ZERO
             if inside:
@@ -87,11 +97,13 @@ def make_squash_backward(group, width, lanes, slope, dtype):
         row,
         N,
     ):
+        let_next_start()
         run, d_run = cuda.local.array(WIDTH, dtype), cuda.local.array(WIDTH, dtype)
         i, lane = cuda.grid(1), cuda.threadIdx.x % 32
         first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
         inside = first < row
         n = cuda.blockIdx.y
+        wait_for_last()
         while n < N:
             square, dot = ZERO, ZERO
             if inside:
@@ -146,8 +158,9 @@ def squash(x, y, group, slope=1.0, stream=0, threads=THREADS):
     N, row = x.shape[0], _whole_groups(x, group)
     arrays = flat("x", x, x.shape), flat("y", y, x.shape)
     width, lanes = _shares(group, threads, arrays)
-    kernel = make_squash(group, width, lanes, slope, x.dtype)
-    launch(kernel, row // group * lanes, N, (*arrays, row, N), stream, threads)
+    arguments = (*arrays, row, N)
+    kernel = early(make_squash(group, width, lanes, slope, x.dtype), arguments)
+    launch(kernel, row // group * lanes, N, arguments, stream, threads)
 
 
 def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
@@ -168,8 +181,9 @@ def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
     N, row = x.shape[0], _whole_groups(x, group)
     arrays = [flat(name, a, x.shape) for name, a in (("x", x), ("dy", dy), ("dx", dx))]
     width, lanes = _shares(group, threads, arrays)
-    kernel = make_squash_backward(group, width, lanes, slope, x.dtype)
-    launch(kernel, row // group * lanes, N, (*arrays, row, N), stream, threads)
+    arguments = (*arrays, row, N)
+    kernel = early(make_squash_backward(group, width, lanes, slope, x.dtype), arguments)
+    launch(kernel, row // group * lanes, N, arguments, stream, threads)
 
 
 def _whole_groups(x, group):

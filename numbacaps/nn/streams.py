@@ -73,6 +73,46 @@ class Stream:
             self.numba.synchronize()
 
 
+class Beside:
+    """Streams for work that need not be done in the order of another stream's.
+
+    On the simulator, where everything is synchronous, it is done in order all the same.
+
+    Parameters
+    ----------
+    stream : Numba stream
+        Whose work they branch off, and into which they flow back.
+    count : int
+        Streams, which take the work in turn.
+    """
+
+    def __init__(self, stream, count=4):
+        self.stream, self._turn, self._busy = stream, 0, set()
+        self._others = []
+        if not SIMULATED:
+            self._others = [Stream() for _ in range(count)]
+            self._branch, *self._ends = [cuda.event(timing=False) for _ in range(1 + count)]
+
+    def run(self, work):
+        """Queue ``work(stream)`` behind what is queued on the stream by now."""
+        if not self._others:
+            work(self.stream)
+            return
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._others)
+        self._busy.add(turn)
+        other = self._others[turn].numba
+        self._branch.record(self.stream)
+        self._branch.wait(other)
+        work(other)
+
+    def join(self):
+        """Let what is queued on the stream from now on wait for all that was run beside it."""
+        for turn in sorted(self._busy):
+            self._ends[turn].record(self._others[turn].numba)
+            self._ends[turn].wait(self.stream)
+        self._turn, self._busy = 0, set()
+
+
 def _core_stream():
     """A stream of cuda.core, or None where no graph can be built."""
     if SIMULATED:

@@ -93,7 +93,7 @@ class Gather(_Gathers):
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1)
+        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
 
     def ready_for(self, *arrays):
@@ -103,8 +103,8 @@ class Gather(_Gathers):
     def pack(self, kernel, packed, stream):
         """Nothing: it reads the kernel as it lies."""
 
-    def multiply(self, gathered, kernel, packed, result, activated, stream):
-        """Launch the product on runs of elements."""
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements; ``ahead`` says that the kernel was packed some time ago."""
         arguments = (gathered, kernel, result, activated, self.table, self.M)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
 
@@ -187,7 +187,7 @@ class WarpgroupGather(_OnTensorCores):
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
 
-    def multiply(self, gathered, kernel, packed, result, activated, stream):
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on runs of elements."""
         arguments = (gathered, packed, result, activated, self.table, self.images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
@@ -212,7 +212,7 @@ class BulkGather(_OnTensorCores):
         super().__init__(
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
         )
-        self._first = 0 if follows else 1
+        self._follows = follows
         self.terms, self.box = terms, box.tensor(p, images, G)
         rings = bulk_tiles.Rings.of(p, box, tile, terms)
         self.shared = rings.bytes
@@ -226,11 +226,12 @@ class BulkGather(_OnTensorCores):
         self.turns = bulk_tiles.turns_of(tile, p, images, G)
         self.grid = min(self.turns, multiprocessors())
 
-    def multiply(self, gathered, kernel, packed, result, activated, stream):
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on runs of elements."""
         from numbacaps.fused.tensor_map import tensor_map
 
-        counts = (self.images, self.turns, self._first)
+        waits = 0 if self._follows else 2 if ahead else 1
+        counts = (self.images, self.turns, waits)
         words = tensor_map(address_of(gathered), *self.box)
         arguments = (packed, result, words, activated, *counts)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
@@ -488,6 +489,16 @@ class Prepared:
         """The forward pass's kernel computes the activation too."""
         return self.forward[0].epilogue.activates
 
+    @property
+    def packs_forward(self):
+        """The forward pass reads what is packed of the kernel."""
+        return any(gather.packed for gather in self.forward)
+
+    @property
+    def packs_backward(self):
+        """The input's gradient does."""
+        return any(gather.packed for gather in self.backward_input)
+
     @cached_property
     def backward_input(self):
         """The products of the input's gradient, one for each residue of the stride."""
@@ -572,25 +583,49 @@ def _packed_shape(gathers):
     return {f"packed {i}": (g.packed,) for i, g in enumerate(gathers) if g.packed}
 
 
-def _launch(gathers, gathered, kernel, result, activated, stream, room):
+def _launch(gathers, gathered, kernel, result, activated, stream, room, packed):
     """Launch the products of a pass on runs of elements: first all packing, which goes on side by side."""
     arrays = (gathered, result, activated)
     ready = [(g.ready_for(*arrays), room.get(f"packed {i}")) for i, g in enumerate(gathers)]
-    for gather, packed in ready:
-        gather.pack(kernel, packed, stream)
-    for gather, packed in ready:
-        gather.multiply(gathered, kernel, packed, result, activated, stream)
+    if not packed:
+        for gather, place in ready:
+            gather.pack(kernel, place, stream)
+    for gather, place in ready:
+        gather.multiply(gathered, kernel, place, result, activated, stream, packed)
 
 
-def forward(geometry, x, w, out, *, stream, workspace, precision="ieee"):
-    """One product. The tensor cores take a workspace of a packed copy of ``w``."""
+def pack_forward(geometry, w, *, stream, workspace, precision="ieee", activation=None):
+    """Pack the kernel for calls of :func:`forward`, or :func:`activated`, that are told it is packed."""
+    _pack(prepare(geometry, w.dtype, precision, activation).forward, geometry, w, stream, workspace)
+
+
+def pack_backward(geometry, w, *, stream, workspace, precision="ieee"):
+    """The same for the input's gradient."""
+    _pack(prepare(geometry, w.dtype, precision).backward_input, geometry, w, stream, workspace)
+
+
+def _pack(gathers, geometry, w, stream, workspace):
+    """Launch the packing of a pass's products."""
+    room = workspace.arrays(_packed_shape(gathers), sum_dtype(w.dtype))
+    (w,) = runs(geometry, w=w)
+    for i, gather in enumerate(gathers):
+        gather.pack(w, room.get(f"packed {i}"), stream)
+
+
+def forward(geometry, x, w, out, *, stream, workspace, precision="ieee", packed=False):
+    """One product. The tensor cores take a workspace of a packed copy of ``w``.
+
+    ``packed`` says that :func:`pack_forward` left it there, and nothing else used the workspace since.
+    """
     gathers = prepare(geometry, x.dtype, precision).forward
     room = workspace.arrays(_packed_shape(gathers), sum_dtype(x.dtype))
     x, w, out = runs(geometry, x=x, w=w, out=out)
-    _launch(gathers, x, w, out, out, stream, room)
+    _launch(gathers, x, w, out, out, stream, room, packed)
 
 
-def activated(geometry, x, w, sums, out, activation, *, stream, workspace, precision="ieee"):
+def activated(
+    geometry, x, w, sums, out, activation, *, stream, workspace, precision="ieee", packed=False
+):
     """The forward pass and an activation in one, where what is prepared for it ``activates``.
 
     ``sums`` takes what is before the activation; None where it does not keep them.
@@ -599,14 +634,15 @@ def activated(geometry, x, w, sums, out, activation, *, stream, workspace, preci
     room = workspace.arrays(_packed_shape(gathers), sum_dtype(x.dtype))
     x, w, sums = runs(geometry, x=x, w=w, out=out if sums is None else sums)
     (out,) = runs(geometry, out=out)
-    _launch(gathers, x, w, sums, out, stream, room)
+    _launch(gathers, x, w, sums, out, stream, room, packed)
 
 
-def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee"):
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee", packed=False):
     """Both gradients; ``dx`` or ``dw`` is None where that gradient is not wanted.
 
     The workspace is a packed copy of ``w``, twice as large for three terms, and a partial sum as large as
-    ``dw``, in whole tiles where there are such, for each split, of which there are at most 396.
+    ``dw``, in whole tiles where there are such, for each split, of which there are at most 396. ``packed``
+    says that :func:`pack_backward` left the first there, and nothing else used the workspace since.
     """
     prepared = prepare(geometry, dy.dtype, precision)
     shapes = {}
@@ -617,7 +653,7 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee")
     room = workspace.arrays(shapes, sum_dtype(dy.dtype))
     if dx is not None:
         result, kernel, gathered = runs(geometry, dx=dx, w=w, dy=dy)
-        _launch(prepared.backward_input, gathered, kernel, result, result, stream, room)
+        _launch(prepared.backward_input, gathered, kernel, result, result, stream, room, packed)
     if dw is not None:
         x, dy, dw = runs(geometry, x=x, dy=dy, dw=dw)
         prepared.backward_kernel(x, dy, dw, stream, room.get("partial"))

@@ -39,11 +39,16 @@ class Algorithm:
         ``precisions(dtype)``: the words of :data:`PRECISIONS` that it takes for a dtype here; its
         functions take all but "ieee" as the keyword ``precision``.
     prepare : callable or None
-        ``prepare(geometry, dtype, precision)``: what it keeps for a geometry, with ``explain()``.
+        ``prepare(geometry, dtype, precision, activation=None)``: what it keeps for a geometry, with
+        ``explain()`` and, of what is packed below, ``packs_forward`` and ``packs_backward``.
     activated : callable or None
         ``activated(geometry, x, w, sums, out, activation, *, stream, workspace)``: the forward pass
         with a :class:`numbacaps.activation.Activation` in its kernel, where what
         ``prepare(geometry, dtype, precision, activation)`` returns ``activates``.
+    pack_forward, pack_backward : callable or None
+        ``pack_forward(geometry, w, *, stream, workspace)``, with the keyword ``activation`` for ``activated``:
+        what a pass does with the kernel alone, done ahead. The pass is then called with ``packed=True``
+        and the same workspace, until the kernel changes. ``backward`` needs it for ``dx`` alone.
     zeros_outside : bool
         Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
         kernel element makes NaN at the input gradient's border; the others multiply nothing there.
@@ -59,13 +64,15 @@ class Algorithm:
     precisions: Callable = lambda dtype: ("ieee",) if dtype in FULL_DTYPES else ()
     prepare: Callable | None = None
     activated: Callable | None = None
+    pack_forward: Callable | None = None
+    pack_backward: Callable | None = None
     zeros_outside: bool = False
 
     def at(self, precision):
         """This algorithm at a precision that it takes."""
         if precision == "ieee":
             return self
-        passes = ("forward", "backward", "activated")
+        passes = ("forward", "backward", "activated", "pack_forward", "pack_backward")
         functions = {name: getattr(self, name) for name in passes if getattr(self, name)}
         at_precision = {name: partial(f, precision=precision) for name, f in functions.items()}
         return replace(self, **at_precision)
@@ -115,6 +122,8 @@ ALGORITHMS = {
         precisions=fused.precisions,
         prepare=fused.prepare,
         activated=fused.activated,
+        pack_forward=fused.pack_forward,
+        pack_backward=fused.pack_backward,
         zeros_outside=True,
     ),
 }
