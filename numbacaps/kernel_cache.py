@@ -3,12 +3,18 @@
 Numba keeps a list of all specialisations of a function in one file. Processes that add to it at the same
 time undo each other's entries, or give two kernels one place. It also notices changes only of the file
 that the function stands in, and a kernel is made of what others hold too.
+
+It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
+are pickled, which is another way once the process has compiled one. Here sources and values say all: what
+one checkout compiled another finds, and another machine whose GPU has the same compute capability, with the
+same versions of Python, Numba and NVRTC. All that leans on Numba's own caching is in this file.
 """
 
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 from numbacaps.target import SIMULATED
 
@@ -23,9 +29,45 @@ def kept_on_disk(kernel):
         name = function.__qualname__  # by which Numba names the files, as it is now
         function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
         with suppress(RuntimeError):  # nowhere to write
-            kernel.enable_caching()
+            kernel._cache = _portable()(function)
         function.__qualname__ = name
     return kernel
+
+
+@cache
+def _portable():
+    """Numba's cache of a kernel, which here knows neither where the package lies nor when it was written."""
+    from numba.cuda.core import caching
+    from numba.cuda.dispatcher import CUDACache, CUDACacheImpl
+
+    class Located:
+        """What differs from Numba's ways to find a folder."""
+
+        get_source_stamp = staticmethod(_sources)  # instead of a time
+
+        @classmethod
+        def get_suitable_cache_subpath(cls, file):
+            return "numbacaps"  # instead of a name for the file's folder
+
+    class Files(CUDACacheImpl):
+        _locator_classes = tuple(
+            type(found.__name__, (Located, found), {})
+            for found in (
+                caching._UserProvidedCacheLocator,
+                caching._InTreeCacheLocator,
+                caching._UserWideCacheLocator,
+            )
+        )
+
+    class Portable(CUDACache):
+        _impl_class = Files
+
+        def __init__(self, function):
+            super().__init__(function)
+            # What it takes from around it would be pickled, and is in the file's name.
+            self._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
+
+    return Portable
 
 
 def _specialisation(function):

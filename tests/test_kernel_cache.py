@@ -1,6 +1,7 @@
 """Kernels on disk: another process finds them, and processes that write at once keep out of each other's way."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from numbacaps.kernel_cache import kept_on_disk
+from numbacaps import kernel_cache
 
 _HERE = Path(__file__).parent
 _KEYS = """
-from hashlib import sha256
 import numpy as np
 from kernels import bulk_gradient_kernel, bulk_kernel, kernels, warpgroup_kernels
-from numba.cuda.core.caching import dumps
 from numbacaps import Geometry
 from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, warpgroup_tiles
 
@@ -29,8 +28,8 @@ for terms in (1, 3):
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 for kernel in made:
-    cells = [cell.cell_contents for cell in kernel.kernel.py_func.__closure__ or ()]
-    print(kernel.kernel._cache._impl.filename_base, sha256(dumps(tuple(cells))).hexdigest())
+    files = kernel.kernel._cache._impl
+    print(files.filename_base, files.locator.get_cache_path(), files.locator.get_source_stamp())
 """
 _COMPILE = """
 import numbacaps
@@ -39,12 +38,13 @@ for precision in ("ieee", "tf32", "tf32x3"):
 """
 
 
-def _printed(script, **environment):
+def _printed(script, checkout=_HERE.parent, **environment):
     """What a script of a process of its own prints."""
-    paths = os.pathsep.join([str(_HERE), str(_HERE.parent), *sys.path])
+    paths = os.pathsep.join([str(checkout), str(_HERE), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, **environment}
     command = [sys.executable, "-c", script]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    how = {"capture_output": True, "text": True, "timeout": 300}
+    found = subprocess.run(command, env=environment, cwd=checkout, **how)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -62,14 +62,40 @@ def test_every_specialisation_has_a_file_of_its_own():
 
 
 @pytest.mark.tiers("ptx")
-def test_without_a_folder_to_write_a_kernel_is_a_kernel_still():
+def test_another_checkout_looks_for_a_kernel_in_the_same_place(tmp_path):
+    copy, folder = tmp_path / "copy", str(tmp_path / "kept")
+    skipped = shutil.ignore_patterns("__pycache__")
+    source, target = _HERE.parent / "numbacaps", copy / "numbacaps"
+    shutil.copytree(source, target, ignore=skipped, copy_function=shutil.copyfile)  # not its times
+    here = _printed(_KEYS, NUMBA_CACHE_DIR=folder)
+    assert _printed(_KEYS, copy, NUMBA_CACHE_DIR=folder) == here
+    with open(target / "product.py", "a") as file:
+        file.write("# another source\n")
+    changed = _printed(_KEYS, copy, NUMBA_CACHE_DIR=folder)
+    assert not set(changed.splitlines()) & set(here.splitlines())
+
+
+@pytest.mark.tiers("ptx")
+def test_instructions_that_one_function_makes_print_apart():
+    from numbacaps.fused import ptx
+
+    made = {value for value in vars(ptx).values() if isinstance(value, type(ptx.wgmma))}
+    assert len(made) > 20 and len(set(map(repr, made))) == len(made)
+
+
+@pytest.mark.tiers("ptx")
+def test_without_a_folder_to_write_a_kernel_is_a_kernel_still(monkeypatch):
     def function():
+        pass
+
+    def refuse(function):
         asked.append(function.__qualname__)
         raise RuntimeError("cannot cache function: no locator available")
 
     asked, name = [], function.__qualname__
-    kernel = SimpleNamespace(py_func=function, enable_caching=function)
-    assert kept_on_disk(kernel) is kernel and function.__qualname__ == name
+    monkeypatch.setattr(kernel_cache, "_portable", lambda: refuse)
+    kernel = SimpleNamespace(py_func=function)
+    assert kernel_cache.kept_on_disk(kernel) is kernel and function.__qualname__ == name
     assert asked and asked[0] != name
 
 

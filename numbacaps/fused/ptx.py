@@ -522,8 +522,7 @@ def clock(typing_context):
     return types.int64(), codegen
 
 
-# Numba gives each intrinsic a random name in every process, and kernels whose device functions use one would
-# never be found on disk again.
+# A kernel on disk is named by what its values print as, and those that one function makes would print alike.
 for _name, _made in list(globals().items()):
     if isinstance(_made, type(shared_address)):
-        _made._set_uuid(f"{__name__}.{_name}")
+        _made._name = _name
