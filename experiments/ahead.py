@@ -1,0 +1,247 @@
+"""Compile, on a machine without a GPU, what experiments will run on one that has it.
+
+    NUMBACAPS_TARGET=cuda NUMBA_CACHE_DIR=kernels python -m experiments.ahead
+
+compiles our kernels of the experiments fused, rungs and table1, which has the whole network, for a GPU that
+the options describe. Where that folder is copied to and ``NUMBA_CACHE_DIR`` names it, nothing is compiled,
+if the sources, the versions of Python, Numba, numba-cuda and NVRTC, and the GPU are the same.
+
+The experiments list their cases themselves, and each is called once. :func:`pretend` is all that is pretended
+for it: memory is an address, a launch is nothing, and of a kernel that would be loaded only the binary is made.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from multiprocessing import get_context
+from types import SimpleNamespace
+
+from tqdm import tqdm
+
+from experiments import command, fused, measure, networks, rungs, sweep, table1
+from experiments.contestants import PRECISIONS, OurRun
+from experiments.problem import NETWORK_PASSES, PASSES, Problem
+from experiments.refusal import Parser
+from numbacaps.target import SIMULATED, cuda
+
+EXPERIMENTS = {"fused": fused, "rungs": rungs, "table1": table1, "sweep": sweep}
+_BY_DEFAULT = ("fused", "rungs", "table1")
+_OURS = (OurRun, rungs.RungRun, networks.OurNetwork)
+_ALIGNED = 512  # bytes; where memory begins is a multiple
+_STREAM = 0
+_cases = []  # of this process
+
+
+def pretend(capability, multiprocessors):
+    """Let this process take it that it has a GPU, for good; see the module.
+
+    It leans on where Numba keeps its context and what it asks of that, and on how our own modules launch.
+
+    Parameters
+    ----------
+    capability : tuple of int
+        The compute capability.
+    multiprocessors : int
+    """
+    from numba.cuda.cudadrv import devicearray, devices
+    from numba.cuda.cudadrv.driver import MemoryPointer, binding
+    from numba.cuda.dispatcher import _Kernel
+
+    from numbacaps.fused import bulk_tiles, compiled, tensor_map
+    from numbacaps.nn import streams
+
+    def nothing(*arguments, **options):
+        pass
+
+    class Context:
+        device = SimpleNamespace(
+            id=0, compute_capability=capability, MULTIPROCESSOR_COUNT=multiprocessors
+        )
+        free = _ALIGNED
+        synchronize = nothing
+
+        def memalloc(self, size):
+            address, self.free = self.free, self.free + -(-size // _ALIGNED) * _ALIGNED
+            return MemoryPointer(self, binding.CUdeviceptr(address), size)
+
+        def create_module_image(self, *binary):
+            function = SimpleNamespace(module=module, kernel=None, handle=None)
+            return SimpleNamespace(get_function=lambda name: function)
+
+        def create_stream(self):
+            return _STREAM
+
+    module, context = SimpleNamespace(initialized=True), Context()
+    devices._runtime.get_or_create_context = lambda number: context
+    devices._runtime.ensure_context = nullcontext
+    devicearray.DeviceNDArray.copy_to_device = nothing
+    _Kernel.launch = nothing
+    cuda.is_available = lambda: True
+    attributes = compiled.driver.CUfunction_attribute
+    compiled.driver = SimpleNamespace(cuKernelSetAttribute=nothing, CUfunction_attribute=attributes)
+    compiled.Compiled.__getitem__ = lambda kernel, how: nothing
+    tensor_map.tensor_map = lambda *of: (0,) * bulk_tiles.MAP_WORDS
+    streams._core_stream = nothing
+    measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
+
+
+class _Unwritten(Problem):
+    """A convolution whose arrays are memory that nobody wrote."""
+
+    def on_device(self, key, sets, build):
+        _, dtype, *wanted = key
+        if wanted:
+            return [cuda.device_array(self.shape(*wanted), dtype)]
+        g = self.geometry
+        shapes = g.input_shape, g.kernel_shape, g.output_shape
+        return [[cuda.device_array(shape, dtype) for shape in shapes]]
+
+
+def listed(experiments):
+    """The groups of rows that experiments would measure."""
+    groups = []
+    command.open_table = lambda name, options: None
+    command.run = lambda table, found: groups.extend(found)
+    for name in experiments:
+        EXPERIMENTS[name].main([])
+    return groups
+
+
+def chosen(groups, options):
+    """(workload, pass, geometry, variant) of what the options choose, each once.
+
+    The other kernels of ``"cublas"`` are those of ``"staged"``.
+    """
+    return list(
+        dict.fromkeys(
+            (group.workload, group.wanted, group.geometry, variant)
+            for group in groups
+            for variant in group.variants
+            if getattr(variant, "run", None) in _OURS
+            and variant.algorithm != "cublas"
+            and variant.precision in options.precisions
+            and group.wanted in options.passes
+            and group.workload in (options.workload or [group.workload])
+        )
+    )
+
+
+def _begin(options):
+    """Make one of the processes ready to compile cases."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it
+    pretend(options.compute_capability, options.multiprocessors)
+    _cases.extend(chosen(listed(options.experiments), options))
+
+
+def _compile(number):
+    """Compile what a case runs, by its number."""
+    _, wanted, geometry, variant = _cases[number]
+    if wanted in NETWORK_PASSES:
+        variant.run(variant, wanted, networks.task(geometry.N)).call()
+    else:
+        variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
+
+
+def _capability(text):
+    """(9, 0) of "9.0"."""
+    numbers = text.split(".")
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes two numbers, as 9.0")
+    return tuple(map(int, numbers))
+
+
+def _count(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes a number of 1 or more")
+    return int(text)
+
+
+def _parser():
+    made = Parser(
+        prog="python -m experiments.ahead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit status: 0 done, 1 a case failed, 2 bad input, 130 after Ctrl-C; what was "
+        "compiled is kept",
+    )
+    several = {
+        "experiments": (tuple(EXPERIMENTS), _BY_DEFAULT),
+        "passes": (PASSES + NETWORK_PASSES, PASSES + NETWORK_PASSES),
+        "precisions": (PRECISIONS, PRECISIONS),
+    }
+    for name, (names, default) in several.items():
+        made.add_argument(
+            f"--{name}",
+            metavar="A,B",
+            type=lambda text, names=names: command.choice(text, names),
+            default=default,
+            help=f"of {', '.join(names)} (default: {', '.join(default)})",
+        )
+    made.add_argument(
+        "--workload",
+        metavar="NAME",
+        action="append",
+        help="by its name in the results; may be given again (default: all)",
+    )
+    made.add_argument(
+        "--compute-capability",
+        metavar="X.Y",
+        type=_capability,
+        default=(9, 0),
+        help="of the GPU (default 9.0)",
+    )
+    made.add_argument(
+        "--multiprocessors",
+        metavar="N",
+        type=_count,
+        default=132,
+        help="of the GPU (default 132, an H100 SXM's); tiles are chosen by it",
+    )
+    made.add_argument(
+        "--processes",
+        metavar="N",
+        type=_count,
+        default=os.cpu_count(),
+        help="that compile side by side (default: one a core)",
+    )
+    return made
+
+
+def main(arguments=None):
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if SIMULATED:
+        parser.error("kernels are compiled for a GPU with NUMBACAPS_TARGET=cuda only")
+    pretend(options.compute_capability, options.multiprocessors)
+    groups = listed(options.experiments)
+    names = dict.fromkeys(group.workload for group in groups)
+    for name in options.workload or ():
+        if name not in names:
+            parser.error(f"--workload got {name!r}; it takes one of {list(names)}")
+    cases = chosen(groups, options)
+    failed = 0
+    with (
+        ProcessPoolExecutor(options.processes, get_context("spawn"), _begin, (options,)) as pool,
+        tqdm(total=len(cases), unit="case") as bar,
+    ):
+        futures = {pool.submit(_compile, number): case for number, case in enumerate(cases)}
+        try:
+            for future in as_completed(futures):
+                if future.exception():
+                    workload, wanted, _, variant = futures[future]
+                    note = measure.note_of(future.exception())
+                    bar.write(f"{workload} {wanted}: {variant}: {note}", sys.stderr)
+                    failed += 1
+                bar.update()
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            return 130
+    print(f"{len(cases) - failed} of {len(cases)} cases are compiled")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
