@@ -72,9 +72,9 @@ def add_precisions(parser):
     )
 
 
-def choose(parser, options):
-    """The variants that the options ask for; exit status 2 if there are none."""
-    variants = contestants.choose(options.algorithms, options.precisions)
+def choose(parser, options, packed=False):
+    """The variants that the options ask for, as :func:`contestants.choose`; exit status 2 if none."""
+    variants = contestants.choose(options.algorithms, options.precisions, packed)
     refuse_none(parser, options, variants)
     return variants
 

@@ -49,14 +49,19 @@ class Variant:
         return f"{self.algorithm} {self.layout} {self.precision}"
 
 
-def choose(names, precisions=PRECISIONS):
-    """The variants of those algorithms at those precisions, ours and opponents, ours first."""
+def choose(names, precisions=PRECISIONS, packed=False):
+    """The variants of those algorithms at those precisions, ours and opponents, ours first.
+
+    ``packed`` asks for those of ours, too, whose kernel was packed before the clock starts.
+    """
     ours = [
-        Variant(name, "capsule", precision, dtype, OurRun)
+        Variant(name, layout, precision, dtype, run)
         for name, algorithm in ALGORITHMS.items()
         if name in names
         for precision, dtype in _takes(algorithm)
         if precision in precisions
+        for layout, run in (("capsule", OurRun), ("packed", PackedRun))
+        if run is OurRun or (packed and algorithm.pack_forward and precision != "ieee")
     ]
     return ours + [
         Variant(
@@ -100,7 +105,6 @@ class OurRun:
         algorithm = self.algorithm_of(variant, g)
         self._clock, self._capturable = clock, algorithm.capturable
         self._workspace = Workspace(workspace_limit)
-        how = {"stream": clock.numba, "workspace": self._workspace}
         dtype = np.dtype(variant.dtype)
 
         def to_device(arrays):
@@ -109,13 +113,13 @@ class OurRun:
         def unwritten(arrays):
             return cuda.device_array(problem.shape(wanted), dtype)
 
-        def forward(x, w, dy, out):
+        def forward(how, x, w, dy, out):
             algorithm.forward(g, x, w, out, **how)
 
-        def backward_input(x, w, dy, dx):
+        def backward_input(how, x, w, dy, dx):
             algorithm.backward(g, None, w, dy, dx, None, **how)
 
-        def backward_kernel(x, w, dy, dw):
+        def backward_kernel(how, x, w, dy, dw):
             algorithm.backward(g, x, None, dy, None, dw, **how)
 
         function = {
@@ -125,9 +129,15 @@ class OurRun:
         }[wanted]
         operands = problem.on_device(("ours", dtype), sets, to_device)
         self._results = problem.on_device(("ours", dtype, wanted), sets, unwritten)
+        hows = self._keywords(algorithm, g, wanted, [w for _, w, _ in operands])
         self.calls = [
-            partial(function, *arrays, result) for arrays, result in zip(operands, self._results)
+            partial(function, how, *arrays, result)
+            for how, arrays, result in zip(hows, operands, self._results)
         ]
+
+    def _keywords(self, algorithm, geometry, wanted, kernels):
+        """What each set's call takes besides its arrays: one workspace, as calls in turn share it."""
+        return [{"stream": self._clock.numba, "workspace": self._workspace}] * len(kernels)
 
     def algorithm_of(self, variant, geometry):
         precision = "ieee" if variant.precision == "float16" else variant.precision
@@ -155,6 +165,20 @@ class OurRun:
 
     def peak_bytes(self, needed):
         return needed + self._workspace.nbytes
+
+
+class PackedRun(OurRun):
+    """The same with kernels that are packed before the clock starts, as the opponents' are folded."""
+
+    PASSES = ("forward", "backward_input")  # which read the kernel
+
+    def _keywords(self, algorithm, geometry, wanted, kernels):
+        pack = algorithm.pack_forward if wanted == "forward" else algorithm.pack_backward
+        hows = [{"stream": self._clock.numba, "workspace": Workspace()} for _ in kernels]
+        for kernel, how in zip(kernels, hows):
+            pack(geometry, kernel, **how)
+        self._workspace = hows[0]["workspace"]
+        return [how | {"packed": True} for how in hows]
 
 
 class TorchRun:

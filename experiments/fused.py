@@ -2,7 +2,8 @@
 
 ``python -m experiments.fused`` writes ``experiments/results/<gpu>/fused.csv``: the published network's
 layers 2 to 5 and the layers of EM routing, forward and both gradients, ``"fused"`` at every precision that
-it takes beside ``torch_fold`` in every layout. ``"naive"`` and ``"staged"`` are measured at em, forward.
+it takes beside ``torch_fold`` in every layout. Where the kernel is read, a row of layout packed has it packed
+before the clock starts, as ``torch_fold`` has it folded. ``"naive"`` and ``"staged"`` are measured at em, forward.
 """
 
 import sys
@@ -25,16 +26,21 @@ def main(arguments=None):
     parser = command.parser("fused", __doc__, (*_SCALE, *_COMPARED))
     command.add_precisions(parser)
     options = parser.parse_args(arguments)
-    variants = command.choose(parser, options)
+    variants = command.choose(parser, options, packed=True)
     command.refuse_without_gpu("fused")
     table = command.open_table("fused", options)
-    everyone = contestants.choose((*_SCALE, *_COMPARED))
+    everyone = contestants.choose((*_SCALE, *_COMPARED), packed=True)
     groups = []
     for workload, geometry in WORKLOADS.items():
         for wanted in options.passes:
             names = _COMPARED + (_SCALE if (workload, wanted) == _SCALE_AT else ())
             chosen, others = (
-                [variant for variant in some if variant.algorithm in names]
+                [
+                    variant
+                    for variant in some
+                    if variant.algorithm in names
+                    and (variant.layout != "packed" or wanted in contestants.PackedRun.PASSES)
+                ]
                 for some in (variants, everyone)
             )
             if chosen:

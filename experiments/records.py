@@ -38,7 +38,8 @@ COLUMNS = {
     "D3": "columns of a kernel capsule",
     "pass": "forward, backward_input, backward_kernel; net_forward, net_gradients, net_step",
     "algorithm": "a name of the registry, capsnet (_apart), a PyTorch opponent (torch_...) or reference",
-    "layout": "capsule, nchw or channels_last: how the operands lie when the clock starts",
+    "layout": "capsule, nchw or channels_last: how the operands lie when the clock starts; packed: "
+    "capsule, but that the kernel lies as the tensor cores read it",
     "precision": "ieee, tf32x3 or tf32 for float32 arrays, else the arrays' own",
     "dtype": "of the arrays",
     "ms_p20": "GPU milliseconds of one call, 20th percentile; empty where it could not run",

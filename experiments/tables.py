@@ -230,31 +230,38 @@ def _fused(data):
     parts = []
     for wanted in PASSES:
         rows = of_pass(data["fused"], wanted)
-        if not rows:
-            continue
-        header, cells, ratios = ["workload"], [], {}
-        for name, _, _ in _CLASSES:
-            header += [f"{name}: conv2d ms", "fused ms", "ratio"]
-        for workload in distinct(rows, "workload"):
-            cells.append([workload])
-            for name, ours, theirs in _CLASSES:
-                group = at(rows, workload=workload)
-                best = _least(group, FOLD, (theirs,), ("nchw", "channels_last"))
-                fused = _least(group, "fused", ours, ("capsule",))
-                if best and fused:
-                    ratios.setdefault(name, []).append(best / fused)
-                    cells[-1] += [digits(best), digits(fused), digits(best / fused)]
-                else:
-                    cells[-1] += ["not measured"] * 3
-        means = ["geometric mean"]
-        for name, _, _ in _CLASSES:
-            found = ratios.get(name)
-            means += ["", "", digits(statistics.geometric_mean(found)) if found else "not measured"]
         words = (
-            f"{wanted}, median ms; conv2d through the fold in its faster layout, operands in place:"
+            f"{wanted}, median ms; conv2d through the fold in its faster layout, operands in place"
         )
-        parts.append(f"{_heading(rows, words)}\n\n{_markdown(header, [*cells, means])}")
-    return "\n\n".join(parts)
+        parts.append(_beside_fold(rows, "capsule", f"{words}:"))
+        if at(rows, layout="packed"):
+            parts.append(_beside_fold(rows, "packed", f"{words}, and our kernel packed ahead:"))
+    return "\n\n".join(filter(None, parts))
+
+
+def _beside_fold(rows, layout, words):
+    """A row for each workload: ours in that layout, the fold, and their ratio, in each class."""
+    if not rows:
+        return ""
+    header, cells, ratios = ["workload"], [], {}
+    for name, _, _ in _CLASSES:
+        header += [f"{name}: conv2d ms", "fused ms", "ratio"]
+    for workload in distinct(rows, "workload"):
+        cells.append([workload])
+        for name, ours, theirs in _CLASSES:
+            group = at(rows, workload=workload)
+            best = _least(group, FOLD, (theirs,), ("nchw", "channels_last"))
+            fused = _least(group, "fused", ours, (layout,))
+            if best and fused:
+                ratios.setdefault(name, []).append(best / fused)
+                cells[-1] += [digits(best), digits(fused), digits(best / fused)]
+            else:
+                cells[-1] += ["not measured"] * 3
+    means = ["geometric mean"]
+    for name, _, _ in _CLASSES:
+        found = ratios.get(name)
+        means += ["", "", digits(statistics.geometric_mean(found)) if found else "not measured"]
+    return f"{_heading(rows, words)}\n\n{_markdown(header, [*cells, means])}"
 
 
 def _rungs(data):

@@ -110,13 +110,22 @@ class Plan:
         self.algorithm, self.precision = name, precision
         self._algorithm = algorithm
         self._workspaces = {
-            wanted: Workspace(workspace_limit) for wanted in ("forward", "input", "kernel")
+            wanted: Workspace(workspace_limit)
+            for wanted in ("forward", "input", "kernel", "packed forward", "packed input")
         }
         self._prepared = None
+        self._packed, self._packing = (
+            None,
+            {},
+        )  # a kernel; what packs it, by the pass that reads it so
         if algorithm.prepare:
             self._prepared = algorithm.prepare(geometry, dtype, precision)
             for wanted, arrays in self._prepared.workspaces().items():
                 self._workspaces[wanted].arrays(arrays, self._prepared.sums)
+            if self._prepared.packs_forward:
+                self._packing["forward"] = algorithm.pack_forward
+            if self._prepared.packs_backward:
+                self._packing["input"] = algorithm.pack_backward
 
     def __call__(self, x, w, out, *, stream=None):
         """The forward pass.
@@ -124,7 +133,7 @@ class Plan:
         Parameters
         ----------
         x, w, out : device arrays of ``x_shape``, ``w_shape`` and ``y_shape``
-            C-contiguous, of the plan's dtype.
+            C-contiguous, of the plan's dtype. None for ``w`` takes the kernel that was packed.
         stream : optional
             As :func:`numbacaps.capsule_conv2d`; it may be capturing.
 
@@ -135,7 +144,7 @@ class Plan:
         Raises
         ------
         TypeError, ValueError
-            An array does not fit.
+            An array does not fit, or ``w`` is None and none was packed.
         """
         inputs = self._inputs(x=x, w=w)
         result = self._result("out", out, self.y_shape, inputs)
@@ -147,9 +156,41 @@ class Plan:
             inputs[1].reshaped(g.kernel_shape),
             result.reshaped(g.output_shape),
             stream=stream,
-            workspace=self._workspaces["forward"],
+            **self._how("forward", w),
         )
         return out
+
+    def pack(self, w, *, stream=None):
+        """Do ahead what depends on the kernel alone: for inference, where it does not change.
+
+        Calls that are given None for ``w`` take it from then on: on the same stream, or behind an event. The
+        tensor cores' products read a copy in their own order, which other calls make anew each time.
+
+        Parameters
+        ----------
+        w : device array of ``w_shape``
+            It must stay as it is, until another one is packed.
+        stream : optional
+            As for a call.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The array does not fit.
+        """
+        (kernel,) = self._inputs(w=w)
+        stream = resolve_stream(stream, (kernel,))
+        array = kernel.reshaped(self.geometry.kernel_shape)
+        for wanted, pack in self._packing.items():
+            workspace = self._workspaces[f"packed {wanted}"]
+            pack(self.geometry, array, stream=stream, workspace=workspace)
+        self._packed = kernel
+
+    def _how(self, wanted, w):
+        """Keywords of a pass that reads the kernel, or the packed one."""
+        if w is None and wanted in self._packing:
+            return {"workspace": self._workspaces[f"packed {wanted}"], "packed": True}
+        return {"workspace": self._workspaces[wanted]}
 
     def backward(self, x, w, dy, dx=None, dw=None, *, stream=None):
         """Both gradients, or the one that there is an array for.
@@ -157,6 +198,7 @@ class Plan:
         Parameters
         ----------
         x, w, dy : device arrays of ``x_shape``, ``w_shape`` and ``y_shape``
+            None for ``w`` takes the kernel that was packed.
         dx, dw : device arrays of ``x_shape`` and ``w_shape``, or None
             Where to write; None leaves that gradient out.
         stream : optional
@@ -169,7 +211,7 @@ class Plan:
         Raises
         ------
         TypeError, ValueError
-            An array does not fit, or neither gradient is wanted.
+            An array does not fit, neither gradient is wanted, or ``w`` is None and none was packed.
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
@@ -183,11 +225,11 @@ class Plan:
         stream = resolve_stream(stream, (*inputs, *results.values()))
         g = self.geometry
         shapes = (g.input_shape, g.kernel_shape, g.output_shape)
-        x, w, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
+        x, kernel, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
         if dx is not None:
             gradients = results["dx"].reshaped(g.input_shape), None
-            run = {"stream": stream, "workspace": self._workspaces["input"]}
-            self._algorithm.backward(g, None, w, dy, *gradients, **run)
+            run = {"stream": stream, **self._how("input", w)}
+            self._algorithm.backward(g, None, kernel, dy, *gradients, **run)
         if dw is not None:
             gradients = None, results["dw"].reshaped(g.kernel_shape)
             run = {"stream": stream, "workspace": self._workspaces["kernel"]}
@@ -202,9 +244,14 @@ class Plan:
         return f"{head}\n{self._prepared.explain()}"
 
     def _inputs(self, **arrays):
-        """The operands, checked."""
+        """The operands, checked; of ``w`` None the packed one."""
         shapes = {"x": self.x_shape, "w": self.w_shape, "dy": self.y_shape}
-        operands = [describe(name, array) for name, array in arrays.items()]
+        if arrays.get("w", 0) is None and self._packed is None:
+            raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
+        operands = [
+            self._packed if name == "w" and array is None else describe(name, array)
+            for name, array in arrays.items()
+        ]
         for operand in operands:
             if operand.shape != shapes[operand.name]:
                 raise ValueError(

@@ -48,6 +48,36 @@ def test_one_gradient_alone(rng):
         np.testing.assert_array_equal(one.copy_to_host(), other.copy_to_host())
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "precision"),
+    [*((name, "ieee") for name in numbacaps.available_algorithms()), ("fused", "tf32")],
+)
+def test_a_packed_kernel(algorithm, precision, rng):
+    """It stays the plan's, whatever calls with a kernel do in between."""
+    if precision not in numbacaps.ALGORITHMS[algorithm].precisions(np.dtype(np.float32)):
+        pytest.skip("this GPU has no warpgroup products")
+    shapes = (2, 2, 3, 3, 4, 4), (2, 2, 2, 2, 4, 4), (2, 2, 2, 2, 4, 4)
+    plan = numbacaps.plan(*shapes[:2], algorithm=algorithm, precision=precision)
+    numbers = (rng.standard_normal(shape).astype(np.float32) for shape in (*shapes, shapes[1]))
+    x, w, dy, other = map(cuda.to_device, numbers)
+    found = []
+    for kernel in (w, None):
+        out, dx = nan(plan.y_shape, "float32"), nan(plan.x_shape, "float32")
+        if kernel is None:
+            with pytest.raises(ValueError, match="w is None, and no kernel was packed"):
+                plan(x, None, out)
+            plan.pack(w)
+            plan(x, other, out)
+            plan.backward(x, other, dy, dx)
+        plan(x, kernel, out)
+        plan.backward(x, kernel, dy, dx)
+        found.append((out.copy_to_host(), dx.copy_to_host()))
+    for one, again in zip(*found):
+        reference.assert_close(again, one.astype(np.float64), 200)
+        if numbacaps.ALGORITHMS[algorithm].deterministic:
+            np.testing.assert_array_equal(again, one)
+
+
 def test_explain_names_kernel_tile_and_reason():
     text = numbacaps.explain(_X, _W, **_HOW)
     assert text.startswith("algorithm fused, precision ieee, float32")
