@@ -30,6 +30,7 @@ from numbacaps.fused.intrinsics import (
     load_run,
     mma,
     shared_address,
+    short,
     store_pair,
     wait_for_last,
 )
@@ -62,6 +63,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     THREADS, STAGES = tile.threads, tile.STAGES
     ACROSS = BN // WN  # warps
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    IMAGE = ROWS * COLUMNS * D1  # rows of a
     A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
     C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
     ROW_STEP, ROW_START = pixels.top
@@ -83,6 +85,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     PLACES = 2 * THREADS
     EDGES = 1 if inside else PLACES
     QUADS_DOWN, QUADS_ACROSS = WM // 32, WN // 32
+    OWN_ROWS, OWN_COLUMNS = WM // 8, WN // 4  # of the result, a thread's
     DOWN_TILES, ACROSS_TILES = WM // 16, WN // 8
     SUMS = DOWN_TILES * ACROSS_TILES * 4
     FRESH = SUMS if terms == 3 else 0  # where the sums of a stage are, after those of all
@@ -121,16 +124,20 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         c_offset = cuda.local.array(C_OWN, np.int64)
         down = cuda.local.array(A_OWN, np.int64)
         across = cuda.local.array(A_OWN, np.int64)
+        to_row = cuda.local.array(OWN_ROWS, np.int64)
+        to_column = cuda.local.array(OWN_COLUMNS, np.int64)
         start = shared_address(shared)
-        thread = cuda.threadIdx.x
-        lane, warp = thread % 32, thread // 32
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        lane, warp = short(thread % 32), short(thread // 32)
         k0 = cuda.blockIdx.x * BM
         n0 = cuda.blockIdx.y * BN
         g = cuda.blockIdx.z // SPLITS
         split = cuda.blockIdx.z % SPLITS
         first = split * per_split
         last = min(M, first + per_split)
-        steps = (last - first + BK - 1) // BK
+        steps = short((last - first + BK - 1) // BK)
+        image0 = first // IMAGE
+        m_image = first - image0 * IMAGE  # rows of that image before the split's
         # Lanes side by side copy 8 elements of a row, four rows, and on.
         a_k = thread // (4 * A_LANES) % A_OCTETS * 8 + thread % A_LANES * A_ELEMENTS
         a_m = thread // (4 * A_LANES * A_OCTETS) * 4 + thread // A_LANES % 4
@@ -149,17 +156,18 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         for i in range(ALL_SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
-        for step in range(-STAGES, steps):
+        for step in range(short(-STAGES), steps):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and nobody reads the stage before
-            ahead = step + STAGES - 1
-            if (ahead + 1) % BATCH == 0:
-                m = first + (ahead + 1) * BK + thread
-                place = (ahead + 1) // BATCH % 2 * THREADS + thread
-                column = m // D1 % COLUMNS
-                row = m // (D1 * COLUMNS) % ROWS
-                image = m // (D1 * COLUMNS * ROWS)
-                d1 = m % D1
+            ahead = short(step + STAGES - 1)
+            after = np.uint32(ahead + 1)
+            if np.uint32(after % BATCH) == 0:
+                m = np.uint32(m_image + after * BK + thread)
+                place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
+                d1, m = np.uint32(m % D1), np.uint32(m // D1)
+                column, m = np.uint32(m % COLUMNS), np.uint32(m // COLUMNS)
+                row, image = short(m % ROWS), image0 + np.uint32(m // ROWS)
+                column, d1 = short(column), short(d1)
                 base[at(place)] = (
                     g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
                 )
@@ -170,9 +178,9 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                     top[at(place)] = row * ROW_STEP + ROW_START
                     left[at(place)] = column * COLUMN_STEP + COLUMN_START
             if ahead >= 0 and ahead < steps:
-                to = ahead % STAGES * STAGE
-                place = ahead % (2 * BATCH) * BK
-                there = last - first - ahead * BK  # pixels of the stage
+                to = short(np.uint32(ahead) % STAGES * STAGE)
+                place = short(np.uint32(ahead) % (2 * BATCH) * BK)
+                there = short(last - first - ahead * BK)  # pixels of the stage
                 for turn in range(A_TURNS):
                     m = a_m + turn * A_APART
                     source = base[at(place + m)]
@@ -197,7 +205,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                         cp_async(C_RUN, shared, start + c_to * 4, c, where, ok)
             cp_async_commit()
             if step >= 0:
-                stage = step % STAGES * STAGE
+                stage = short(np.uint32(step) % STAGES * STAGE)
                 if FRESH > 0:
                     for i in range(SUMS):
                         acc[FRESH + i] = ZERO
@@ -232,22 +240,25 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                 if FRESH > 0:
                     for i in range(SUMS):
                         acc[i] += acc[FRESH + i]
-        for i in range(WM // 8):
+        for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
             k = k0 + warp // ACROSS * WM + i // 4 * 32 + lane // 4 * 4 + i % 4
-            if k < K:
-                to = split * SIZE + g * B_G + table[at(3 * K + k)]
+            to_row[i] = split * SIZE + g * B_G + table[at(3 * K + k)] if k < K else ABSENT
+        for j in range(OWN_COLUMNS):
+            n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
+            to_column[j] = table[at(4 * K + n)] if n < N else ABSENT
+        for i in range(OWN_ROWS):
+            if to_row[i] > ABSENT:
                 row = (i // 4 * 2 + i % 4 // 2) * ACROSS_TILES * 4 + i % 2 * 2
-                for j in range(0, WN // 4, 2):
-                    n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
+                for j in range(0, OWN_COLUMNS, 2):
                     at_column = row + (j // 8 * 4 + j % 4) * 4 + j % 8 // 4
                     one, two = acc[at_column], acc[at_column + 4]
                     if PAIRED:
-                        if n < N:
-                            store_pair(b, to + table[at(4 * K + n)], dtype_of(one), dtype_of(two))
+                        if to_column[j] > ABSENT:
+                            store_pair(b, to_row[i] + to_column[j], dtype_of(one), dtype_of(two))
                     else:
-                        if n < N:
-                            b[at(to + table[at(4 * K + n)])] = one
-                        if n + 1 < N:
-                            b[at(to + table[at(4 * K + n + 1)])] = two
+                        if to_column[j] > ABSENT:
+                            b[at(to_row[i] + to_column[j])] = one
+                        if to_column[j + 1] > ABSENT:
+                            b[at(to_row[i] + to_column[j + 1])] = two
 
     return mma_reduction_kernel
