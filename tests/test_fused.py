@@ -525,6 +525,18 @@ def test_strips_cover_every_pixel_once(case, terms):
         assert (s.splits - 1) * s.per_split < s.count <= s.splits * s.per_split
 
 
+def test_sums_of_three_terms_are_cut_shorter():
+    """A capsule of 16 x 16 has few tiles; split no more than they need, each would be 2400 adds."""
+    g, t = Geometry(32, 16, 16, 32, 32, 3, 3, 1, 16, 16, 16), bulk_reduction_tiles
+    product, adds = implicit_gemm.forward(g), {}
+    for terms in (1, 3):
+        tile = t.ReductionTile(3, 6, 1, 32)
+        s = t.choose_strips(tile, product, g.N, g.G, terms)[0]
+        images = t.boxes(tile, product, g.G)[0].images
+        adds[terms] = s.per_split * s.rows * images * g.D1 // tile.K
+    assert adds == {1: 2400, 3: 1200}
+
+
 @pytest.mark.parametrize("rows", [1, 5, 300, 10**6])
 @pytest.mark.parametrize("columns", [1, 7, 64, 1000])
 def test_a_tile_is_always_found(rows, columns):
