@@ -18,7 +18,9 @@ import numpy as np
 from experiments import digits, provenance, records, training
 from experiments.plots import training as plots
 from experiments.refusal import Parser, Refusal
+from numbacaps import ALGORITHMS
 from numbacaps.nn import CapsNet, Layer
+from numbacaps.pipelines.registry import PRECISIONS, resolve
 from numbacaps.target import SIMULATED
 
 _EPILOG = """\
@@ -43,8 +45,8 @@ class Task:
     build: object
 
 
-def _tiny_net(seed, algorithm):
-    how = {"algorithm": algorithm}
+def _tiny_net(seed, algorithm, precision):
+    how = {"algorithm": algorithm, "precision": precision}
     layers = (
         Layer(1, (1, 4), stride=2, capsule=(4, 1), squash=4, **how),
         Layer(10, (1, 2), squash=8, **how),
@@ -57,7 +59,9 @@ FULL = Task(
     epochs=40,
     seeds=(0, 1, 2),
     load=digits.load,
-    build=lambda seed, algorithm: CapsNet.published(seed=seed, algorithm=algorithm),
+    build=lambda seed, algorithm, precision: CapsNet.published(
+        seed=seed, algorithm=algorithm, precision=precision
+    ),
 )
 TINY = Task(
     batch=5,
@@ -83,6 +87,12 @@ def make_parser():
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
     add("--by", metavar="A,B", type=_by, default=("numbacaps",), help="of numbacaps, torch")
     add("--algorithm", default="auto", help="of every layer (default auto)")
+    add(
+        "--precision",
+        metavar="P",
+        help=f"of every layer, {', '.join(PRECISIONS)} (default tf32x3, about as exact as ieee and "
+        "faster, where algorithm and GPU have it, else ieee)",
+    )
     add(
         "--resume",
         action="store_true",
@@ -157,7 +167,8 @@ def main(argv=None):
 def _begin(run, task, options, resume=False):
     """The model of a run, from its file if the run goes on."""
     try:
-        model = task.build(run.seed, options.algorithm)
+        precision = options.precision or _precision(options)
+        model = task.build(run.seed, options.algorithm, precision)
         if run.by == "torch":
             from experiments.torch_network import TorchNet
 
@@ -170,6 +181,12 @@ def _begin(run, task, options, resume=False):
     except (ValueError, RuntimeError, OSError) as refusal:
         make_parser().error(str(refusal))
     return model
+
+
+def _precision(options):
+    """The fastest that is as exact as float32; the simulator, where nothing is fast, has the simplest."""
+    has = ALGORITHMS[resolve(options.algorithm)].precisions(np.dtype(np.float32))
+    return "tf32x3" if "tf32x3" in has and not SIMULATED else "ieee"
 
 
 def _kept(run):

@@ -259,6 +259,8 @@ def test_packed_kernels_follow_the_weights(rng, tmp_path):
     np.testing.assert_array_equal(other.forward(x)[1], after)
     net.load(tmp_path / "first.npz")
     np.testing.assert_array_equal(net.forward(x)[1], before)
+    net.state.write(net.state.weights, other.kernels)
+    np.testing.assert_array_equal(net.forward(x)[1], after)
 
 
 @cuda.jit

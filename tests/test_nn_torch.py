@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from nn_networks import NETWORKS, batch, canonical, expected, network
 
+from numbacaps import ALGORITHMS
 from numbacaps.nn import CapsNet
 from reference import assert_close
 
@@ -90,14 +91,17 @@ def test_first_steps_in_float32(rng):
 
 
 @pytest.mark.tiers("gpu")
-def test_first_steps_of_the_published_network(rng):
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
+def test_first_steps_of_the_published_network(precision, rng):
     """20 steps in float64 beside PyTorch's, and each in float32 from the weights of that run.
 
     Steps in float32 that go on from each other are no test: Adam's first ones are as long whatever
     the gradient, so rounding tells within a few steps, in PyTorch too.
     """
+    if precision not in ALGORITHMS["fused"].precisions(np.dtype(np.float32)):
+        pytest.skip("this GPU has no warpgroup products")
     exact = CapsNet.published(seed=1, dtype="float64")
-    rounded = CapsNet.published(seed=1)
+    rounded = CapsNet.published(seed=1, precision=precision)
     twin = TorchNet(exact, _DEVICE)
     for _ in range(20):
         x, labels = batch(rounded, 128, rng)

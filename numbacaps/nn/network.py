@@ -58,7 +58,6 @@ class CapsNet:
         self._kind = self.input_shape, str(self.dtype), self.classes  # what data must have too
         self.state = State(self.layers, self.dtype, _check_seed(seed))
         self.steps, self._began = 0, 0
-        self._changes = 0  # of the weights
         self._computing, self._copying = Stream(), Stream()
         self._beside = Beside(self._computing.numba)
         self._inferences, self._trainings = {}, {}
@@ -107,7 +106,7 @@ class CapsNet:
         """
         self._check_images(x)
         inference = self._inference(len(x))
-        inference.run(x, self._changes)
+        inference.run(x, (self.state.writes, self.steps))
         stream = self._computing.numba
         capsules = inference.forward.outputs[-1].copy_to_host(stream=stream)
         lengths = inference.forward.lengths.copy_to_host(stream=stream)
@@ -178,7 +177,7 @@ class CapsNet:
         """
         labels = self._check_batch(x, labels)
         self._training(len(x)).step(x, labels)
-        self._stepped()
+        self.steps += 1
 
     def place(self, x, labels):
         """Copy images and their labels to the device, for :meth:`step_rows`.
@@ -220,7 +219,7 @@ class CapsNet:
         """
         rows = self._check_rows(data, rows)
         self._training(len(rows)).step_rows(data, rows, self.steps)
-        self._stepped()
+        self.steps += 1
 
     def history(self, first=None):
         """Loss and hits of every step from ``first`` on; waits for the last one.
@@ -282,7 +281,6 @@ class CapsNet:
         for name, arrays in runs.items():
             self.state.write(getattr(self.state, name), arrays)
         self.steps = self._began = steps
-        self._changes += 1
 
     @property
     def description(self):
@@ -293,10 +291,6 @@ class CapsNet:
             "layers": [layer.description for layer in self.layers],
             "adam": asdict(self.adam),
         }
-
-    def _stepped(self):
-        self.steps += 1
-        self._changes += 1
 
     def _inference(self, N):
         inference = self._inferences.get(N)
@@ -361,13 +355,13 @@ class _Inference:
             lambda: self.forward.launch(*operands), computing, self.forward.capturable
         )
 
-    def run(self, x, changes):
-        """Queue a batch; kernels are packed anew if the weights have changed, ``changes`` times by now."""
+    def run(self, x, version):
+        """Queue a batch; kernels are packed anew if weights of another version were packed last."""
         self._slot.fill(x)
-        if self._packed != changes:
+        if self._packed != version:
             self.forward.pack(self._kernels, self._beside)
             self._beside.join()
-            self._packed = changes
+            self._packed = version
         self._launch()
         self._slot.release()
 

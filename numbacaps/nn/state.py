@@ -31,6 +31,8 @@ class State:
         Steps done.
     losses, hits : device arrays (PLACES,)
         Of step t at place t % PLACES.
+    writes : int
+        How often :meth:`write` was called.
     """
 
     def __init__(self, layers, dtype, seed):
@@ -44,7 +46,7 @@ class State:
         self.first, self.second = cuda.to_device(zeros), cuda.to_device(zeros)
         self._starts = starts
         self.kernels, self.d_kernels = self._parts(self.weights), self._parts(self.gradients)
-        self.step = cuda.to_device(np.zeros(1, np.int64))
+        self.step, self.writes = cuda.to_device(np.zeros(1, np.int64)), 0
         self.factors = cuda.to_device(np.zeros(2, dtype))
         self.losses = cuda.to_device(np.zeros(PLACES, dtype))
         self.hits = cuda.to_device(np.zeros(PLACES, np.int64))
@@ -82,5 +84,6 @@ class State:
         content = np.zeros(run.size, run.dtype)
         for layer, part, array in zip(self._layers, self._parts(content), arrays):
             part[...] = layer.canonical(array)
+        self.writes += 1
         run.copy_to_device(content)
         cuda.synchronize()  # no other stream waits for the default one
