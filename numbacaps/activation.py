@@ -32,11 +32,14 @@ class Activation:
         Consecutive elements of a capsule that are squashed together.
     keeps_sums : bool
         The sums before it are wanted too: gradients read them.
+    backward : bool
+        Its gradient is wanted, behind a product that computes what reaches its results.
     """
 
     slope: float
     group: int
     keeps_sums: bool = True
+    backward: bool = False
 
 
 @cuda.jit(device=True, inline="always")

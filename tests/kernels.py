@@ -101,11 +101,11 @@ def kernels(g, dtype):
     return found
 
 
-def epilogue(product, group, tile, lanes):
-    """LeakyReLU and squash of so many elements behind a product; none for None."""
-    activation = group and Activation(0.1, group)
+def epilogue(product, group, tile, lanes, backward=False):
+    """LeakyReLU and squash of so many elements behind a product, or their gradient; none for None."""
+    activation = group and Activation(0.1, group, backward=backward)
     found, why = fit(activation, product, tile.BN, lanes)
-    assert found.activates or not group, why
+    assert (found.differentiates if backward else found.activates) or not group, why
     return found
 
 
@@ -138,10 +138,10 @@ def fused_kernels(g, dtype):
     return found
 
 
-def register_kernel(product, tile, dtype, group):
-    """The kernel of ordinary arithmetic with an activation behind it."""
+def register_kernel(product, tile, dtype, group, backward=False):
+    """The kernel of ordinary arithmetic with an activation, or its gradient, behind it."""
     p = product
-    behind = epilogue(p, group, tile, tile.lanes)
+    behind = epilogue(p, group, tile, tile.lanes, backward)
     kernel = make_register_tiles(p.pixels, p.inside, p.N, p.K, tile, dtype, behind)
     return Kernel(kernel, 4, 1, make_register_tiles, 1)
 
@@ -165,13 +165,13 @@ def packing(product, BN, CHUNKS, dtype):
     return Kernel(kernel, 2, 0, make_pack)
 
 
-def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32)):
-    """The tensor cores' kernel that the copy engine feeds, and its activation."""
+def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False):
+    """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
     p = bulk_tiles.counted(product, dtype)
     box = bulk_tiles.Box.of(p, 1, tile)
     which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
-    behind = epilogue(p, group, tile, warpgroup_tiles.LANES)
+    behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
     ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
     which += (p.channels, p.D, p.n, 1, tile, read, rows, ahead, run, terms)
     which += (bulk_tiles.turn_cycles(tile, p, 1, terms), dtype)

@@ -90,6 +90,86 @@ def _check(g, group, dtype, precision, make, rng):
         reference.assert_close(out, want_activated, group)
 
 
+def _check_gradient(g, group, dtype, make, rng):
+    """What ``make(product, activation)`` yields for each product of dx, behind what it is without.
+
+    Returns whether the activation's gradient was in all of them.
+    """
+    _, w, dy = operands(g, dtype, rng)
+    before = rng.standard_normal(g.input_shape).astype(dtype)
+    W, DY, BEFORE = (cuda.to_device(array.ravel()) for array in (w, dy, before))
+    found = []
+    for activation in (None, Activation(_SLOPE, group, backward=True)):
+        dx = nan(before.size, dtype)
+        for product in implicit_gemm.backward_input(g):
+            gather = make(product, activation)
+            assert gather.epilogue.differentiates == (activation is not None)
+            gather(DY, W, dx, 0, nan(gather.packed, dtype), BEFORE if activation else None)
+        found.append(dx.copy_to_host().reshape(before.shape))
+    before = before.astype(np.float64)
+    through_squash = nn.squash_backward(
+        nn.leaky_relu(before, _SLOPE), found[0].astype(np.float64), group
+    )
+    want = nn.leaky_relu_backward(before, through_squash, _SLOPE)
+    reference.assert_close(found[1], want, group)
+
+
+# Of the input's gradient, whose columns are D2's: groups in a row and over rows, and a stride.
+GRADIENTS = {
+    "part of a block": (Geometry(2, 2, 3, 3, 4, 2, 2, 1, 3, 2, 2), 2),
+    "a block": (Geometry(3, 1, 3, 4, 4, 2, 2, 1, 1, 4, 3, (2, 1)), 4),
+    "rows": (Geometry(3, 1, 1, 3, 2, 2, 2, 1, 4, 4, 2), 8),
+    "whole capsules": (Geometry(2, 2, 1, 2, 4, 2, 2, 2, 4, 4, 2, 1, 1), 16),
+    "two blocks": (Geometry(1, 2, 3, 3, 2, 2, 1, 1, 2, 8, 3), 8),
+}
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float32") for case in GRADIENTS), ("rows", "float64")]
+)
+def test_gradients_behind_ordinary_products(case, dtype, rng, monkeypatch):
+    g, group = GRADIENTS[case]
+    g, dtype = replace(g, **_LARGER), np.dtype(dtype)
+    wanted = Activation(_SLOPE, group, backward=True)
+
+    def chosen(*sizes):
+        product = implicit_gemm.backward_input(g)[0]
+        return next(
+            t for t in tiles.TILES if not fit(wanted, product, t.BN, t.lanes)[1]
+        ), "the test's"
+
+    monkeypatch.setattr(fused, "choose_tile", chosen)
+    _check_gradient(g, group, dtype, lambda p, a: fused.Gather(p, g.N, g.G, dtype, a), rng)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize(
+    ("case", "group"),
+    [("one row", 4), ("parts of rows", 8), ("a block", 8), ("rows", 32), ("a lane's", 2)],
+)
+def test_gradients_behind_bulk_copies(case, group, terms, rng):
+    _skip_without_tf32()
+    g = BULK[case][0]
+    for largest in (True, False):
+
+        def make(product, activation, largest=largest):
+            legal = [
+                tile
+                for tile in bulk_tiles.tiles(product)
+                if tile.PW <= bulk_tiles.MOST_DIFFERENTIATED
+                and not bulk_tiles.why_not(tile, product, g.G, terms)
+            ]
+            wanted = Activation(_SLOPE, group, backward=True)
+            legal = [t for t in legal if not fit(wanted, product, t.BN, warpgroup_tiles.LANES)[1]]
+            tile = legal[0 if largest else -1]
+            return fused.BulkGather(product, g.N, g.G, _F4, tile, "", terms, activation)
+
+        _check_gradient(g, group, _F4, make, rng)
+
+
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, "float32") for case in ORDINARY), ("rows", "float64")]
@@ -171,7 +251,9 @@ def test_networks_are_the_same_with_activations_apart(name, rng):
     found, beside = [], Beside(0)
     for apart in (False, True):
         forward = ForwardPass(net.layers, len(labels), net.dtype, apart=apart)
-        assert not (apart and any(c.activates for c in forward.convolutions))
+        assert not (apart and any(c.activates or c.differentiates for c in forward.convolutions))
+        if name == "matrix" and not apart:
+            assert forward.convolutions[1].differentiates
         backward = BackwardPass(forward)
         forward.pack(net.state.kernels, beside)
         backward.pack(net.state.kernels, beside)

@@ -324,6 +324,36 @@ def test_activations_behind_bulk_copies(case, terms):
         _check_activation(text, "bulk_wgmma", "float32")
 
 
+# Of the input's gradient of layers 3 and 5: behind it that of the layer before, or of groups of two rows.
+_DIFFERENTIATED = {
+    "parts of rows": (Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)), 8),
+    "rows": (Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8), 32),
+}
+
+
+@pytest.mark.parametrize("tile", [tiles.TILES[1], tiles.TILES[4]])
+@pytest.mark.parametrize("case", _DIFFERENTIATED)
+def test_gradients_behind_ordinary_products(case, tile):
+    g, group = _DIFFERENTIATED[case]
+    product = implicit_gemm.backward_input(g)[0]
+    if why_not(Activation(0.1, group, backward=True), product, tile.BN, tile.lanes):
+        return
+    kernel = register_kernel(product, tile, np.dtype(np.float32), group, backward=True)
+    _check_activation(_ptx(kernel, "float32", (9, 0)), "register_tiles", "float32")
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("case", _DIFFERENTIATED)
+def test_gradients_behind_bulk_copies(case, terms):
+    g, group = _DIFFERENTIATED[case]
+    product = implicit_gemm.backward_input(g)[0]
+    tile = bulk_tiles.choose_tile(product, 128, 1, terms, 132)[0]
+    assert tile.PW <= bulk_tiles.MOST_DIFFERENTIATED
+    text = _ptx(bulk_kernel(product, tile, terms, group, backward=True), "float32", (9, 0))
+    _check_activation(text, "bulk_wgmma", "float32")
+    assert "ld.global.v2.f32" in text
+
+
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
 def test_products_of_warps(case, terms):

@@ -189,6 +189,7 @@ _SHAPES = (
     (1, 2, 1),
     (1, 1, 1),
 )
+MOST_DIFFERENTIATED = 4  # pixels of a warpgroup whose activation's gradient the kernel can compute
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be

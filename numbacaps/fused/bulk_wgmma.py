@@ -25,7 +25,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
-from numbacaps.fused.epilogue import Epilogue, activate
+from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     as_it_is,
@@ -180,9 +180,12 @@ def make_bulk_wgmma(
     NEARER = TF32_NEARER
     multiply = wgmma_fragment if ROUNDED else wgmma_fragment_float16
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
-    ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long
+    # Known before functions are inlined, which takes long.
+    ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
+    BEFORE = SUMS if DIFFERENTIATES else 1
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
+    differentiate = make_differentiate(SUMS, 2, 2, epilogue, np.dtype(np.float32))
 
     @cuda.jit(device=True, inline="always")
     def place_of(turn):
@@ -216,13 +219,34 @@ def make_bulk_wgmma(
                             k = (r * GROUPS + chunk // 2) * COLUMNS_IN + column
                             to[k * 4 + chunk % 2 * 2 + half] = values[j]
 
+    @cuda.jit(device=True, inline="always")
+    def differentiate_pixel(acc, j, arrays, place, images, lane, warp):
+        """The gradient of an activation in place, of the j-th of a warpgroup's pixels."""
+        before, pair, array = arrays
+        g, image0, h, w, first_n = place
+        for half in range(2):
+            row = warp % 4 * 16 + lane // 4 + half * 8
+            image = image0 + row // D1
+            to = g * C_G + C_FIRST + image * C_IMAGE + row % D1 * C_D1
+            to += h * C_ROW + (w + j) * C_COLUMN
+            filled = row < FILLED and image < images and h < ROWS and w + j < COLUMNS
+            for block in range(BN // 8):
+                n = first_n + block * 8
+                pair[0] = ZERO
+                pair[1] = ZERO
+                if filled and (N_FULL or n < N):
+                    load_run(2, pair, array, to + place_of_column(n))
+                before[block * 4 + half * 2] = pair[0]
+                before[block * 4 + half * 2 + 1] = pair[1]
+        differentiate(acc, j * SUMS, before)
+
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def bulk_wgmma_kernel(
         b,  # in   the packed kernel
         c,  # out  the other array
         words,  # in   the tensor map of the gathered array
-        activated,  # out  the same behind an activation; c again where there is none
+        activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
         images,
         turns,  # of all blocks
         waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
@@ -302,6 +326,8 @@ def make_bulk_wgmma(
             low = cuda.local.array(REST, np.float32)
             loaded = cuda.local.array(FRAGMENTS, np.float32)
             run_at = cuda.local.array(RUNS, np.int32)
+            before = cuda.local.array(BEFORE, np.float32)
+            pair = cuda.local.array(2, np.float32)
             row_of_patch = warp // 4 // WARPGROUPS_ACROSS
             column_of_patch = warp // 4 % WARPGROUPS_ACROSS * PW
             row = warp % 4 * 16 + lane // 4
@@ -404,6 +430,16 @@ def make_bulk_wgmma(
                                 b_phase = short(b_phase ^ 1)
                 g, n_tile, image0, row0, column0 = place_of(turn)
                 first_n = n_tile * BN + lane % 4 * 2
+                if DIFFERENTIATES:
+                    place = g, image0, row0 + row_of_patch, column0 + column_of_patch, first_n
+                    arrays = before, pair, activated
+                    differentiate_pixel(acc, 0, arrays, place, images, lane, warp)
+                    if PW > 1:  # a loop would have to be unrolled
+                        differentiate_pixel(acc, 1, arrays, place, images, lane, warp)
+                    if PW > 2:
+                        differentiate_pixel(acc, 2, arrays, place, images, lane, warp)
+                    if PW > 3:
+                        differentiate_pixel(acc, 3, arrays, place, images, lane, warp)
                 for which in range(RESULT, RESULTS):
                     result = c
                     if ACTIVATES and which == 1:

@@ -1,17 +1,20 @@
-"""LeakyReLU and squash of a product's sums before they leave the registers.
+"""LeakyReLU and squash of a product's sums before they leave the registers; or the gradient of both.
 
 A squash group is ``group`` consecutive elements of a (D1, D3) capsule, so it is a rectangle of the
 result: neighbouring columns n (d3) of one row m, or all D3 columns of neighbouring rows (d1). Where
 it lies within a warp's part of a tile, each lane adds the squares that it holds, and the lanes add up
 their sums. Then every one of them would work out the same factor; so neighbours take as many groups at
 a time as they are, each works out one group's factor, and they hand the factors round.
+
+The gradient (:mod:`numbacaps.nn.squash` has its formula) is of a layer before the product, whose results the
+product's sums reach: the sums before that layer's activation lie where the results are written.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, leaky, squash_factor
+from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
 from numbacaps.fused.intrinsics import shuffle
 from numbacaps.target import cuda
 
@@ -50,6 +53,8 @@ class Epilogue:
         They are written.
     activates : bool
         They are written behind LeakyReLU and squash, to an array of their own.
+    differentiates : bool
+        What is written is what reaches the sums before a LeakyReLU and squash, which are read from that array.
     slope : float
         Of LeakyReLU.
     blocks : int
@@ -62,6 +67,7 @@ class Epilogue:
 
     keeps_sums: bool = True
     activates: bool = False
+    differentiates: bool = False
     slope: float = 1.0
     blocks: int = 1
     lanes: int = 1
@@ -80,7 +86,7 @@ def fit(activation, product, columns, lanes):
     ----------
     activation : numbacaps.activation.Activation or None
     product : numbacaps.fused.implicit_gemm.Product
-        Of the forward pass.
+        Of the forward pass; of the input's gradient for an activation ``backward``.
     columns : int
         Of a tile.
     lanes : Lanes
@@ -92,8 +98,9 @@ def fit(activation, product, columns, lanes):
     block = lanes.across * lanes.width
     beside = min(across, block) // lanes.width
     return Epilogue(
-        activation.keeps_sums,
-        True,
+        activation.keeps_sums or activation.backward,
+        not activation.backward,
+        activation.backward,
         activation.slope,
         blocks=max(1, across // block),
         lanes=beside,
@@ -175,6 +182,66 @@ def _activate_groups(sums, begin, end, at_once, how):
                 first = _first_of(some + k, block, rows, width, blocks)
                 for i in range(first, first + width):
                     sums[i] *= its_factor
+
+
+def make_differentiate(count, rows, width, epilogue, dtype):
+    """Device function for the gradient of LeakyReLU and squash in place; all lanes of a warp call it together.
+
+    ``differentiate(gradients, first, before)`` takes local arrays: from ``first`` on ``count`` of what reaches
+    the results, and the ``count`` sums that the activation was of.
+
+    Parameters
+    ----------
+    count : int
+    rows, width : int
+        As those of :class:`Lanes`.
+    epilogue : Epilogue
+    dtype : numpy.dtype
+        Of the sums.
+    """
+    HOW = rows, width, epilogue.blocks, epilogue.mask
+    SLOPE = dtype.type(epilogue.slope)
+    GROUPS = count // (epilogue.blocks * width)
+    # As for :func:`activate`, but that loops without a turn are not compiled.
+    END = GROUPS if GROUPS <= 4 else -(-GROUPS // 4)
+
+    @cuda.jit(device=True, inline="always")
+    def differentiate(gradients, first, before):
+        _differentiate_groups(gradients, first, before, 0, END, HOW, SLOPE)
+        if GROUPS > END:
+            _differentiate_groups(gradients, first, before, END, min(GROUPS, 2 * END), HOW, SLOPE)
+        if GROUPS > 2 * END:
+            end = min(GROUPS, 3 * END)
+            _differentiate_groups(gradients, first, before, 2 * END, end, HOW, SLOPE)
+        if GROUPS > 3 * END:
+            _differentiate_groups(gradients, first, before, 3 * END, GROUPS, HOW, SLOPE)
+
+    return differentiate
+
+
+@cuda.jit(device=True, inline="always")
+def _differentiate_groups(gradients, first, before, begin, end, how, slope):
+    """Some of the groups that a lane has a part of."""
+    rows, width, blocks, mask = how
+    lane = cuda.threadIdx.x % 32
+    for group in range(begin, end):
+        square, dot = _ZERO, _ZERO
+        for block in range(blocks):
+            own = _first_of(group, block, rows, width, blocks)
+            for i in range(own, own + width):
+                value = leaky(before[i], slope)
+                square += value * value
+                dot += value * gradients[first + i]
+        for bit in range(5):
+            if mask >> bit & 1:
+                square += shuffle(square, lane ^ 1 << bit)
+                dot += shuffle(dot, lane ^ 1 << bit)
+        f, h = squash_slopes(square + before.dtype.type(EPSILON))
+        for block in range(blocks):
+            own = _first_of(group, block, rows, width, blocks)
+            for i in range(own, own + width):
+                gradient = gradients[first + i] * f + leaky(before[i], slope) * (dot * h)
+                gradients[first + i] = gradient if before[i] > _ZERO else slope * gradient
 
 
 @cuda.jit(device=True, inline="always")

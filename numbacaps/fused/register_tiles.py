@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.epilogue import Epilogue, activate
+from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import let_next_start, short, wait_for_last
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
@@ -50,9 +50,12 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     sums = sum_dtype(dtype)
     SUM, ZERO = sums.type, sums.type(0)
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
-    ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long
+    # Known before functions are inlined, which takes long.
+    ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
+    BEFORE = ELEMENTS if DIFFERENTIATES else 1
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
+    differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
 
     @cuda.jit(device=True, inline="always")
     def place_of(m):
@@ -69,7 +72,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         a,  # in   the gathered array
         b,  # in   the kernel
         c,  # out  the other array
-        activated,  # out  the same behind an activation; c again where there is none
+        activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
         table,  # in   Product.table
         M,
     ):
@@ -83,6 +86,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         left = cuda.local.array(A_LOADS, np.int32)
         total = cuda.local.array(ELEMENTS, sums)
         to_column = cuda.local.array(TN, np.int64)
+        before = cuda.local.array(BEFORE, sums)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         m0 = cuda.blockIdx.x * BM
         n0 = cuda.blockIdx.y * BN
@@ -140,6 +144,16 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         for j in range(TN):  # before anything is stored: no load passes a store
             n = n0 + thread % ACROSS + j * ACROSS
             to_column[j] = table[at(4 * K + N + n)] if n < N else 0
+        if DIFFERENTIATES:
+            for i in range(TM):
+                m = thread // ACROSS + i * DOWN
+                image, row, column, d1 = place_of(m_image + m)
+                to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
+                to += row * C_ROW + column * C_COLUMN + d1 * C_D1
+                for j in range(TN):
+                    inside = m0 + m < M and n0 + thread % ACROSS + j * ACROSS < N
+                    before[i * TN + j] = activated[at(to + to_column[j])] if inside else ZERO
+            differentiate(total, 0, before)
         for which in range(RESULT, RESULTS):
             result = c
             if ACTIVATES and which == 1:

@@ -19,16 +19,22 @@ class Convolution:
     dtype : numpy.dtype
     activation : numbacaps.activation.Activation, optional
         What the forward pass's kernel computes too, where it can.
+    before : numbacaps.activation.Activation, optional
+        ``backward``, of what made the input: the kernel of the input's gradient computes its gradient too,
+        where it can.
     """
 
-    def __init__(self, geometry, algorithm, precision, dtype, activation=None):
-        self.geometry, self._activation = geometry, activation
+    def __init__(self, geometry, algorithm, precision, dtype, activation=None, before=None):
+        self.geometry, self._activation, self._before = geometry, activation, before
         self._name = resolve(algorithm)
         self._algorithm = find_algorithm(algorithm, dtype, precision)
-        self._prepared = None
+        self._prepared, self._gradient = None, None
         if self._algorithm.prepare:
+            how = (geometry, dtype, precision)
             wanted = activation if self._algorithm.activated else None
-            self._prepared = self._algorithm.prepare(geometry, dtype, precision, wanted)
+            self._prepared = self._algorithm.prepare(*how, wanted)
+            wanted = before if self._algorithm.differentiated else None
+            self._gradient = self._algorithm.prepare(*how, wanted)
         # One each: a pass drops what another one laid out in the same workspace.
         self._forward, self._input, self._kernel = Workspace(), Workspace(), Workspace()
 
@@ -43,6 +49,11 @@ class Convolution:
         return self._activation is not None and bool(self._prepared) and self._prepared.activates
 
     @property
+    def differentiates(self):
+        """The input's gradient is behind that of the activation before it, too."""
+        return self._before is not None and bool(self._gradient) and self._gradient.differentiates
+
+    @property
     def packs_forward(self):
         """The forward pass reads what :meth:`pack_forward` made of the kernel."""
         return bool(self._prepared) and self._prepared.packs_forward
@@ -50,7 +61,7 @@ class Convolution:
     @property
     def packs_backward(self):
         """The input's gradient reads what :meth:`pack_backward` made of the kernel."""
-        return bool(self._prepared) and self._prepared.packs_backward
+        return bool(self._gradient) and self._gradient.packs_backward
 
     def pack_forward(self, w, stream):
         """Make the forward pass ready for a kernel, which it takes until the kernel changes."""
@@ -60,7 +71,8 @@ class Convolution:
 
     def pack_backward(self, w, stream):
         """The same for the input's gradient."""
-        how = {"stream": stream, "workspace": self._input}
+        how = {"activation": self._before} if self.differentiates else {}
+        how |= {"stream": stream, "workspace": self._input}
         self._algorithm.pack_backward(self.geometry, w, **how)
 
     def forward(self, x, w, out, stream):
@@ -80,6 +92,11 @@ class Convolution:
         """Write the input's gradient."""
         how = {"stream": stream, "workspace": self._input} | _packed(self.packs_backward)
         self._algorithm.backward(self.geometry, None, w, dy, dx, None, **how)
+
+    def backward_differentiated(self, w, dy, sums, dx, stream):
+        """Write what reaches the sums that the activation before the input was of; where it ``differentiates``."""
+        how = {"stream": stream, "workspace": self._input} | _packed(self.packs_backward)
+        self._algorithm.differentiated(self.geometry, w, dy, sums, dx, self._before, **how)
 
     def backward_kernel(self, x, dy, dw, stream):
         """Write the kernel's gradient."""

@@ -25,7 +25,7 @@ class ForwardPass:
     keeps_sums : bool
         Every layer's ``sums`` are written, which a backward pass reads.
     apart : bool
-        Every activation is a kernel of its own, also where the convolution's could compute it.
+        Every activation, and its gradient, is a kernel of its own, also where a convolution's could compute it.
 
     Attributes
     ----------
@@ -39,13 +39,15 @@ class ForwardPass:
 
     def __init__(self, layers, N, dtype, keeps_sums=True, apart=False):
         self.layers = [placed.layer for placed in layers]
-        self.convolutions = []
+        self.convolutions, before = [], None
         for placed in layers:
-            layer, activation = placed.layer, None
+            layer, activation, gradient = placed.layer, None, None
             if layer.squash is not None and not apart:
                 activation = Activation(float(layer.slope), int(layer.squash), keeps_sums)
-            how = (layer.algorithm, layer.precision, dtype, activation)
+                gradient = replace(activation, keeps_sums=True, backward=True)
+            how = (layer.algorithm, layer.precision, dtype, activation, before)
             self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
+            before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
         self.sums = [
             cuda.device_array(shape, dtype) if keeps_sums or not convolution.activates else None
@@ -150,16 +152,24 @@ class BackwardPass:
         beside.run(lambda other: margin_loss(lengths, labels, *results, other))
         margin_loss_backward(lengths, labels, d_lengths, stream)
         capsule_length_backward(forward.outputs[-1], lengths, d_lengths, d_outputs[-1], stream)
+        self._differentiate_activation(len(forward.layers) - 1, stream)
         for k in reversed(range(len(forward.layers))):
-            layer, total, convolution = forward.layers[k], forward.sums[k], forward.convolutions[k]
-            if layer.squash is None:
-                leaky_relu_backward(total, d_outputs[k], d_sums[k], layer.slope, stream)
-            else:
-                gradients = d_outputs[k], d_sums[k]
-                squash_backward(total, *gradients, layer.squash, layer.slope, stream)
-            operands = forward.outputs[k - 1] if k else x, d_sums[k], state.d_kernels[k]
+            convolution, before = forward.convolutions[k], k - 1
+            operands = forward.outputs[before] if k else x, d_sums[k], state.d_kernels[k]
             beside.run(partial(convolution.backward_kernel, *operands))
-            if k:
-                kernel, written = state.kernels[k], d_outputs[k - 1]
-                convolution.backward_input(kernel, d_sums[k], written, stream)
+            if k and convolution.differentiates:
+                operands = state.kernels[k], d_sums[k], forward.sums[before], d_sums[before]
+                convolution.backward_differentiated(*operands, stream)
+            elif k:
+                convolution.backward_input(state.kernels[k], d_sums[k], d_outputs[before], stream)
+                self._differentiate_activation(before, stream)
         beside.join()
+
+    def _differentiate_activation(self, k, stream):
+        """Queue what takes the gradient from a layer's output to its sums."""
+        layer = self.forward.layers[k]
+        arrays = self.forward.sums[k], self._d_outputs[k], self._d_sums[k]
+        if layer.squash is None:
+            leaky_relu_backward(*arrays, layer.slope, stream)
+        else:
+            squash_backward(*arrays, layer.squash, layer.slope, stream)

@@ -50,20 +50,25 @@ class _Gathers:
     Attributes
     ----------
     epilogue : numbacaps.fused.epilogue.Epilogue
-        It ``activates`` where the kernel computes the activation too.
+        It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
     """
 
     def __init__(self, activation, product, columns, lanes):
         self.epilogue, apart = fit(activation, product, columns, lanes)
         self._behind = ""
         if activation is not None:
-            how = f"apart: {apart}" if apart else "in it"
-            self._behind = f", LeakyReLU and squash {how}"
+            what = (
+                "the gradient of LeakyReLU and squash"
+                if activation.backward
+                else "LeakyReLU and squash"
+            )
+            self._behind = f", {what} {f'apart: {apart}' if apart else 'in it'}"
 
     def __call__(self, gathered, kernel, result, stream, packed, activated=None):
         """Launch it alone on runs of elements; ``packed`` is room for what it packs.
 
-        ``activated`` takes the result behind the activation, where there is one.
+        ``activated`` takes the result behind the activation, where there is one, or holds the sums before it
+        where the result is its gradient.
         """
         activated = result if activated is None else activated
         ready = self.ready_for(gathered, result, activated)
@@ -155,7 +160,7 @@ class _OnTensorCores(_Gathers):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
         if all(map(_aligned, arrays)):
             return self
-        if self.epilogue.activates:
+        if self.epilogue.activates or self.epilogue.differentiates:
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
         return self._unaligned
 
@@ -169,10 +174,14 @@ class _OnTensorCores(_Gathers):
 
 
 class WarpgroupGather(_OnTensorCores):
-    """The same by warpgroup products of the tensor cores, whose threads copy for themselves."""
+    """The same by warpgroup products of the tensor cores, whose threads copy for themselves.
+
+    It computes no gradient of an activation.
+    """
 
     def __init__(self, product, images, G, dtype, tile, why, activation=None, follows=False):
         p = product
+        activation = None if activation and activation.backward else activation
         depth = tile.CHUNKS * CHUNK // dtype.itemsize
         super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation, follows)
         window = Window.of(p)
@@ -199,12 +208,15 @@ class WarpgroupGather(_OnTensorCores):
 class BulkGather(_OnTensorCores):
     """The same with the copy engine: of float32, in ``terms`` products for each, or of float16.
 
-    One that follows another of its pass starts beside it: each has pixels of its own.
+    One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
+    activation it computes where a warpgroup has few enough pixels.
     """
 
     def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
         from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 
+        if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
+            activation = None
         p = bulk_tiles.counted(product, dtype)
         box = bulk_tiles.Box.of(p, G, tile)
         depth, parts = box.channels * product.D, 2 if terms > 1 else 1
@@ -443,7 +455,8 @@ class Prepared:
     dtype : numpy.dtype
     precision : str
     activation : numbacaps.activation.Activation, optional
-        What is wanted behind the forward pass, where its kernel can.
+        What is wanted behind the forward pass, where its kernel can; one that is ``backward``, behind the
+        gradient of the input.
     """
 
     def __init__(self, geometry, dtype, precision, activation=None):
@@ -477,7 +490,12 @@ class Prepared:
     def forward(self):
         """The forward pass's product, in a list of one."""
         product = implicit_gemm.forward(self.geometry)
-        return self._made(lambda: [self._gather(product, self.activation)])
+        activation = None if self._is_backward else self.activation
+        return self._made(lambda: [self._gather(product, activation)])
+
+    @property
+    def _is_backward(self):
+        return self.activation is not None and self.activation.backward
 
     @property
     def sums(self):
@@ -502,11 +520,23 @@ class Prepared:
     @cached_property
     def backward_input(self):
         """The products of the input's gradient, one for each residue of the stride."""
+        if self._is_backward:
+            gathers = self._made(lambda: self._gathers_of_input(self.activation))
+            if all(gather.epilogue.differentiates for gather in gathers):
+                return gathers
+        return self._made(lambda: self._gathers_of_input(None))
+
+    def _gathers_of_input(self, activation):
         gathers = []
         for product in implicit_gemm.backward_input(self.geometry):
             follows = any(gather.packed for gather in gathers)
-            gathers.append(self._made(lambda: self._gather(product, follows=follows)))
+            gathers.append(self._gather(product, activation, follows))
         return gathers
+
+    @property
+    def differentiates(self):
+        """The input's gradient has that of the activation behind it."""
+        return all(gather.epilogue.differentiates for gather in self.backward_input)
 
     @cached_property
     def backward_kernel(self):
@@ -599,9 +629,10 @@ def pack_forward(geometry, w, *, stream, workspace, precision="ieee", activation
     _pack(prepare(geometry, w.dtype, precision, activation).forward, geometry, w, stream, workspace)
 
 
-def pack_backward(geometry, w, *, stream, workspace, precision="ieee"):
-    """The same for the input's gradient."""
-    _pack(prepare(geometry, w.dtype, precision).backward_input, geometry, w, stream, workspace)
+def pack_backward(geometry, w, *, stream, workspace, precision="ieee", activation=None):
+    """The same for the input's gradient: :func:`backward`, or :func:`differentiated`."""
+    gathers = prepare(geometry, w.dtype, precision, activation).backward_input
+    _pack(gathers, geometry, w, stream, workspace)
 
 
 def _pack(gathers, geometry, w, stream, workspace):
@@ -635,6 +666,20 @@ def activated(
     x, w, sums = runs(geometry, x=x, w=w, out=out if sums is None else sums)
     (out,) = runs(geometry, out=out)
     _launch(gathers, x, w, sums, out, stream, room, packed)
+
+
+def differentiated(
+    geometry, w, dy, sums, dx, activation, *, stream, workspace, precision="ieee", packed=False
+):
+    """The input's gradient behind that of an activation, where what is prepared ``differentiates``.
+
+    The input was what the activation made of ``sums``; ``dx`` is what reaches them.
+    """
+    gathers = prepare(geometry, dy.dtype, precision, activation).backward_input
+    room = workspace.arrays(_packed_shape(gathers), sum_dtype(dy.dtype))
+    result, kernel, gathered = runs(geometry, dx=dx, w=w, dy=dy)
+    (sums,) = runs(geometry, dx=sums)
+    _launch(gathers, gathered, kernel, result, sums, stream, room, packed)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace, precision="ieee", packed=False):

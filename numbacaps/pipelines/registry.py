@@ -45,9 +45,13 @@ class Algorithm:
         ``activated(geometry, x, w, sums, out, activation, *, stream, workspace)``: the forward pass
         with a :class:`numbacaps.activation.Activation` in its kernel, where what
         ``prepare(geometry, dtype, precision, activation)`` returns ``activates``.
+    differentiated : callable or None
+        ``differentiated(geometry, w, dy, sums, dx, activation, *, stream, workspace)``: the input's
+        gradient, and behind it that of an activation before the input, where what ``prepare`` returns for
+        such a one ``differentiates``.
     pack_forward, pack_backward : callable or None
-        ``pack_forward(geometry, w, *, stream, workspace)``, with the keyword ``activation`` for ``activated``:
-        what a pass does with the kernel alone, done ahead. The pass is then called with ``packed=True``
+        ``pack_forward(geometry, w, *, stream, workspace)``, with the keyword ``activation`` for ``activated``
+        or ``differentiated``: what a pass does with the kernel alone, done ahead. The pass is then called with ``packed=True``
         and the same workspace, until the kernel changes. ``backward`` needs it for ``dx`` alone.
     zeros_outside : bool
         Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
@@ -64,6 +68,7 @@ class Algorithm:
     precisions: Callable = lambda dtype: ("ieee",) if dtype in FULL_DTYPES else ()
     prepare: Callable | None = None
     activated: Callable | None = None
+    differentiated: Callable | None = None
     pack_forward: Callable | None = None
     pack_backward: Callable | None = None
     zeros_outside: bool = False
@@ -72,7 +77,8 @@ class Algorithm:
         """This algorithm at a precision that it takes."""
         if precision == "ieee":
             return self
-        passes = ("forward", "backward", "activated", "pack_forward", "pack_backward")
+        passes = ("forward", "backward", "activated", "differentiated")
+        passes += ("pack_forward", "pack_backward")
         functions = {name: getattr(self, name) for name in passes if getattr(self, name)}
         at_precision = {name: partial(f, precision=precision) for name, f in functions.items()}
         return replace(self, **at_precision)
@@ -122,6 +128,7 @@ ALGORITHMS = {
         precisions=fused.precisions,
         prepare=fused.prepare,
         activated=fused.activated,
+        differentiated=fused.differentiated,
         pack_forward=fused.pack_forward,
         pack_backward=fused.pack_backward,
         zeros_outside=True,
