@@ -220,9 +220,11 @@ def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
 
 
 @pytest.mark.tiers("gpu")
-@pytest.mark.parametrize("precision", fused.precisions(np.dtype(np.float32)))
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
 def test_a_captured_step_of_the_published_network(precision, rng):
     """Kernels packed ahead and gradients beside each other, with graphs and without: the same bits."""
+    if precision not in fused.precisions(np.dtype(np.float32)):
+        pytest.skip("this GPU has no warpgroup products")
     x, labels = rng.uniform(0, 1, (9, 1, 28, 28, 1, 1)).astype("float32"), rng.integers(0, 10, 9)
     runs = []
     for captures in (True, True, False):

@@ -33,7 +33,7 @@ from numbacaps.fused import (
     warpgroup_tiles,
 )
 from numbacaps.fused.bulk_reduction import make_bulk_reduction
-from numbacaps.fused.epilogue import why_not
+from numbacaps.fused.epilogue import make_differentiate, why_not
 from numbacaps.fused.mma_reduction import make_mma_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.compiled import values
@@ -374,7 +374,7 @@ def test_products_of_warps(case, terms):
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
-    covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles}
+    covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles, make_differentiate}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing

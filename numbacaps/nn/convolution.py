@@ -1,5 +1,7 @@
 """A layer's convolution: one algorithm of the registry, for one batch size."""
 
+from functools import cached_property
+
 from numbacaps.pipelines.registry import find_algorithm, resolve
 from numbacaps.workspace import Workspace
 
@@ -28,15 +30,21 @@ class Convolution:
         self.geometry, self._activation, self._before = geometry, activation, before
         self._name = resolve(algorithm)
         self._algorithm = find_algorithm(algorithm, dtype, precision)
-        self._prepared, self._gradient = None, None
-        if self._algorithm.prepare:
-            how = (geometry, dtype, precision)
-            wanted = activation if self._algorithm.activated else None
-            self._prepared = self._algorithm.prepare(*how, wanted)
-            wanted = before if self._algorithm.differentiated else None
-            self._gradient = self._algorithm.prepare(*how, wanted)
+        self._how = geometry, dtype, precision
         # One each: a pass drops what another one laid out in the same workspace.
         self._forward, self._input, self._kernel = Workspace(), Workspace(), Workspace()
+
+    @cached_property
+    def _prepared(self):
+        """What the forward pass has ready; None where nothing is."""
+        wanted = self._activation if self._algorithm.activated else None
+        return self._algorithm.prepare and self._algorithm.prepare(*self._how, wanted)
+
+    @cached_property
+    def _gradient(self):
+        """The same of the input's gradient."""
+        wanted = self._before if self._algorithm.differentiated else None
+        return self._algorithm.prepare and self._algorithm.prepare(*self._how, wanted)
 
     @property
     def capturable(self):
