@@ -164,7 +164,8 @@ class Plan:
         """Do ahead what depends on the kernel alone: for inference, where it does not change.
 
         Calls that are given None for ``w`` take it from then on: on the same stream, or behind an event. The
-        tensor cores' products read a copy in their own order, which other calls make anew each time.
+        tensor cores' products read a copy in their own order, which other calls make anew each time; other
+        kernels read the array itself. The first call allocates room for the copy, so it is not to be captured.
 
         Parameters
         ----------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from nn_networks import NETWORKS, batch, canonical, expected, network
 
-from numbacaps import available_algorithms
+from numbacaps import Geometry, available_algorithms
 from numbacaps.nn import Adam, CapsNet, Layer, state
 from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
@@ -200,6 +200,19 @@ def test_work_that_cannot_be_captured_is_launched(captures, capturable):
     assert len(done) == 2 and not repeated.captured and stream.captured == 0
 
 
+def test_work_that_is_refused_while_it_is_captured_is_launched():
+    class Refuses(_FakeStream):
+        def capture(self, work):
+            raise RuntimeError("no branches here")
+
+    done = []
+    repeated = Repeated(lambda: done.append(1), Refuses(), capturable=True)
+    with pytest.warns(RuntimeWarning, match="kernel by kernel, .* no branches here"):
+        repeated()
+    repeated(), repeated()
+    assert len(done) == 3 and not repeated.captured
+
+
 @pytest.mark.tiers("gpu")
 def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
     """The same bits, with graphs and without, of batches from the host and of rows."""
@@ -296,6 +309,28 @@ def test_what_is_run_beside_is_waited_for():
         for _ in range(turns):
             want = (want * 3 + 1) % 1021
         np.testing.assert_array_equal(arrays[result].copy_to_host(), want, err_msg=str(rounds))
+
+
+def test_what_is_ready_stays_ready_while_it_is_held():
+    """Captured graphs have the addresses of its tables."""
+    geometries = [Geometry(N, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1) for N in range(1, 70)]
+    held = fused.prepare(geometries[0], np.dtype(np.float32))
+    assert held is fused.prepare(geometries[0], np.dtype(np.float32), "ieee", None)
+    for geometry in geometries:
+        fused.prepare(geometry, np.dtype(np.float32))
+    assert held is fused.prepare(geometries[0], np.dtype(np.float32))
+
+
+def test_work_that_broke_off_is_not_waited_for(rng):
+    """The next step is the first, not what an error left of one before."""
+    net, other = network("matrix", seed=1), network("matrix", seed=1)
+    x, labels = batch(net, 2, rng)
+    with pytest.raises(ZeroDivisionError):
+        net._beside.run(lambda stream: 1 // 0)
+    net.step(x, labels), other.step(x, labels)
+    assert not net._beside._busy
+    for one, same in zip(net.kernels, other.kernels):
+        np.testing.assert_array_equal(one, same)
 
 
 def test_batches_may_be_overwritten_at_once(rng):

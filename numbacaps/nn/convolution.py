@@ -30,7 +30,9 @@ class Convolution:
         self.geometry, self._activation, self._before = geometry, activation, before
         self._name = resolve(algorithm)
         self._algorithm = find_algorithm(algorithm, dtype, precision)
+        # What calls of the algorithm find ready, held for the graphs that they are captured into.
         self._how = geometry, dtype, precision
+        self._plain = self._algorithm.prepare and self._algorithm.prepare(*self._how)
         # One each: a pass drops what another one laid out in the same workspace.
         self._forward, self._input, self._kernel = Workspace(), Workspace(), Workspace()
 

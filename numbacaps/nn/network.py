@@ -359,6 +359,7 @@ class _Inference:
         """Queue a batch; kernels are packed anew if weights of another version were packed last."""
         self._slot.fill(x)
         if self._packed != version:
+            self._beside.forget()
             self.forward.pack(self._kernels, self._beside)
             self._beside.join()
             self._packed = version
@@ -393,6 +394,7 @@ class _Training:
 
     def _launch_gradients(self, batch):
         kernels, beside = self._state.kernels, self._beside
+        beside.forget()
         self._forward.pack(kernels, beside)
         self._backward.pack(kernels, beside)
         self._forward.launch(batch.x, kernels, beside)

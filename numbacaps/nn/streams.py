@@ -1,5 +1,6 @@
 """Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
 
+import warnings
 from contextlib import suppress
 
 from numbacaps.target import SIMULATED, cuda
@@ -105,12 +106,16 @@ class Beside:
         self._branch.wait(other)
         work(other)
 
+    def forget(self):
+        """Take it that nothing was run: after work that broke off, whose part nobody waits for."""
+        self._turn, self._busy = 0, set()
+
     def join(self):
         """Let what is queued on the stream from now on wait for all that was run beside it."""
         for turn in sorted(self._busy):
             self._ends[turn].record(self._others[turn].numba)
             self._ends[turn].wait(self.stream)
-        self._turn, self._busy = 0, set()
+        self.forget()
 
 
 def _core_stream():
@@ -131,7 +136,8 @@ class Repeated:
 
     The first call launches kernel by kernel, which compiles them and allocates workspaces, and
     captures; every other call is one graph launch. Where the stream cannot capture, or the work
-    cannot be captured, all calls launch kernel by kernel. The results are the same.
+    cannot be captured, all calls launch kernel by kernel; a warning says why if that was not known
+    before. The results are the same.
 
     Parameters
     ----------
@@ -157,4 +163,11 @@ class Repeated:
             return
         self._work()
         if self._captures:
-            self._replay = self._stream.capture(self._work)
+            try:
+                self._replay = self._stream.capture(self._work)
+            except (
+                Exception
+            ) as refusal:  # whatever a driver says of what it has just done one by one
+                self._captures = False
+                said = f"launched kernel by kernel, because it cannot be captured: {refusal}"
+                warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -6,6 +6,7 @@ offsets are worked out and sent to the GPU once, and it is launched.
 
 import time
 from functools import cached_property, lru_cache
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -66,6 +67,8 @@ class _Gathers:
 
     def __call__(self, gathered, kernel, result, stream, packed, activated=None):
         """Launch it alone on runs of elements; ``packed`` is room for what it packs.
+
+        For one that follows no other: those are launched with the pass.
 
         ``activated`` takes the result behind the activation, where there is one, or holds the sums before it
         where the result is its gradient.
@@ -580,10 +583,23 @@ def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
     return MmaReduce(*which)
 
 
-@lru_cache(_KEPT)
+_alive = WeakValueDictionary()
+
+
 def prepare(geometry, dtype, precision="ieee", activation=None):
-    """What a geometry needs, kept for the last so many."""
-    return Prepared(geometry, dtype, precision, activation)
+    """What a geometry needs: the same for as long as somebody holds it, and kept for the last so many.
+
+    Who captures calls into a graph holds it as long as the graph, which has the addresses of its tables.
+    """
+    return _prepare(geometry, dtype, precision, activation)
+
+
+@lru_cache(_KEPT)
+def _prepare(*key):
+    found = _alive.get(key)
+    if found is None:
+        found = _alive[key] = Prepared(*key)
+    return found
 
 
 def precisions(dtype):
