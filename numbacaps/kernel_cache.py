@@ -7,7 +7,8 @@ that the function stands in, and a kernel is made of what others hold too.
 It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
 are pickled, which is another way once the process has compiled one. Here sources and values say all: what
 one checkout compiled another finds, and another machine whose GPU has the same compute capability, with the
-same versions of Python, Numba and NVRTC. All that leans on Numba's own caching is in this file.
+same versions of Python, Numba and NVRTC. GPUs of two capabilities may read one folder, but not write to it at
+the same time. All that leans on Numba's own caching is in this file.
 """
 
 from contextlib import suppress
