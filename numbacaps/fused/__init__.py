@@ -12,7 +12,7 @@ A ladder to read from the bottom, each rung a diff of the one before:
    TF32 for one of float32; :mod:`bulk_reduction` is the same for the kernel's gradient, whose parts
    :mod:`tile_sums` adds
 
-:mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash.
+:mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash, or their gradient.
 
 :mod:`implicit_gemm` says where each operand's element lies, for all three passes; :mod:`tiles`,
 :mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles` and :mod:`bulk_reduction_tiles` which tiles

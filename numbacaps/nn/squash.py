@@ -155,12 +155,7 @@ def squash(x, y, group, slope=1.0, stream=0, threads=THREADS):
         ``group`` does not divide an image's elements, ``y`` has another size, or an array is not
         C-contiguous.
     """
-    N, row = x.shape[0], _whole_groups(x, group)
-    arrays = flat("x", x, x.shape), flat("y", y, x.shape)
-    width, lanes = _shares(group, threads, arrays)
-    arguments = (*arrays, row, N)
-    kernel = early(make_squash(group, width, lanes, slope, x.dtype), arguments)
-    launch(kernel, row // group * lanes, N, arguments, stream, threads)
+    _launch(make_squash, {"x": x, "y": y}, group, slope, stream, threads)
 
 
 def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
@@ -178,11 +173,17 @@ def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
     ValueError
         As :func:`squash`.
     """
+    _launch(make_squash_backward, {"x": x, "dy": dy, "dx": dx}, group, slope, stream, threads)
+
+
+def _launch(make, arrays, group, slope, stream, threads):
+    """Launch the kernel of a factory on arrays by name."""
+    x = arrays["x"]
     N, row = x.shape[0], _whole_groups(x, group)
-    arrays = [flat(name, a, x.shape) for name, a in (("x", x), ("dy", dy), ("dx", dx))]
-    width, lanes = _shares(group, threads, arrays)
-    arguments = (*arrays, row, N)
-    kernel = early(make_squash_backward(group, width, lanes, slope, x.dtype), arguments)
+    runs = [flat(name, array, x.shape) for name, array in arrays.items()]
+    width, lanes = _shares(group, threads, runs)
+    arguments = (*runs, row, N)
+    kernel = early(make(group, width, lanes, slope, x.dtype), arguments)
     launch(kernel, row // group * lanes, N, arguments, stream, threads)
 
 
