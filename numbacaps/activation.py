@@ -65,3 +65,10 @@ def squash_slopes(square):
     length = square * inverse
     f = -math.expm1(-length) * inverse
     return f, (math.exp(-length) - f) * (inverse * inverse)
+
+
+@cuda.jit(device=True, inline="always")
+def squash_gradient(x, dy, f, along, slope):
+    """What reaches an element x before LeakyReLU and squash; ``along`` is (a . dy) * h of its group."""
+    gradient = dy * f + leaky(x, slope) * along
+    return gradient if x > _ZERO else slope * gradient

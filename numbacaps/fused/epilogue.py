@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
+from numbacaps.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
 from numbacaps.fused.intrinsics import shuffle
 from numbacaps.target import cuda
 
@@ -240,8 +240,8 @@ def _differentiate_groups(gradients, first, before, begin, end, how, slope):
         for block in range(blocks):
             own = _first_of(group, block, rows, width, blocks)
             for i in range(own, own + width):
-                gradient = gradients[first + i] * f + leaky(before[i], slope) * (dot * h)
-                gradients[first + i] = gradient if before[i] > _ZERO else slope * gradient
+                dy = gradients[first + i]
+                gradients[first + i] = squash_gradient(before[i], dy, f, dot * h, slope)
 
 
 @cuda.jit(device=True, inline="always")

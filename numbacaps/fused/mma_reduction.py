@@ -34,6 +34,7 @@ from numbacaps.fused.intrinsics import (
     store_pair,
     wait_for_last,
 )
+from numbacaps.fused.rows import pixel_of_row
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
@@ -162,12 +163,10 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
             ahead = short(step + STAGES - 1)
             after = np.uint32(ahead + 1)
             if np.uint32(after % BATCH) == 0:
-                m = np.uint32(m_image + after * BK + thread)
+                m = m_image + after * BK + thread
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
-                d1, m = np.uint32(m % D1), np.uint32(m // D1)
-                column, m = np.uint32(m % COLUMNS), np.uint32(m // COLUMNS)
-                row, image = short(m % ROWS), image0 + np.uint32(m // ROWS)
-                column, d1 = short(column), short(d1)
+                image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
+                image += image0
                 base[at(place)] = (
                     g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
                 )

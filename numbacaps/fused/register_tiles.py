@@ -14,6 +14,7 @@ import numpy as np
 
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import let_next_start, short, wait_for_last
+from numbacaps.fused.rows import pixel_of_row
 from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -58,13 +59,11 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
 
     @cuda.jit(device=True, inline="always")
-    def place_of(m):
-        """Of a row, counted from where an image begins: images further on, row and column, d1."""
-        m = np.uint32(m)  # a third of the instructions that 64 bits take
-        d1, m = np.uint32(m % D1), np.uint32(m // D1)
-        column, m = np.uint32(m % COLUMNS), np.uint32(m // COLUMNS)
-        row, image = np.uint32(m % ROWS), np.uint32(m // ROWS)
-        return short(image), short(row), short(column), short(d1)
+    def place_of_result(g, image0, m):
+        """Where a row of the result begins, its number as :func:`pixel_of_row` takes it."""
+        image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
+        to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
+        return to + row * C_ROW + column * C_COLUMN + d1 * C_D1
 
     @kept_on_disk
     @cuda.jit
@@ -100,7 +99,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
             b_base += table[at(4 * K + n0 + b_n)]
         for load in range(A_LOADS):
             i = a_m + load * A_APART
-            image, row, column, d1 = place_of(m_image + i)
+            image, row, column, d1 = pixel_of_row(m_image + i, ROWS, COLUMNS, D1)
             top[load] = row * ROW_STEP + ROW_START if m0 + i < M else NOWHERE
             left[load] = column * COLUMN_STEP + COLUMN_START
             base[load] = g * A_G + (image0 + image) * A_IMAGE + row * A_ROW + column * A_COLUMN
@@ -147,9 +146,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         if DIFFERENTIATES:
             for i in range(TM):
                 m = thread // ACROSS + i * DOWN
-                image, row, column, d1 = place_of(m_image + m)
-                to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
-                to += row * C_ROW + column * C_COLUMN + d1 * C_D1
+                to = place_of_result(g, image0, m_image + m)
                 for j in range(TN):
                     inside = m0 + m < M and n0 + thread % ACROSS + j * ACROSS < N
                     before[i * TN + j] = activated[at(to + to_column[j])] if inside else ZERO
@@ -162,9 +159,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
             for i in range(TM):
                 m = thread // ACROSS + i * DOWN
                 if m0 + m < M:
-                    image, row, column, d1 = place_of(m_image + m)
-                    to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
-                    to += row * C_ROW + column * C_COLUMN + d1 * C_D1
+                    to = place_of_result(g, image0, m_image + m)
                     for j in range(TN):
                         if n0 + thread % ACROSS + j * ACROSS < N:
                             result[at(to + to_column[j])] = total[i * TN + j]

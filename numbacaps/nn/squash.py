@@ -18,7 +18,7 @@ reads them again to write. Their sums meet by shuffles, in a fixed order. A lane
 from functools import cache
 from math import gcd
 
-from numbacaps.activation import EPSILON, leaky, squash_factor, squash_slopes
+from numbacaps.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
 from numbacaps.fused.intrinsics import (
     CHUNK,
     address_of,
@@ -125,8 +125,7 @@ def make_squash_backward(group, width, lanes, slope, dtype):
                     load_run(WIDTH, run, x, where)
                     load_run(WIDTH, d_run, dy, where)
                     for e in range(WIDTH):
-                        gradient = d_run[e] * f + leaky(run[e], SLOPE) * (dot * h)
-                        d_run[e] = gradient if run[e] > ZERO else SLOPE * gradient
+                        d_run[e] = squash_gradient(run[e], d_run[e], f, dot * h, SLOPE)
                     store_run(WIDTH, dx, where, d_run)
             n += cuda.gridDim.y
 
