@@ -107,7 +107,7 @@ def listed(experiments):
     """The groups of rows that experiments would measure."""
     groups = []
     command.open_table = lambda name, options: None
-    command.run = lambda table, found: groups.extend(found)
+    command.run = lambda table, found, options: groups.extend(found)
     for name in experiments:
         EXPERIMENTS[name].main([])
     return groups

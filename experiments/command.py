@@ -49,6 +49,12 @@ def parser(name, summary, algorithms=contestants.NAMES, passes=PASSES):
         default=passes,
         help=f"of {', '.join(passes)} (default: all)",
     )
+    made.add_argument(
+        "--workload",
+        metavar="NAME",
+        action="append",
+        help="by its name in the results; may be given again (default: all)",
+    )
     made.add_argument("--fresh", action="store_true", help="measure again what was measured")
     made.add_argument(
         "--results",
@@ -176,8 +182,23 @@ def convolution_groups(experiment, workloads, passes, variants):
     ]
 
 
-def run(table, groups):
-    """Measure the groups that the table lacks; consecutive groups of one geometry share operands."""
+def chosen(options, names):
+    """Those of the workloads' names that the options ask for; a message and exit status 2 for one that there is not."""
+    names = list(dict.fromkeys(names))
+    for name in options.workload or ():
+        if name not in names:
+            print(f"--workload got {name!r}; it takes one of {names}", file=sys.stderr)
+            raise SystemExit(2)
+    return options.workload or names
+
+
+def run(table, groups, options):
+    """Measure the groups of the chosen workloads that the table lacks.
+
+    Consecutive groups of one geometry share operands.
+    """
+    names = chosen(options, [group.workload for group in groups])
+    groups = [group for group in groups if group.workload in names]
     absent = contestants.absent()
     wanted = []
     for group in groups:

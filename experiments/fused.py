@@ -46,7 +46,7 @@ def main(arguments=None):
             if chosen:
                 where = ("fused", workload, geometry, wanted)
                 groups.append(command.Group(*where, chosen, measure.measure, others))
-    command.run(table, groups)
+    command.run(table, groups, options)
     return 0
 
 

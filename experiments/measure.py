@@ -8,8 +8,9 @@
 - The calls rotate through sets of operands (and results) that together are twice the L2 cache, so that
   no call finds its operands there; where that would take too many sets, the row's ``cache`` cell says
   that it was warm. Within a call, one kernel may find what the one before it wrote.
-- Variants that are compared are replayed in turns; of the repeats the 20th, 50th and 80th
-  percentiles are kept.
+- Variants that are compared are replayed in turns, in an order that is drawn anew each time: how fast the
+  GPU's clock runs depends on what ran just before. Of the repeats the 20th, 50th and 80th percentiles
+  are kept.
 - A variant that runs out of memory beside the others is measured again alone.
 """
 
@@ -256,7 +257,7 @@ def is_out_of_memory(error):
 
 
 def replay_in_turns(replays):
-    """GPU milliseconds of a call, for each repeat of each replay; the replays take turns.
+    """GPU milliseconds of a call, for each repeat of each replay; the replays take turns, in any order.
 
     Parameters
     ----------
@@ -279,10 +280,11 @@ def replay_in_turns(replays):
         for name, ms in first.items()
     }
     times = {name: [ms] if ms >= _SLOW_MS else [] for name, ms in first.items()}
+    names, rng = list(replays), np.random.default_rng(0)
     for _ in range(max(repeats.values(), default=0)):
-        for name, replay in replays.items():
+        for name in (names[i] for i in rng.permutation(len(names))):
             if len(times[name]) < repeats[name]:
-                times[name].append(timed(replay))
+                times[name].append(timed(replays[name]))
     return {name: np.array(ms) / replays[name].calls for name, ms in times.items()}
 
 

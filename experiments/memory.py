@@ -110,6 +110,7 @@ def main(arguments=None):
             for batch in BATCHES
             for wanted in options.passes
         ],
+        options,
     )
     return 0
 

@@ -167,7 +167,7 @@ def main(arguments=None):
         for wanted, rungs in RUNGS.items()
         if wanted in options.passes
     ]
-    command.run(table, groups)
+    command.run(table, groups, options)
     return 0
 
 

@@ -192,6 +192,7 @@ def main(arguments=None):
             for workload, geometry in WORKLOADS.items()
             for wanted in options.passes
         ],
+        options,
     )
     return 0
 

@@ -134,12 +134,15 @@ def main(arguments=None):
             workloads = [point for name in names for point in preset(name)]
     except ValueError as refusal:
         parser.error(str(refusal))
+    names = command.chosen(options, [name for name, _ in workloads])
+    workloads = [point for point in workloads if point[0] in names]
     variants = command.choose(parser, options)
     if options.predict:
         return _predict(parser, workloads, options)
     command.refuse_without_gpu("sweep")
     table = command.open_table("sweep", options)
-    command.run(table, command.convolution_groups("sweep", workloads, options.passes, variants))
+    groups = command.convolution_groups("sweep", workloads, options.passes, variants)
+    command.run(table, groups, options)
     return 0
 
 

@@ -99,7 +99,7 @@ def main(arguments=None):
         for wanted in NETWORK_PASSES
         if wanted in options.passes and whole
     ]
-    command.run(table, groups)
+    command.run(table, groups, options)
     return 0
 
 

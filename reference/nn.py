@@ -25,20 +25,21 @@ def squash(x, group):
 
 
 def squash_jacobian(a):
-    """d squash(a)[i] / d a[j] of one group: f on the diagonal, a[i] * a[j] * f'(n) / n everywhere.
+    """d squash(a)[i] / d a[j] of groups (..., E): f on the diagonal, a[i] * a[j] * f'(n) / n everywhere.
 
     With f(n) = (1 - exp(-n)) / n is f'(n) = (n * exp(-n) + exp(-n) - 1) / n^2.
     """
-    n = np.sqrt(np.sum(a * a) + 1e-7)
+    n = np.sqrt(np.sum(a * a, axis=-1) + 1e-7)[..., None, None]
     f = -np.expm1(-n) / n
     slope = (n * np.exp(-n) + np.expm1(-n)) / n**2
-    return f * np.eye(a.size, dtype=a.dtype) + np.outer(a, a) * (slope / n)
+    outer = a[..., :, None] * a[..., None, :]
+    return f * np.eye(a.shape[-1], dtype=a.dtype) + outer * (slope / n)
 
 
 def squash_backward(x, dy, group):
     """The gradient that reaches x: the transposed Jacobian of each group times its part of dy."""
-    groups = zip(x.reshape(-1, group), dy.reshape(-1, group))
-    return np.array([squash_jacobian(a).T @ da for a, da in groups]).reshape(x.shape)
+    jacobians = squash_jacobian(x.reshape(-1, group))
+    return np.einsum("gji,gj->gi", jacobians, dy.reshape(-1, group)).reshape(x.shape)
 
 
 def capsule_length(x, size):

@@ -39,7 +39,7 @@ def nn_kernels(dtype):
             (32, 16 // dtype.itemsize, 4, 0.1, dtype),
             (array, array, array, int64, int64),
         ),
-        (make_capsule_length, (32, dtype), (array, array, int64)),
+        (make_capsule_length, (32, 16 // dtype.itemsize, 8, dtype), (array, array, int64)),
         (make_capsule_length_backward, (32, dtype), (array, array, array, array, int64)),
         (
             make_margin_loss,

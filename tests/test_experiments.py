@@ -35,6 +35,7 @@ def on_gpu(test):
     return pytest.mark.tiers("gpu")(pytest.mark.xdist_group("torch")(test))
 
 
+_ALL = SimpleNamespace(workload=None)  # the options that choose among workloads
 SMALL = square(2, 2, 3, 6, 3, 1, 2, 4, 3)
 
 
@@ -135,10 +136,10 @@ def test_ctrl_c_loses_no_finished_group_and_resuming_skips_it(tmp_path, no_devic
     path = tmp_path / "sweep.csv"
     groups = [_group("forward", _measured), _group("backward_input", interrupted)]
     with pytest.raises(SystemExit) as stop:
-        command.run(records.Table(path, NOW), groups)
+        command.run(records.Table(path, NOW), groups, _ALL)
     assert stop.value.code == 130 and _passes(path) == ["forward"]
     groups = [_group("forward", never), _group("backward_input", _measured)]
-    command.run(records.Table(path, NOW), groups)
+    command.run(records.Table(path, NOW), groups, _ALL)
     assert _passes(path) == ["forward", "backward_input"]
     assert not any(row["note"] for row in records.read(path))
 
@@ -150,7 +151,7 @@ def test_a_group_that_fails_is_noted_and_the_others_go_on(tmp_path, no_device, m
     monkeypatch.setattr(records, "of_machine", lambda: NOW)
     path = tmp_path / "sweep.csv"
     groups = [_group("forward", fails), _group("backward_input", _measured)]
-    command.run(records.Table(path, NOW), groups)
+    command.run(records.Table(path, NOW), groups, _ALL)
     failed, measured = records.read(path)
     assert failed["note"] == "RuntimeError: illegal address" and not failed["ms_p50"]
     assert measured["ms_p50"] == "1"
@@ -159,9 +160,11 @@ def test_a_group_that_fails_is_noted_and_the_others_go_on(tmp_path, no_device, m
 
 def test_a_run_of_some_algorithms_keeps_the_others(tmp_path, no_device):
     path = tmp_path / "sweep.csv"
-    command.run(records.Table(path, NOW), [_group("forward", _measured, ("naive", "indexed"))])
+    command.run(
+        records.Table(path, NOW), [_group("forward", _measured, ("naive", "indexed"))], _ALL
+    )
     again = _group("forward", _measured, ("staged",), others=contestants.NAMES)
-    command.run(records.Table(path, NOW), [again])
+    command.run(records.Table(path, NOW), [again], _ALL)
     assert {row["algorithm"] for row in records.read(path)} == {"naive", "indexed", "staged"}
 
 
@@ -197,6 +200,7 @@ def test_points_are_the_product_of_the_axes():
         (["--preset", "batch", "--fix", "C=1"], "--preset stands alone"),
         (["--algorithms", "fast"], "got 'fast'; it takes naive"),
         (["--passes", "sideways"], "got 'sideways'; it takes forward"),
+        (["--workload", "no such"], "--workload got 'no such'; it takes one of ['"),
         (["--precisions", "int4"], "got 'int4'; it takes ieee"),
         (["--predict", "abacus"], "invalid choice: 'abacus'"),
         (["--vary", "D2=4,4"], "names a value twice"),

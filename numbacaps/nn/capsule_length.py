@@ -3,21 +3,27 @@
     length = sqrt(sum over e of x[e]^2)
     dx[e]  = dlength * x[e] / length        0 where the length is 0
 
-Thread mapping: forward one thread a capsule, backward one thread an element.
+Thread mapping: forward neighbouring lanes share a capsule, each takes up to 16 bytes at a time, and their
+sums meet by shuffles, in a fixed order; backward one thread an element.
 """
 
 import math
 from functools import cache
 
-from numbacaps.fused.intrinsics import let_next_start, wait_for_last
+from numbacaps.fused.intrinsics import let_next_start, load_run, shuffle, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, early, flat, launch
+from numbacaps.nn.lanes import shares
 from numbacaps.target import at, cuda
 
 
 @cache
-def make_capsule_length(E, dtype):
-    """Kernel for capsules of E elements."""
+def make_capsule_length(E, width, lanes, dtype):
+    """Kernel for capsules of E elements.
+
+    ``lanes``, a power of two, take ``width`` elements each at a time; E is a multiple of both together.
+    """
+    WIDTH, LANES, TURNS, BITS = width, lanes, E // (width * lanes), lanes.bit_length() - 1
     ZERO = dtype.type(0)
 
     @kept_on_disk
@@ -28,15 +34,21 @@ def make_capsule_length(E, dtype):
         capsules,
     ):
         let_next_start()
-        i = cuda.grid(1)
-        if i >= capsules:
-            return
+        run = cuda.local.array(WIDTH, dtype)
+        i, lane = cuda.grid(1), cuda.threadIdx.x % 32
+        first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
+        inside = i < capsules * LANES
         wait_for_last()
         square = ZERO
-        for e in range(E):
-            value = x[at(i * E + e)]
-            square += value * value
-        lengths[at(i)] = math.sqrt(square)
+        if inside:
+            for turn in range(TURNS):
+                load_run(WIDTH, run, x, first + turn * (LANES * WIDTH))
+                for e in range(WIDTH):
+                    square += run[e] * run[e]
+        for bit in range(BITS):
+            square += shuffle(square, lane ^ 1 << bit)
+        if inside and i % LANES == 0:
+            lengths[at(i // LANES)] = math.sqrt(square)
 
     return capsule_length_kernel
 
@@ -87,9 +99,11 @@ def capsule_length(x, lengths, stream=0, threads=THREADS):
         ``x`` is no whole number of elements a capsule, or an array is not C-contiguous.
     """
     E = _elements(x, lengths)
-    arguments = (flat("x", x, x.shape), flat("lengths", lengths, lengths.shape), lengths.size)
-    kernel = early(make_capsule_length(E, x.dtype), arguments)
-    launch(kernel, lengths.size, 1, arguments, stream, threads)
+    runs = flat("x", x, x.shape), flat("lengths", lengths, lengths.shape)
+    width, lanes = shares(E, threads, runs[:1])
+    arguments = (*runs, lengths.size)
+    kernel = early(make_capsule_length(E, width, lanes, x.dtype), arguments)
+    launch(kernel, lengths.size * lanes, 1, arguments, stream, threads)
 
 
 def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads=THREADS):

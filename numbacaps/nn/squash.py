@@ -16,12 +16,9 @@ reads them again to write. Their sums meet by shuffles, in a fixed order. A lane
 """
 
 from functools import cache
-from math import gcd
 
 from numbacaps.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
 from numbacaps.fused.intrinsics import (
-    CHUNK,
-    address_of,
     let_next_start,
     load_run,
     shuffle,
@@ -30,9 +27,8 @@ from numbacaps.fused.intrinsics import (
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import THREADS, early, flat, launch
+from numbacaps.nn.lanes import shares
 from numbacaps.target import cuda
-
-_WARP = 32
 
 
 @cache
@@ -180,7 +176,7 @@ def _launch(make, arrays, group, slope, stream, threads):
     x = arrays["x"]
     N, row = x.shape[0], _whole_groups(x, group)
     runs = [flat(name, array, x.shape) for name, array in arrays.items()]
-    width, lanes = _shares(group, threads, runs)
+    width, lanes = shares(group, threads, runs)
     arguments = (*runs, row, N)
     kernel = early(make(group, width, lanes, slope, x.dtype), arguments)
     launch(kernel, row // group * lanes, N, arguments, stream, threads)
@@ -192,11 +188,3 @@ def _whole_groups(x, group):
     if group < 1 or row % group:
         raise ValueError(f"group is {group}; it takes a divisor of an image's {row} elements")
     return row
-
-
-def _shares(group, threads, arrays):
-    """(elements that a lane takes at a time, lanes of a group)."""
-    itemsize = arrays[0].dtype.itemsize
-    # Loads begin at multiples of what they take.
-    width = gcd(group, CHUNK // itemsize, *(address_of(a) // itemsize for a in arrays))
-    return width, gcd(group // width, threads, _WARP)
