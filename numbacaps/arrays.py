@@ -62,7 +62,8 @@ class Operand:
         """A C-contiguous array under another shape, in place, as a device array."""
         if SIMULATED:
             return self.array.reshape(*shape)
-        if getattr(self.array, "__cuda_ndarray__", False) and self.array.shape == shape:
+        known = getattr(self.array, "__cuda_ndarray__", False) and self.array.shape == shape
+        if known and self.array.is_c_contiguous():
             return self.array  # wrapping it anew would take longer than launching what reads it
         interface = dict(self.array.__cuda_array_interface__)
         interface.update(shape=shape, strides=None)
@@ -246,11 +247,16 @@ def to_canonical(operand, order, capsule, stream):
     axes = (0, 1, 2, 3, *(4 + axis for axis in order))
     shape = operand.shape[:4] + capsule
     if not operand.on_device:
-        host = np.ascontiguousarray(operand.array.transpose(axes)).reshape(shape)
+        host = contiguous(operand.array.transpose(axes)).reshape(shape)
         return cuda.to_device(host, stream=stream)
     if operand.is_contiguous and axes == tuple(range(operand.rank)):
         return operand.reshaped(shape)
     return gather(operand, axes, stream).reshape(*shape)
+
+
+def contiguous(array):
+    """The NumPy array, C-contiguous as Numba sees it too: also axes of size 1 have the strides that they should."""
+    return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
 def permuted(array, shape, order, stream):

@@ -14,6 +14,7 @@ from numbacaps import (
     capsule_conv2d_backward,
     capsule_votes,
 )
+from numbacaps.arrays import contiguous
 from numbacaps.target import SIMULATED, cuda
 from numbacaps.workspace import kept_workspace
 
@@ -264,3 +265,15 @@ def test_workspaces_that_are_kept():
     assert kept_workspace(0, "forward") is mine and kept_workspace(0, "input") is not mine
     with ThreadPoolExecutor() as pool:
         assert pool.submit(kept_workspace, 0, "forward").result() is not mine
+
+
+def test_added_axes_are_contiguous(rng):
+    """NumPy gives axes that are added to an array strides of 0, which Numba does not take for contiguous."""
+    x = rng.standard_normal((4, 3, 3))[:, None, :, :, None, None]
+    assert x.strides[1] == 0 and contiguous(x).strides == np.empty(x.shape).strides
+    np.testing.assert_array_equal(contiguous(x), x)
+    turned = rng.standard_normal((3, 4)).T
+    np.testing.assert_array_equal(contiguous(turned), turned)
+    w = rng.standard_normal((2, 2, 2))[:, None, :, :, None, None]
+    got = numbacaps.capsule_conv2d(x, w)
+    np.testing.assert_array_equal(got, numbacaps.capsule_conv2d(x.copy(), w.copy()))

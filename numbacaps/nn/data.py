@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numbacaps.arrays import contiguous
 from numbacaps.nn.gather import gather
 from numbacaps.target import SIMULATED, cuda
 
@@ -21,8 +22,8 @@ class Data:
 
     def __init__(self, x, labels, kind):
         self.kind, self._count = kind, len(x)
-        self.x = cuda.to_device(np.ascontiguousarray(x))
-        self.labels = cuda.to_device(np.ascontiguousarray(labels, np.int64))
+        self.x = cuda.to_device(contiguous(x))
+        self.labels = cuda.to_device(contiguous(np.asarray(labels, np.int64)))
         self.batches = {}  # those of its rows, and the step on one, by who trains on them
         cuda.synchronize()
 
