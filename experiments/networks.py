@@ -33,8 +33,9 @@ from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
 OURS = "capsnet"
-APART = "capsnet_apart"  # every LeakyReLU and squash a kernel behind the convolution's
-NAMES = (OURS, APART, *opponents.NETWORKS)
+# Every LeakyReLU and squash a kernel behind the convolution's; their gradients in the next one's, where they can be.
+APART, JOINED = "capsnet_apart", "capsnet_joined"
+NAMES = (OURS, APART, JOINED, *opponents.NETWORKS)
 WORKLOADS = {f"network, batch {N}": replace(PUBLISHED["layer 1"], N=N) for N in (128, 1024)}
 _STILL = 1e-30  # a rate at which no float32 weight moves
 _CALLS = 10  # in the timed graph
@@ -47,7 +48,7 @@ def choose(names, precisions=opponents.PRECISIONS):
     float32 = np.dtype(np.float32)
     ours = [
         Variant(name, "capsule", precision, "float32", OurNetwork)
-        for name in (OURS, APART)
+        for name in (OURS, APART, JOINED)
         for precision in ALGORITHMS["fused"].precisions(float32)
     ]
     theirs = [
@@ -158,6 +159,7 @@ class OurNetwork:
         net = published(variant.precision)
         self._net, self._wanted, self._clock = net, wanted, measure.clock()
         how = {"keeps_sums": wanted != "net_forward", "apart": variant.algorithm == APART}
+        how["joined"] = variant.algorithm == JOINED
         self._forward = ForwardPass(net.layers, len(task.x), net.dtype, **how)
         self._backward = BackwardPass(self._forward)
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)

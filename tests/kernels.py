@@ -165,7 +165,9 @@ def packing(product, BN, CHUNKS, dtype):
     return Kernel(kernel, 2, 0, make_pack)
 
 
-def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False):
+def bulk_kernel(
+    product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False, whole=None
+):
     """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
     p = bulk_tiles.counted(product, dtype)
     box = bulk_tiles.Box.of(p, 1, tile)
@@ -173,10 +175,10 @@ def bulk_kernel(product, tile, terms, group=None, dtype=np.dtype(np.float32), ba
     read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
     ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
-    which += (p.channels, p.D, p.n, 1, tile, read, rows, ahead, run, terms)
+    which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
     which += (bulk_tiles.turn_cycles(tile, p, 1, terms), dtype)
     kernel = make_bulk_wgmma(*which, behind)
-    return Kernel(kernel, 3, 3, make_bulk_wgmma, 0, MAP_WORDS)
+    return Kernel(kernel, 3, 4, make_bulk_wgmma, 0, MAP_WORDS)
 
 
 def bulk_gradient_kernel(product, tile, images, terms):

@@ -199,6 +199,7 @@ BULK = {
     "two-groups-of-k": Geometry(5, 3, 9, 8, 10, 3, 3, 1, 16, 16, 16),
     "groups": Geometry(9, 5, 6, 9, 11, 2, 3, 3, 3, 8, 4, (2, 1), (0, 1), (1, 2)),
     "large-window": Geometry(7, 4, 5, 15, 16, 7, 5, 1, 8, 8, 8, (1, 1), (3, 2)),
+    "last-round": Geometry(40, 3, 32, 22, 29, 3, 3, 1, 4, 4, 4),  # in smaller tiles
 }
 
 
@@ -542,6 +543,20 @@ def test_sums_of_three_terms_are_cut_shorter():
 def test_a_tile_is_always_found(rows, columns):
     tile, why = tiles.choose_tile(rows, columns, 8)
     assert tiles.why_not(tile, rows, columns, 8) is None and why
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_the_last_round_is_taken_in_parts(terms):
+    """Where few multiprocessors would have a whole tile; the parts together are the tiles."""
+    product = implicit_gemm.forward(BULK["last-round"])
+    tile = bulk_tiles.choose_tile(product, 40, 1, terms, 132)[0]
+    turns, part = bulk_tiles.choose_tail(tile, product, 40, 1, terms, 132)
+    assert 0 < turns == bulk_tiles.turns_of(tile, product, 40, 1) % 132
+    assert (part.BN, part.DEPTH) == (tile.BN, tile.DEPTH)
+    pixels = bulk_tiles.parts_of(tile, part) * part.TH * part.TW
+    assert pixels == tile.TH * tile.TW > part.TH * part.TW
+    few = bulk_tiles.choose_tail(tile, product, 1, 1, terms, 10**6)
+    assert few == (0, None)  # all of them are one round
 
 
 def test_why_a_tile_cannot_be_taken():

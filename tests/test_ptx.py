@@ -186,6 +186,13 @@ def test_bulk_copies(case, terms):
             assert _multiplied(text) and not _multiplied(text) & _loaded(text)
 
 
+def test_bulk_copies_of_parts():
+    """The last round's parts of a tile, by the same kernel."""
+    product = _PRODUCTS["em"]
+    whole, part = bulk_tiles.BulkTile(2, 2, 2, 2, 128), bulk_tiles.BulkTile(1, 1, 1, 2, 128)
+    _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
+
+
 @pytest.mark.parametrize("case", ["em", "em backward", "caps8"])
 def test_bulk_copies_of_float16(case):
     product, half = _PRODUCTS[case], np.dtype(np.float16)
@@ -193,7 +200,7 @@ def test_bulk_copies_of_float16(case):
     legal = [t for t in bulk_tiles.tiles(counted) if not bulk_tiles.why_not(t, counted, 1, 1)]
     kinds = types.Array(float32, 1, "C"), types.Array(types.float16, 1, "C")
     words = types.UniTuple(int64, 16)
-    signature = (kinds[0], kinds[1], words, kinds[1], int64, int64, int64)
+    signature = (kinds[0], kinds[1], words, kinds[1], *[int64] * 4)
     pack = packing(product, 64, 4, half).kernel
     text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1]), cc=(9, 0))
     _check(text, "pack", "float32")

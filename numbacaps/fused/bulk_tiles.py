@@ -195,6 +195,8 @@ _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
+# Of a turn's cycles: what last turns in smaller tiles may take, to be worth a kernel more.
+_WORTH = 0.9
 
 
 def counted(product, dtype):
@@ -293,8 +295,9 @@ _KERNEL_BYTES_A_CYCLE = 100  # the same bytes for all
 _APART, _WHOLE = 0.5, 3
 _WRITTEN_A_CYCLE = 28  # bytes, when all of them write
 _LOADED_A_CYCLE = 128  # bytes from shared memory
-# Cycles from a batch to the next where another warpgroup has products, by terms.
-_BETWEEN = {1: 100, 3: 150}
+# Cycles from a batch to the next where another warpgroup has products, by terms; fewer where it is loaded ahead.
+_BETWEEN = {1: 200, 3: 150}
+_BETWEEN_AHEAD = 100
 _ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
 _FIRST = 1500  # cycles until the rings are filled
 _LAST = 400  # cycles for a result, besides writing it
@@ -324,6 +327,31 @@ def choose_tile(product, images, G, terms, multiprocessors):
     return best[1:] if best else (None, reason)
 
 
+def choose_tail(tile, product, images, G, terms, multiprocessors):
+    """(turns, part): how many of the last turns to take in smaller tiles, and these; (0, None) for none.
+
+    The last round of turns may be too few for all multiprocessors. Parts of a tile are enough for more of them; of
+    as many columns and channels, because the kernel is packed for these.
+    """
+    turns = turns_of(tile, product, images, G)
+    rest = turns % multiprocessors if turns > multiprocessors else 0
+    best = _WORTH * turn_cycles(tile, product, G, terms), None
+    for shape in _SHAPES if rest else ():
+        part = BulkTile(*shape, tile.DEPTH, tile.BN)
+        if tile.TH % part.TH or tile.TW % part.TW or why_not(part, product, G, terms):
+            continue
+        rounds = ceil_div(rest * parts_of(tile, part), multiprocessors)
+        takes = _FIRST + rounds * turn_cycles(part, product, G, terms)
+        if takes < best[0]:
+            best = takes, part
+    return (rest, best[1]) if best[1] else (0, None)
+
+
+def parts_of(tile, part):
+    """How many smaller tiles a tile is."""
+    return tile.TH // part.TH * (tile.TW // part.TW)
+
+
 def cycles(tile, product, images, G, terms, multiprocessors):
     """About how many cycles all turns of a multiprocessor take."""
     turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
@@ -347,7 +375,7 @@ def turn_cycles(tile, product, G, terms):
     copied = box.bytes / _BOX_BYTES_A_CYCLE + kernel / _KERNEL_BYTES_A_CYCLE
     copied += box.copied_rows * (_WHOLE if box.whole_rows else _APART)
     step = max(tile.warpgroups * max(products, loads), alone, int(copied))
-    step += batches * _BETWEEN[terms]
+    step += batches * (_BETWEEN_AHEAD if ahead(tile, terms) else _BETWEEN[terms])
     written = tile.TH * tile.TW * BM * tile.BN * _FLOAT // _WRITTEN_A_CYCLE
     return ceil_div(product.channels, box.channels) * step + _LAST + written
 

@@ -8,7 +8,8 @@ the addresses, and what lies over the edge is zero. Boxes and rows of taps are t
 in shared memory says when one is full, another when it may be overwritten, so warpgroups drift apart and
 one multiplies while another loads. One thread asks for boxes, another for the packed kernel, so that boxes
 are on their way while the kernel is packed. There are as many blocks as multiprocessors, and each takes tile
-after tile: while a result is written, the next tile's boxes come.
+after tile: while a result is written, the next tile's boxes come. Where the last round has too few tiles for all
+blocks, another launch of the kernel takes them in parts.
 
 The first operand comes through registers: a slot's rows are loaded once for all taps and pixels that
 read them, where capsules are wide enough a run of k's in one load. Which of a product's k's a thread
@@ -24,7 +25,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS
+from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS, parts_of
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
@@ -71,6 +72,7 @@ def make_bulk_wgmma(
     D,
     n,
     groups,
+    whole,
     tile,
     columns_in,
     batch_rows,
@@ -94,7 +96,8 @@ def make_bulk_wgmma(
     n : numbacaps.fused.implicit_gemm.Columns
     groups : int
         Products.
-    tile : numbacaps.fused.bulk_tiles.BulkTile
+    whole, tile : numbacaps.fused.bulk_tiles.BulkTile
+        Turns are counted in whole tiles; a block takes a part of one, which may be all of it.
     columns_in : int
         :func:`numbacaps.fused.bulk_tiles.columns_read`.
     batch_rows : int
@@ -123,8 +126,10 @@ def make_bulk_wgmma(
     TAP_ROWS, TAP_COLUMNS = window.taps
     TAP_TOP, TAP_LEFT = window.start
     TAP_DOWN, TAP_ACROSS = window.step
-    DOWN, ACROSS = -(-ROWS // TH), -(-COLUMNS // TW)  # patches
+    WHOLE_TH, WHOLE_TW = whole.TH, whole.TW
+    DOWN, ACROSS = -(-ROWS // WHOLE_TH), -(-COLUMNS // WHOLE_TW)  # patches
     PATCHES = DOWN * ACROSS
+    PARTS_ACROSS, TILE_PARTS = WHOLE_TW // TW, parts_of(whole, tile)
     IMAGES = box.images
     FILLED = IMAGES * D1  # rows of the 64
     IMAGE_AT, COLUMN_AT, ROW_AT, CHANNEL_AT = (
@@ -188,10 +193,11 @@ def make_bulk_wgmma(
     differentiate = make_differentiate(SUMS, 2, 2, epilogue, np.dtype(np.float32))
 
     @cuda.jit(device=True, inline="always")
-    def place_of(turn):
+    def place_of(turn, first):
         """Of a block's turn: its group and columns, and where its images and pixels begin."""
-        column0 = turn % PATCHES % ACROSS * TW
-        row0 = turn % PATCHES // ACROSS * TH
+        part, turn = turn % TILE_PARTS, first + turn // TILE_PARTS
+        column0 = turn % PATCHES % ACROSS * WHOLE_TW + part % PARTS_ACROSS * TW
+        row0 = turn % PATCHES // ACROSS * WHOLE_TH + part // PARTS_ACROSS * TH
         n_tile = turn // PATCHES % N_TILES
         g = turn // (PATCHES * N_TILES) % G
         image0 = turn // (PATCHES * N_TILES * G) * IMAGES
@@ -248,6 +254,7 @@ def make_bulk_wgmma(
         words,  # in   the tensor map of the gathered array
         activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
         images,
+        first,  # turn of this launch, in whole tiles
         turns,  # of all blocks
         waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
     ):
@@ -258,6 +265,7 @@ def make_bulk_wgmma(
         warp = short(thread >> 5 & 31)  # as in // 32, but known not to be negative
         lane = short(thread & 31)
         first_turn, blocks, last_turn = short(cuda.blockIdx.x), short(cuda.gridDim.x), short(turns)
+        before_all = short(first)
         if thread == 0:
             for i in range(BOXES):
                 mbarrier_init(shared, start + 8 * i, 1)
@@ -282,7 +290,7 @@ def make_bulk_wgmma(
                         cuda.nanosleep(_NAP)
                 a_turn, a_phase = short(0), short(1)  # what nobody has filled yet counts as empty
                 for turn in range(first_turn, last_turn, blocks):
-                    g, n_tile, image0, row0, column0 = place_of(turn)
+                    g, n_tile, image0, row0, column0 = place_of(turn, before_all)
                     top = row0 * ROW_STEP + TOP
                     left = column0 * COLUMN_STEP + LEFT
                     e = g * E_BY_G + left * E_BY_LEFT
@@ -304,7 +312,7 @@ def make_bulk_wgmma(
                 let_next_start()  # another product of the same pass, which has a result of its own
                 b_turn, b_phase = short(0), short(1)
                 for turn in range(first_turn, last_turn, blocks):
-                    g, n_tile, _, _, _ = place_of(turn)
+                    g, n_tile, _, _, _ = place_of(turn, before_all)
                     b_from = (g * N_TILES + n_tile) * (STEPS * TAP_ROWS * B_ELEMENTS)
                     for _ in range(short(STEPS * TAP_ROWS)):
                         full = start + B_FULL + b_turn * 8
@@ -428,7 +436,7 @@ def make_bulk_wgmma(
                             if b_turn == B_ROWS:
                                 b_turn = short(0)
                                 b_phase = short(b_phase ^ 1)
-                g, n_tile, image0, row0, column0 = place_of(turn)
+                g, n_tile, image0, row0, column0 = place_of(turn, before_all)
                 first_n = n_tile * BN + lane % 4 * 2
                 if DIFFERENTIATES:
                     place = g, image0, row0 + row_of_patch, column0 + column_of_patch, first_n

@@ -25,7 +25,10 @@ class ForwardPass:
     keeps_sums : bool
         Every layer's ``sums`` are written, which a backward pass reads.
     apart : bool
-        Every activation, and its gradient, is a kernel of its own, also where a convolution's could compute it.
+        Every activation is a kernel of its own, also where a convolution's could compute it.
+    joined : bool
+        Where the kernel of an input's gradient can compute that of the activation before it, it does. That
+        takes longer, in the published network, than the kernel that it saves.
 
     Attributes
     ----------
@@ -37,14 +40,14 @@ class ForwardPass:
     lengths : device array (N, classes)
     """
 
-    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False):
+    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False, joined=False):
         self.layers = [placed.layer for placed in layers]
         self.convolutions, before = [], None
         for placed in layers:
             layer, activation, gradient = placed.layer, None, None
             if layer.squash is not None and not apart:
                 activation = Activation(float(layer.slope), int(layer.squash), keeps_sums)
-                gradient = replace(activation, keeps_sums=True, backward=True)
+                gradient = replace(activation, keeps_sums=True, backward=True) if joined else None
             how = (layer.algorithm, layer.precision, dtype, activation, before)
             self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
             before = gradient

@@ -216,8 +216,6 @@ class BulkGather(_OnTensorCores):
     """
 
     def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
-        from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
-
         if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
             activation = None
         p = bulk_tiles.counted(product, dtype)
@@ -227,32 +225,69 @@ class BulkGather(_OnTensorCores):
         super().__init__(
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
         )
-        self._follows = follows
-        self.terms, self.box = terms, box.tensor(p, images, G)
-        rings = bulk_tiles.Rings.of(p, box, tile, terms)
-        self.shared = rings.bytes
-        read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, tile, read)
-        batch_rows = bulk_tiles.batch_rows(tile, p, box, terms)
-        how = bulk_tiles.ahead(tile, terms), run, terms, bulk_tiles.turn_cycles(tile, p, G, terms)
-        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, self.epilogue)
-        types = (sum_dtype(dtype), dtype, dtype)
-        self.kernel = Compiled(kernel, types, 3, self.shared, MAP_WORDS, early=True)
-        self.turns = bulk_tiles.turns_of(tile, p, images, G)
-        self.grid = min(self.turns, multiprocessors())
+        self._follows, self.terms = follows, terms
+        turns = bulk_tiles.turns_of(tile, p, images, G)
+        rest, part = bulk_tiles.choose_tail(tile, p, images, G, terms, multiprocessors())
+        which = (p, images, G, dtype, terms, self.epilogue, tile)
+        self._turns = [BulkTurns(*which, tile, 0, turns - rest)]
+        if rest:
+            count = rest * bulk_tiles.parts_of(tile, part)
+            self._turns.append(BulkTurns(*which, part, turns - rest, count))
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on runs of elements."""
+        waits = 0 if self._follows else 2 if ahead else 1
+        for turns in self._turns:
+            turns(gathered, packed, result, activated, waits, stream)
+            waits = 0  # it follows, too
+
+    def __str__(self):
+        last = "".join(f", the last {turns}" for turns in self._turns[1:])
+        return f"bulk_wgmma {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+
+
+class BulkTurns:
+    """One launch of :class:`BulkGather`: so many turns from a first one on, each a part of a whole tile.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+        As :func:`numbacaps.fused.bulk_tiles.counted`.
+    images, G, dtype, terms, epilogue
+        As those of :class:`BulkGather`.
+    whole, tile : numbacaps.fused.bulk_tiles.BulkTile
+        ``first`` is counted in whole tiles, ``turns`` in those of the launch.
+    first, turns : int
+    """
+
+    def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, turns):
+        from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
+
+        p, self.tile = product, tile
+        box = bulk_tiles.Box.of(p, G, tile)
+        self._box = box.tensor(p, images, G)
+        rings = bulk_tiles.Rings.of(p, box, tile, terms)
+        self.shared = rings.bytes
+        read = bulk_tiles.columns_read(tile, p)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, whole, tile, read)
+        batch_rows, run = bulk_tiles.batch_rows(tile, p, box, terms), bulk_tiles.run(p.D)
+        how = bulk_tiles.ahead(tile, terms), run, terms, bulk_tiles.turn_cycles(tile, p, G, terms)
+        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, epilogue)
+        types = (sum_dtype(dtype), dtype, dtype)
+        self.kernel = Compiled(kernel, types, 4, self.shared, MAP_WORDS, early=True)
+        self._counts = images, first, turns
+        self.grid = min(turns, multiprocessors())
+
+    def __call__(self, gathered, packed, result, activated, waits, stream):
+        """Launch it on runs of elements; for ``waits`` see the kernel."""
         from numbacaps.fused.tensor_map import tensor_map
 
-        waits = 0 if self._follows else 2 if ahead else 1
-        counts = (self.images, self.turns, waits)
-        words = tensor_map(address_of(gathered), *self.box)
-        arguments = (packed, result, words, activated, *counts)
+        words = tensor_map(address_of(gathered), *self._box)
+        arguments = (packed, result, words, activated, *self._counts, waits)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"bulk_wgmma {self.tile}, {self.terms} terms ({self.why}){self._behind}"
+        return f"{self._counts[2]} turns {self.tile.TH}x{self.tile.TW}"
 
 
 class Splits:
