@@ -38,7 +38,8 @@ _MOST_CALLS = 256
 _MOST_SETS = 128
 _SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
 _TIMED_MS = 60.0  # of a variant's replays together
-_FEWEST_REPEATS, _MOST_REPEATS = 4, 25
+_FEWEST_REPEATS, _MOST_REPEATS = 15, 25  # fewer, and the clock's state at each would count
+_FEWEST_SLOW = 4
 _HOST_CALLS, _HOST_US = 20, 3e5
 _AHEAD_BYTES = 1 << 30  # copied to keep the GPU busy: much longer than the host takes to queue it
 _AHEAD_FACTOR = 1.5
@@ -276,7 +277,9 @@ def replay_in_turns(replays):
     # The first one says how many repeats there is time for; a short one only warms up.
     first = {name: timed(replay) for name, replay in replays.items()}
     repeats = {
-        name: min(max(math.ceil(_TIMED_MS / ms), _FEWEST_REPEATS), _MOST_REPEATS)
+        name: _FEWEST_SLOW
+        if ms >= _SLOW_MS
+        else min(max(math.ceil(_TIMED_MS / ms), _FEWEST_REPEATS), _MOST_REPEATS)
         for name, ms in first.items()
     }
     times = {name: [ms] if ms >= _SLOW_MS else [] for name, ms in first.items()}

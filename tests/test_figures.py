@@ -502,6 +502,13 @@ def test_readme_tables_are_those_of_the_results():
     assert drifted((provenance.ROOT / "README.md").read_text(), folders) == []
 
 
+@pytest.mark.parametrize(
+    "path", sorted(provenance.RESULTS.glob("*/tables.md")), ids=lambda path: path.parent.name
+)
+def test_tables_beside_results_are_theirs(path):
+    assert marked(path.read_text()) and drifted(path.read_text(), [path.parent]) == []
+
+
 def refused(capsys, folder, *arguments):
     """The message of a command that is refused, and left everything as it was."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
