@@ -32,9 +32,11 @@ from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
-OURS = "capsnet"
-# Every LeakyReLU and squash a kernel behind the convolution's; their gradients in the next one's, where they can be.
-APART, JOINED = "capsnet_apart", "capsnet_joined"
+OURS = (
+    "capsnet"  # activations in the convolutions' kernels where they can be, their gradients apart
+)
+APART = "capsnet_apart"  # every activation apart, too
+JOINED = "capsnet_joined"  # their gradients in the input gradients' kernels, too, where they can be
 NAMES = (OURS, APART, JOINED, *opponents.NETWORKS)
 WORKLOADS = {f"network, batch {N}": replace(PUBLISHED["layer 1"], N=N) for N in (128, 1024)}
 _STILL = 1e-30  # a rate at which no float32 weight moves
@@ -158,8 +160,8 @@ class OurNetwork:
     def __init__(self, variant, wanted, task):
         net = published(variant.precision)
         self._net, self._wanted, self._clock = net, wanted, measure.clock()
-        how = {"keeps_sums": wanted != "net_forward", "apart": variant.algorithm == APART}
-        how["joined"] = variant.algorithm == JOINED
+        how = {"apart": variant.algorithm == APART, "joined": variant.algorithm == JOINED}
+        how["keeps_sums"] = wanted != "net_forward"
         self._forward = ForwardPass(net.layers, len(task.x), net.dtype, **how)
         self._backward = BackwardPass(self._forward)
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)

@@ -195,7 +195,7 @@ _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
-# Of a turn's cycles: what last turns in smaller tiles may take, to be worth a kernel more.
+# Of a turn's cycles: a last round in parts of tiles must take fewer, to be worth another kernel.
 _WORTH = 0.9
 
 

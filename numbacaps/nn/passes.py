@@ -27,8 +27,8 @@ class ForwardPass:
     apart : bool
         Every activation is a kernel of its own, also where a convolution's could compute it.
     joined : bool
-        Where the kernel of an input's gradient can compute that of the activation before it, it does. That
-        takes longer, in the published network, than the kernel that it saves.
+        Where the kernel of an input's gradient can compute that of the activation before it, it does. Of the
+        published network's gradients that takes longer at ``tf32``, and less at ``ieee``.
 
     Attributes
     ----------
