@@ -29,15 +29,17 @@ from experiments.workloads import PUBLISHED
 from numbacaps import ALGORITHMS
 from numbacaps.nn import Adam, CapsNet
 from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.resident_pass import forward_pass
 from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
-OURS = (
-    "capsnet"  # activations in the convolutions' kernels where they can be, their gradients apart
+OURS = "capsnet"  # the forward pass as one kernel where that can be
+LAYERS = (
+    "capsnet_layers"  # layer by layer, activations in the convolutions' kernels where they can be
 )
 APART = "capsnet_apart"  # every activation apart, too
 JOINED = "capsnet_joined"  # their gradients in the input gradients' kernels, too, where they can be
-NAMES = (OURS, APART, JOINED, *opponents.NETWORKS)
+NAMES = (OURS, LAYERS, APART, JOINED, *opponents.NETWORKS)
 WORKLOADS = {f"network, batch {N}": replace(PUBLISHED["layer 1"], N=N) for N in (128, 1024)}
 _STILL = 1e-30  # a rate at which no float32 weight moves
 _CALLS = 10  # in the timed graph
@@ -50,7 +52,7 @@ def choose(names, precisions=opponents.PRECISIONS):
     float32 = np.dtype(np.float32)
     ours = [
         Variant(name, "capsule", precision, "float32", OurNetwork)
-        for name in (OURS, APART, JOINED)
+        for name in (OURS, LAYERS, APART, JOINED)
         for precision in ALGORITHMS["fused"].precisions(float32)
     ]
     theirs = [
@@ -160,10 +162,13 @@ class OurNetwork:
     def __init__(self, variant, wanted, task):
         net = published(variant.precision)
         self._net, self._wanted, self._clock = net, wanted, measure.clock()
-        how = {"apart": variant.algorithm == APART, "joined": variant.algorithm == JOINED}
-        how["keeps_sums"] = wanted != "net_forward"
-        self._forward = ForwardPass(net.layers, len(task.x), net.dtype, **how)
-        self._backward = BackwardPass(self._forward)
+        which = net.layers, len(task.x), net.dtype, wanted != "net_forward"
+        if variant.algorithm == OURS:
+            self._forward = forward_pass(*which)
+        else:
+            how = {"apart": variant.algorithm == APART, "joined": variant.algorithm == JOINED}
+            self._forward = ForwardPass(*which, **how)
+        self._backward = BackwardPass(self._forward) if wanted != "net_forward" else None
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)
         self._beside = Beside(self._clock.numba)
         self._forward.pack(net.state.kernels, self._beside)

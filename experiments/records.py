@@ -37,7 +37,7 @@ COLUMNS = {
     "D2": "columns of an input capsule, rows of a kernel capsule",
     "D3": "columns of a kernel capsule",
     "pass": "forward, backward_input, backward_kernel; net_forward, net_gradients, net_step",
-    "algorithm": "a name of the registry, capsnet (_apart), a PyTorch opponent (torch_...) or reference",
+    "algorithm": "a name of the registry, capsnet (_layers, _apart, _joined), a PyTorch opponent (torch_...) or reference",
     "layout": "capsule, nchw or channels_last: how the operands lie when the clock starts; packed: "
     "capsule, but that the kernel lies as the tensor cores read it",
     "precision": "ieee, tf32x3 or tf32 for float32 arrays, else the arrays' own",

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,3 +217,16 @@ def factories():
             if name.startswith("make_") and value.__module__ == module.__name__:
                 found[f"{module.__name__}.{name}"] = value
     return found
+
+
+def multiplied(text):
+    """Registers whose values the warpgroup products take as their first operand."""
+    bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
+    operands = re.findall(r"wgmma\.mma_async[^{]*{[^}]*}, {([^}]*)}", text)
+    return {bits.get(register, register) for four in operands for register in four.split(", ")}
+
+
+def loaded(text):
+    """Registers of float32 that loads from shared memory write."""
+    written = re.findall(r"ld\.shared\.\S+\s+([^\[]*)\[", text)
+    return {register for to in written for register in re.findall(r"%f\d+", to)}

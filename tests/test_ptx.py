@@ -12,8 +12,10 @@ from kernels import (
     factories,
     fused_kernels,
     kernels,
+    loaded,
     matmul,
     mma_kernel,
+    multiplied,
     packing,
     register_kernel,
     tile_sums_kernel,
@@ -42,6 +44,7 @@ from numbacaps.fused.reduction import make_add_splits
 from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
+from numbacaps.nn.resident import make_resident_forward
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.stages.strided_batched_matmul import choose_tile
 from numbacaps.target import cuda
@@ -183,7 +186,7 @@ def test_bulk_copies(case, terms):
         assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
         if bulk_tiles.ahead(tile, terms):
             # Of a register that was loaded and only handed on, the assembler thinks that it is free.
-            assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+            assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 def test_bulk_copies_of_parts():
@@ -211,7 +214,7 @@ def test_bulk_copies_of_float16(case):
         _check(text, "bulk_wgmma", "float32")
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
         assert "cvt.rn.f16.f32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
-        assert _multiplied(text) and not _multiplied(text) & _loaded(text)
+        assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 @pytest.mark.parametrize("case", ["em", "caps8"])
@@ -246,19 +249,6 @@ def _check_maps(text, count):
     }
     assert found == {14 + 16 * which for which in range(count)}
     assert all((0x210 + 8 * index) % 64 == 0 for index in found)
-
-
-def _multiplied(text):
-    """Registers whose values the warpgroup products take as their first operand."""
-    bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
-    operands = re.findall(r"wgmma\.mma_async[^{]*{[^}]*}, {([^}]*)}", text)
-    return {bits.get(register, register) for four in operands for register in four.split(", ")}
-
-
-def _loaded(text):
-    """Registers of float32 that loads from shared memory write."""
-    written = re.findall(r"ld\.shared\.\S+\s+([^\[]*)\[", text)
-    return {register for to in written for register in re.findall(r"%f\d+", to)}
 
 
 @pytest.mark.parametrize("terms", [1, 3])
@@ -382,6 +372,7 @@ def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
     covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles, make_differentiate}
+    covered |= {make_resident_forward}  # in test_resident
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing

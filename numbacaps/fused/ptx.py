@@ -73,6 +73,20 @@ fewer_registers = _registers("dec")
 
 
 @intrinsic
+def meet(typing_context, threads):
+    """Wait for so many threads of the block, a multiple of 32, that meet here; others do not count."""
+    if not isinstance(threads, types.IntegerLiteral):
+        return None
+    text = f"bar.sync 1, {threads.literal_value};"
+
+    def codegen(context, builder, signature, arguments):
+        _asm(builder, _VOID, [], text, "~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(threads), codegen
+
+
+@intrinsic
 def cp_async_wait(typing_context, pending):
     """Wait until at most ``pending`` of this thread's groups of copies are on their way."""
     if not isinstance(pending, types.IntegerLiteral):
@@ -180,6 +194,7 @@ def _on_barrier(text, values=0):
 mbarrier_init = _on_barrier("mbarrier.init.shared::cta.b64 [$0], $1;", 1)
 mbarrier_arrive = _on_barrier("mbarrier.arrive.shared::cta.b64 _, [$0];")
 mbarrier_expect = _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1)
+mbarrier_arrive_times = _on_barrier("mbarrier.arrive.shared::cta.b64 _, [$0], $1;", 1)
 mbarrier_wait = _on_barrier(
     "{ .reg .pred done; again: "
     "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; }",

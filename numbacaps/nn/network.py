@@ -11,7 +11,8 @@ from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import Data, RowBatch
 from numbacaps.nn.layer import Layer, chain
-from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.passes import BackwardPass
+from numbacaps.nn.resident_pass import forward_pass
 from numbacaps.nn.state import PLACES, State
 from numbacaps.nn.streams import Beside, Repeated, Stream
 
@@ -348,7 +349,7 @@ class _Inference:
     def __init__(self, network, N):
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
-        self.forward = ForwardPass(network.layers, N, network.dtype, keeps_sums=False)
+        self.forward = forward_pass(network.layers, N, network.dtype, keeps_sums=False)
         self._kernels, self._beside, self._packed = network.state.kernels, network._beside, None
         operands = self._slot.x, self._kernels, self._beside
         self._launch = Repeated(
@@ -375,7 +376,7 @@ class _Training:
         self._state, self._adam = network.state, network.adam
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
-        self._forward = ForwardPass(network.layers, N, network.dtype)
+        self._forward = forward_pass(network.layers, N, network.dtype)
         self._backward = BackwardPass(self._forward)
         self._turn = 0
 

@@ -52,12 +52,16 @@ class ForwardPass:
             self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
             before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
+        self._allocate(shapes, dtype, keeps_sums)
+        self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
+
+    def _allocate(self, shapes, dtype, keeps_sums):
+        """Make room for ``sums`` and ``outputs``."""
         self.sums = [
             cuda.device_array(shape, dtype) if keeps_sums or not convolution.activates else None
             for shape, convolution in zip(shapes, self.convolutions)
         ]
         self.outputs = [cuda.device_array(shape, dtype) for shape in shapes]
-        self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
 
     @property
     def capturable(self):

@@ -1,0 +1,530 @@
+"""The whole forward pass as one kernel: an image's capsules never leave its multiprocessor.
+
+Layer by layer a small network waits more than it works: each kernel begins, asks for its first boxes and
+writes what the next one fetches again. Here a block takes an image through all layers. Each layer's output lies
+in shared memory, where the next layer's products read it; only the kernels' packed rows of taps come from
+outside, through a ring that runs on from layer to layer, so the next layer's are there when it begins. The
+products are those of :mod:`numbacaps.fused.bulk_wgmma`, whose boxes are not needed any more.
+
+A tile is 64 rows (pixel, d1) of the image. Where a layer has fewer tiles than there are warpgroups, these share
+its sum: each takes every so many rows of taps, and the first adds what the others found, in a fixed order.
+The first layer, whose sums are short, is ordinary arithmetic: a thread computes the elements of a squash group.
+:mod:`numbacaps.nn.residence` says what fits, and where it lies.
+"""
+
+import math
+from functools import cache
+from math import gcd
+
+import numpy as np
+
+from numbacaps.activation import EPSILON, leaky, squash_factor
+from numbacaps.fused.epilogue import activate, activate_few, are_few
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
+from numbacaps.fused.ptx import (
+    bulk_copy,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    cut_tf32,
+    fence_proxy_async,
+    fewer_registers,
+    let_next_start,
+    load_run,
+    mbarrier_arrive,
+    mbarrier_arrive_times,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    meet,
+    more_registers,
+    shared_address,
+    store_pair,
+    store_run,
+    wait_for_last,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_fragment,
+    wgmma_wait,
+)
+from numbacaps.kernel_cache import kept_on_disk
+from numbacaps.nn.residence import COPYING_REGISTERS
+from numbacaps.target import at, cuda
+
+_ZERO = np.float32(0)
+_OWN = 8  # elements of a squash group that a thread has, at most
+
+
+@cache
+def make_resident_forward(first, layers, place, classes, E, keeps_sums):
+    """Kernel for a network's forward pass.
+
+    Parameters
+    ----------
+    first : numbacaps.nn.residence.FirstLayer
+    layers : tuple of numbacaps.nn.residence.ResidentLayer
+        All others.
+    place : numbacaps.nn.residence.Residence
+    classes, E : int
+        Capsules of the last layer, and elements of each.
+    keeps_sums : bool
+        Every layer's sums and output are written; otherwise the last output alone.
+    """
+    WARPS, THREADS, IMAGE = place.warpgroups * 4, place.warpgroups * 128, first.image
+    SLOTS, EMPTY, GATE = place.slots, 8 * place.slots, 16 * place.slots
+    REGISTERS, COPYING = place.registers, COPYING_REGISTERS
+    X, KERNEL, WEIGHTS = place.x, place.kernel, first.K * first.N
+    LENGTHS, CLASSES, OF_CAPSULE = layers[-1].out, classes, E
+    compute_first = _make_first(first, place, keeps_sums)
+    compute = _in_turn([_make_layer(layer, place, keeps_sums) for layer in layers])
+    copy = _in_turn([_make_copy(layer, place) for layer in layers])
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(place.threads, 1))
+    def resident_forward_kernel(
+        x,  # in   (N, C, H, W, E1)
+        kernel,  # in   the first layer's
+        packed,  # in   the others', one behind the other as the layers say
+        sums,  # out  every layer's, one behind the other, where they are kept
+        outputs,  # out  the same behind the activation, or the last layer's alone
+        lengths,  # out  (N, classes)
+        images,
+    ):
+        shared = cuda.shared.array(0, np.float32)
+        begin = shared_address(shared)
+        start = (begin + 127) // 128 * 128
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        warp, lane = short(thread >> 5 & 31), short(thread & 31)
+        if thread < SLOTS:
+            mbarrier_init(shared, start + 8 * thread, 1)
+            mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
+            if thread == 0:
+                mbarrier_init(shared, start + GATE, WARPS)
+            fence_proxy_async()  # the copy engine may see the barriers
+        let_next_start()
+        cuda.syncthreads()
+        wait_for_last()  # the batch is there, and the kernels are packed
+        turn = short(0)
+        if warp >= WARPS:
+            fewer_registers(COPYING)
+            if warp == WARPS and lane == 0:
+                phases = short(-1)  # what nobody has filled yet counts as empty
+                opened = short(0)
+                for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
+                    turn, phases = copy((shared, start, packed, opened), turn, phases)
+                    opened = short(opened ^ 1)
+        else:
+            more_registers(REGISTERS)
+            phases = short(0)
+            floats = short((start - begin) // 4)
+            image = short(cuda.blockIdx.x)
+            for i in range(4 * thread, WEIGHTS, 4 * THREADS):
+                cp_async(16, shared, start + 4 * (KERNEL + i), kernel, i, True)
+            for i in range(4 * thread, IMAGE, 4 * THREADS):
+                cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
+            cp_async_commit()
+            for image in range(image, short(images), short(cuda.gridDim.x)):
+                cp_async_wait(0)
+                meet(THREADS)
+                where = shared, start, floats, sums, outputs, image, images, thread
+                compute_first(where)
+                beyond = image + cuda.gridDim.x
+                if beyond < images:
+                    for i in range(4 * thread, IMAGE, 4 * THREADS):
+                        cp_async(16, shared, start + 4 * (X + i), x, beyond * IMAGE + i, True)
+                cp_async_commit()
+                turn, phases = compute(where, turn, phases)
+                for capsule in range(warp, CLASSES, WARPS):
+                    square = _ZERO
+                    for e in range(lane, OF_CAPSULE, 32):
+                        element = shared[at(floats + LENGTHS + capsule * OF_CAPSULE + e)]
+                        square += element * element
+                    for bit in range(5):
+                        square += shuffle(square, lane ^ 1 << bit)
+                    if lane == 0:
+                        lengths[at(image * CLASSES + capsule)] = math.sqrt(square)
+
+    return resident_forward_kernel
+
+
+def _in_turn(functions):
+    """A device function that calls some, one after the other, and hands the ring's place on."""
+    first, *others = functions
+    if not others:
+        return first
+    rest = _in_turn(others)
+
+    @cuda.jit(device=True, forceinline=True)
+    def in_turn(where, turn, phases):
+        turn, phases = first(where, turn, phases)
+        return rest(where, turn, phases)
+
+    return in_turn
+
+
+def _make_ring(place, slots):
+    """Device functions for the ring's first so many slots: where one lies, its phase, and what comes after some.
+
+    A place in the ring is a slot's number, and a bit for every slot: the phase that its barriers are in.
+    """
+    RING, RING_AT, PITCH, GAP, SLOTS = place.ring, place.ring_at, place.pitch, place.gap, slots
+    ALL = (1 << slots) - 1
+
+    @cuda.jit(device=True, forceinline=True)
+    def lies_at(turn):
+        return RING_AT + turn * PITCH + (GAP if turn >= RING else 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def phase_of(turn, phases):
+        return short(phases >> (turn & 31) & 1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def after(turn, phases, count):
+        bits = np.uint32(np.uint32((np.uint32(1) << (count & 15)) - 1) << (turn & 15))
+        bits = np.uint32(bits | bits >> SLOTS) & ALL
+        turn = short(turn + count)
+        return short(turn - SLOTS if turn >= SLOTS else turn), short(phases ^ bits)
+
+    return lies_at, phase_of, after
+
+
+def _make_copy(layer, place):
+    """Device function that fetches a layer's kernel, a row of taps after the other, once a round of tiles."""
+    ROUNDS, CHUNKS, BYTES = layer.rounds, layer.chunks, layer.chunk_bytes
+    OFFSET, ELEMENTS = layer.packed_at, layer.chunk_bytes // 4
+    SLOTS, EMPTY, GATE = layer.slots, 8 * place.slots, 16 * place.slots
+    RING = place.ring
+    lies_at, phase_of, after = _make_ring(place, layer.slots)
+
+    @cuda.jit(device=True, forceinline=True)
+    def copy(where, turn, phases):
+        shared, start, packed, opened = where
+        if turn >= SLOTS:
+            turn = short(0)
+        for _ in range(short(ROUNDS)):
+            source = OFFSET
+            for _ in range(short(CHUNKS)):
+                full = start + turn * 8
+                if SLOTS > RING and turn >= RING:
+                    mbarrier_wait(shared, start + GATE, opened)  # what lay there was read
+                mbarrier_wait(shared, full + EMPTY, phase_of(turn, phases))
+                mbarrier_expect(shared, full, BYTES)
+                bulk_copy(shared, start + lies_at(turn), packed, source, BYTES, full)
+                source += ELEMENTS
+                turn, phases = after(turn, phases, 1)
+        return turn, phases
+
+    return copy
+
+
+def _make_first(layer, place, keeps_sums):
+    """Device function for the first layer; a thread computes a squash group of one pixel."""
+    GROUP, SIZE = layer.group, layer.size
+    BESIDE, OF_PIXEL = layer.N // layer.P // layer.group, layer.N // layer.group
+    AT_ONCE = place.warpgroups * 128 // OF_PIXEL  # pixels; what threads are left have none
+    D3, PIXELS, COLUMNS = layer.N // layer.P, layer.pixels, layer.columns
+    ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
+    C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
+    X, KERNEL, OUT, THREADS = place.x, place.kernel, layer.out, place.warpgroups * 128
+    KEEPS, SLOPE = keeps_sums, np.float32(layer.slope)
+    REGULARISER, RUN = np.float32(EPSILON), layer.run
+    RUNS, OWN = layer.group // layer.run, layer.K * layer.group
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute_first(where):
+        shared, _, floats, sums, outputs, image, _, thread = where
+        total = cuda.local.array(GROUP, np.float32)
+        run = cuda.local.array(RUN, np.float32)
+        weights = cuda.local.array(OWN, np.float32)
+        # A thread's groups are the same of every pixel, so it keeps its part of the kernel.
+        own = np.uint32(np.uint32(thread) % OF_PIXEL)
+        p, d3 = np.uint32(own // BESIDE), np.uint32(own % BESIDE * GROUP)
+        for k in range(K):
+            for r in range(RUNS):
+                load_run(RUN, run, shared, floats + KERNEL + (p * K + k) * D3 + d3 + r * RUN)
+                for j in range(RUN):
+                    weights[k * GROUP + r * RUN + j] = run[j]
+        begin = short(np.uint32(thread) // OF_PIXEL)
+        for pixel in range(begin if begin < AT_ONCE else short(PIXELS), short(PIXELS), AT_ONCE):
+            slot = np.uint32(np.uint32(pixel) // COLUMNS) * ROW
+            slot += np.uint32(np.uint32(pixel) % COLUMNS) * COLUMN + FIRST
+            e = (p * PIXELS + pixel) * D3 + d3
+            for j in range(GROUP):
+                total[j] = _ZERO
+            for c in range(C):
+                for kh in range(KH):
+                    for kw in range(KW):
+                        for d2 in range(D2):
+                            tap = slot + c * CHANNEL + kh * TAP_ROW + kw * TAP_COLUMN + d2
+                            element = shared[at(floats + X + tap)]
+                            k = ((c * KH + kh) * KW + kw) * D2 + d2
+                            for j in range(GROUP):
+                                total[j] += element * weights[k * GROUP + j]
+            square = _ZERO
+            for j in range(GROUP):
+                value = leaky(total[j], SLOPE)
+                square += value * value
+            factor = squash_factor(square + REGULARISER)
+            for r in range(RUNS):
+                for j in range(RUN):
+                    run[j] = total[r * RUN + j]
+                if KEEPS:
+                    store_run(RUN, sums, image * SIZE + e + r * RUN, run)
+                for j in range(RUN):
+                    run[j] = leaky(run[j], SLOPE) * factor
+                store_run(RUN, shared, floats + OUT + e + r * RUN, run)
+                if KEEPS:
+                    store_run(RUN, outputs, image * SIZE + e + r * RUN, run)
+        meet(THREADS)
+
+    return compute_first
+
+
+def _make_finish(layer, place, keeps_sums):
+    """Device function that adds the shares of a layer's sums and squashes them; lanes share a group."""
+    SIZE, SHARES, WIDTH = layer.size, layer.shares, gcd(layer.group, _OWN)
+    BITS = (layer.group // WIDTH).bit_length() - 1
+    RUNS, PARTS, THREADS = WIDTH // 4, layer.size // WIDTH, place.warpgroups * 128
+    OUT, WRITTEN, OUTPUT = layer.out, layer.written_at, layer.output_at
+    KEEPS, KEEPS_OUTPUT = keeps_sums, keeps_sums or layer.last
+    SLOPE, REGULARISER = np.float32(layer.slope), np.float32(EPSILON)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(where):
+        shared, _, floats, sums, outputs, image, images, thread = where
+        total = cuda.local.array(WIDTH, np.float32)
+        run = cuda.local.array(4, np.float32)
+        lane = short(thread & 31)
+        for first in range(thread - lane, PARTS, THREADS):  # whole warps, because lanes meet
+            e = min(first + lane, PARTS - 1) * WIDTH
+            inside = first + lane < PARTS
+            square = _ZERO
+            for r in range(RUNS):
+                load_run(4, run, shared, floats + OUT + e + r * 4)
+                for j in range(4):
+                    total[r * 4 + j] = run[j]
+                for share in range(1, SHARES):
+                    load_run(4, run, shared, floats + OUT + share * SIZE + e + r * 4)
+                    for j in range(4):
+                        total[r * 4 + j] += run[j]
+            for j in range(WIDTH):
+                value = leaky(total[j], SLOPE)
+                square += value * value
+            for bit in range(BITS):
+                square += shuffle(square, lane ^ 1 << bit)
+            factor = squash_factor(square + REGULARISER)
+            if inside:
+                far = image * SIZE + e
+                for r in range(RUNS):
+                    for j in range(4):
+                        run[j] = total[r * 4 + j]
+                    if KEEPS:
+                        store_run(4, sums, WRITTEN * images + far + r * 4, run)
+                    for j in range(4):
+                        run[j] = leaky(run[j], SLOPE) * factor
+                    store_run(4, shared, floats + OUT + e + r * 4, run)
+                    if KEEPS_OUTPUT:
+                        store_run(4, outputs, OUTPUT * images + far + r * 4, run)
+        meet(THREADS)
+
+    return finish
+
+
+def _make_layer(layer, place, keeps_sums):
+    """Device function for a layer's products, on warpgroups, and its activation."""
+    BN, N, D = layer.BN, layer.N, layer.D
+    ROWS, D1, COLUMNS = layer.rows, layer.D1, layer.columns
+    BY_ROW, BY_COLUMN, BY_D1, FIRST = layer.reads
+    CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
+    TAP_ROWS, TAP_COLUMNS = layer.taps
+    CHANNELS, GROUPS, RUN, BATCH = layer.channels_at_once, layer.groups, layer.run, layer.batch
+    RUNS = 2 * GROUPS // RUN
+    FRAGMENTS = BATCH * TAP_COLUMNS * GROUPS * 4
+    SPLIT = layer.terms > 1
+    PARTS = 2 if SPLIT else 1
+    LOW, SUMS = FRAGMENTS if SPLIT else 1, BN // 2
+    PART_SUMS = SUMS if SPLIT else 1
+    B_MATRIX, PART = descriptor_strides(BN * CHUNK, 128), 2 * BN
+    TILES, ROUNDS, SHARES = layer.tiles, layer.rounds, layer.shares
+    WARPGROUPS, THREADS = place.warpgroups, place.warpgroups * 128
+    STEPS, TOGETHER = layer.chunks // (SHARES * BATCH), SHARES * BATCH
+    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
+    CAPSULE, BY_CAPSULE, SIZE = layer.D3, layer.by_capsule, layer.size
+    IN, OUT = layer.at, layer.out
+    e = layer.epilogue
+    BLOCKS, LANES, MASK, SLOPE = e.blocks, e.lanes, e.mask, np.float32(e.slope)
+    squash = activate_few if are_few(SUMS, 2, e) else activate
+    WHOLE, KEEPS, KEEPS_OUTPUT = layer.shares == 1, keeps_sums, keeps_sums or layer.last
+    WRITTEN, OUTPUT = layer.written_at, layer.output_at
+    finish = _make_finish(layer, place, keeps_sums)
+    SLOTS, EMPTY, GATE, LEAVES = layer.slots, 8 * place.slots, 16 * place.slots, layer.leaves
+    N_FULL, NEARER = N == BN, TF32_NEARER
+    lies_at, phase_of, after = _make_ring(place, layer.slots)
+
+    @cuda.jit(device=True, forceinline=True)
+    def slot_of(row):
+        """Where a row of the image's product begins to read."""
+        row = np.uint32(row if row < ROWS else 0)
+        pixel = np.uint32(row // D1)
+        slot = np.uint32(pixel // COLUMNS) * BY_ROW + np.uint32(pixel % COLUMNS) * BY_COLUMN
+        return short(slot + np.uint32(row % D1) * BY_D1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def rows_of(tile, warp, lane):
+        """A thread's first row of a tile, and where it and the one 8 below begin to read."""
+        row = short(tile * 64 + (warp & 3) * 16 + lane // 4)
+        return row, (slot_of(row), slot_of(row + 8))
+
+    @cuda.jit(device=True, forceinline=True)
+    def result_of(row):
+        """Where its results lie."""
+        pixel = np.uint32(row // D1)
+        to = np.uint32(pixel // COLUMNS) * OUT_ROW + np.uint32(pixel % COLUMNS) * OUT_COLUMN
+        return to + np.uint32(row % D1) * OUT_D1
+
+    @cuda.jit(device=True, forceinline=True)
+    def result_of_column(n):
+        n = np.uint32(n)
+        return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(to, shared, origin, run_at, rows_at, chunk):
+        """A thread's part of the first operand, of chunks: a row of taps of some channels each."""
+        values = cuda.local.array(RUN, np.float32)
+        row_at, below_at = rows_at
+        for r in range(BATCH):
+            one = np.uint32(chunk + r)
+            begin = origin + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
+            begin += np.uint32(one % TAP_ROWS) * TAP_ROW
+            for i in range(RUNS):
+                for half in range(2):
+                    slot = begin + run_at[i] + (below_at if half else row_at)
+                    for tap in range(TAP_COLUMNS):
+                        load_run(RUN, values, shared, slot + tap * TAP_COLUMN)
+                        for j in range(RUN):
+                            four = i * RUN + j  # k's of a tap
+                            k = (r * GROUPS + four // 2) * TAP_COLUMNS + tap
+                            to[k * 4 + four % 2 * 2 + half] = values[j]
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(acc, array, begin, row, column):
+        """Write a thread's sums where they belong in an image's result."""
+        for half in range(2):
+            if row + half * 8 < ROWS:
+                to = begin + result_of(row + half * 8)
+                for block in range(BN // 8):
+                    n, i = column + block * 8, block * 4 + half * 2
+                    if N_FULL or n < N:
+                        store_pair(array, to + result_of_column(n), acc[i], acc[i + 1])
+
+    @cuda.jit(device=True, forceinline=True)
+    def pass_by(shared, start, lane, turn, phases):
+        """Leave a chunk to others."""
+        mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
+        if lane == 0:
+            mbarrier_arrive(shared, start + EMPTY + turn * 8)
+        return after(turn, phases, 1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute(where, turn, phases):
+        shared, start, floats, sums, outputs, image, images, thread = where
+        acc = cuda.local.array(SUMS, np.float32)
+        part = cuda.local.array(PART_SUMS, np.float32)
+        high = cuda.local.array(FRAGMENTS, np.float32)
+        low = cuda.local.array(LOW, np.float32)
+        loaded = cuda.local.array(FRAGMENTS, np.float32)
+        run_at = cuda.local.array(RUNS, np.int32)
+        chunk_at = cuda.local.array(BATCH, np.int64)
+        warp, lane = short(thread >> 5), short(thread & 31)
+        warpgroup = short(warp >> 2)
+        for i in range(RUNS):
+            k = np.uint32((i * 4 + lane % 4) * RUN)
+            run_at[i] = np.uint32(k // D) * CHANNEL + np.uint32(k % D)
+        origin = short(floats + IN + FIRST)
+        if turn >= SLOTS:
+            turn = short(0)
+        tile, share = short(warpgroup), short(0)
+        if SHARES * TILES <= WARPGROUPS:
+            tile = short(np.uint32(warpgroup) % TILES)
+            share = short(np.uint32(warpgroup) // TILES)
+        row, rows_at = rows_of(tile, warp, lane)
+        load(loaded, shared, origin, run_at, rows_at, share * BATCH)
+        for around in range(short(ROUNDS)):
+            for i in range(SUMS):
+                acc[i] = _ZERO
+            for i in range(PART_SUMS):
+                part[i] = _ZERO
+            busy = tile < TILES and share < SHARES
+            if busy:
+                for step in range(short(STEPS)):
+                    if SHARES > 1:
+                        turn, phases = after(turn, phases, share * BATCH)
+                    for i in range(FRAGMENTS):
+                        if SPLIT:
+                            high[i] = cut_tf32(loaded[i])
+                            low[i] = (loaded[i] - high[i]) * NEARER
+                        else:
+                            high[i] = loaded[i] * NEARER
+                    one, bits = turn, phases
+                    for r in range(BATCH):
+                        mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
+                        chunk_at[r] = B_MATRIX + (start + lies_at(one)) // 16
+                        one, bits = after(one, bits, 1)
+                    wgmma_fence()
+                    for chain in range(PARTS):  # in three terms the small products first
+                        for r in range(BATCH):
+                            for tap in range(TAP_COLUMNS):
+                                for group in range(GROUPS):
+                                    b_high = chunk_at[r] + (tap * PARTS * GROUPS + group) * PART
+                                    b_low = b_high + GROUPS * PART
+                                    k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
+                                    if not SPLIT:
+                                        wgmma_fragment(BN, acc, 0, high, k, shared, b_high, 1)
+                                    elif chain == 0:
+                                        more = 1 if r + tap + group > 0 else 0
+                                        wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
+                                        wgmma_fragment(BN, part, 0, high, k, shared, b_low, 1)
+                                    else:
+                                        wgmma_fragment(BN, part, 0, high, k, shared, b_high, 1)
+                    wgmma_commit()
+                    if step < STEPS - 1:
+                        ahead = (step + 1) * TOGETHER + share * BATCH
+                        load(loaded, shared, origin, run_at, rows_at, ahead)
+                    elif ROUNDS > 1:  # the next tile's
+                        _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
+                        load(loaded, shared, origin, run_at, rows_at, 0)
+                    wgmma_wait()
+                    if SPLIT:
+                        for i in range(SUMS):
+                            acc[i] += part[i]
+                    for _ in range(BATCH):
+                        if lane == 0:
+                            mbarrier_arrive_times(shared, start + EMPTY + turn * 8, SHARES)
+                        turn, phases = after(turn, phases, 1)
+                    if SHARES > 1:
+                        turn, phases = after(turn, phases, TOGETHER - (share + 1) * BATCH)
+            else:
+                for _ in range(short(STEPS * TOGETHER)):
+                    turn, phases = pass_by(shared, start, lane, turn, phases)
+            column = short(lane % 4 * 2)
+            if busy:
+                if WHOLE and KEEPS:
+                    far = WRITTEN * images + image * SIZE
+                    store(acc, sums, far, row, column)
+                if WHOLE:
+                    squash(acc, SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
+                    if KEEPS_OUTPUT:
+                        store(acc, outputs, OUTPUT * images + image * SIZE, row, column)
+                store(acc, shared, floats + OUT + share * SIZE, row, column)
+            tile, row = short(tile + WARPGROUPS), short(row + WARPGROUPS * 64)
+        if LEAVES:
+            fence_proxy_async()  # the copy engine may write over what was read here
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(shared, start + GATE)
+        meet(THREADS)
+        if not WHOLE:
+            finish(where)
+        return turn, phases
+
+    return compute
