@@ -50,54 +50,31 @@ let_next_start = _instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 wait_for_last = _instruction("griddepcontrol.wait;", since=(9, 0))
 
 
-def _registers(how):
-    """An intrinsic by which a warpgroup takes up, or gives away, registers of its block's."""
+def _with_number(text):
+    """The same with one operand, a number that is known when the kernel is compiled."""
 
     @intrinsic
-    def instruction(typing_context, count):
-        if not isinstance(count, types.IntegerLiteral):
+    def instruction(typing_context, number):
+        if not isinstance(number, types.IntegerLiteral):
             return None
-        text = f"setmaxnreg.{how}.sync.aligned.u32 {count.literal_value};"
+        whole = text.format(number.literal_value)
 
         def codegen(context, builder, signature, arguments):
-            _asm(builder, _VOID, [], text, "~{memory}")
+            _asm(builder, _VOID, [], whole, "~{memory}")
             return context.get_dummy_value()
 
-        return types.void(count), codegen
+        return types.void(number), codegen
 
     return instruction
 
 
-more_registers = _registers("inc")
-fewer_registers = _registers("dec")
-
-
-@intrinsic
-def meet(typing_context, threads):
-    """Wait for so many threads of the block, a multiple of 32, that meet here; others do not count."""
-    if not isinstance(threads, types.IntegerLiteral):
-        return None
-    text = f"bar.sync 1, {threads.literal_value};"
-
-    def codegen(context, builder, signature, arguments):
-        _asm(builder, _VOID, [], text, "~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(threads), codegen
-
-
-@intrinsic
-def cp_async_wait(typing_context, pending):
-    """Wait until at most ``pending`` of this thread's groups of copies are on their way."""
-    if not isinstance(pending, types.IntegerLiteral):
-        return None
-    text = f"cp.async.wait_group {pending.literal_value};"
-
-    def codegen(context, builder, signature, arguments):
-        _asm(builder, _VOID, [], text, "~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(pending), codegen
+# A warpgroup takes up, or gives away, registers of its block's: so many a thread are its own then.
+more_registers = _with_number("setmaxnreg.inc.sync.aligned.u32 {};")
+fewer_registers = _with_number("setmaxnreg.dec.sync.aligned.u32 {};")
+# So many threads of the block, a multiple of 32, wait for each other; others do not count.
+meet = _with_number("bar.sync 1, {};")
+# At most so many of this thread's groups of copies are still on their way.
+cp_async_wait = _with_number("cp.async.wait_group {};")
 
 
 @intrinsic

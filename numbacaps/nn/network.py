@@ -116,7 +116,7 @@ class CapsNet:
         return capsules.reshape(shape), lengths
 
     def explain(self, N):
-        """Which kernel computes each layer for a batch of N images, and why; where its activation is.
+        """Which kernels compute the layers for a batch of N images, and why; where activations are.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class CapsNet:
         Returns
         -------
         str
-            A line for each layer.
+            A line for each layer, or one where a single kernel computes them all.
 
         Raises
         ------

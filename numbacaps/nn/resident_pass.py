@@ -14,9 +14,7 @@ from numbacaps.nn.passes import ForwardPass
 from numbacaps.pipelines.fused import has_warpgroups, multiprocessors
 from numbacaps.target import SIMULATED, cuda
 
-_MOST_ROUNDS = (
-    2  # images of a multiprocessor: with three it takes as long as kernels for each layer
-)
+_MOST_ROUNDS = 2  # images of a multiprocessor: with one it is the faster way, with eight it is not
 
 
 def forward_pass(layers, N, dtype, keeps_sums=True):
@@ -77,7 +75,7 @@ class ResidentPass(ForwardPass):
 
     @staticmethod
     def _packing(product, one):
-        """The kernel that packs a layer's, and elements."""
+        """The kernel that packs a layer's."""
         parts = 2 if one.terms > 1 else 1
         depth = product.channels, product.D, one.taps, product.n, product.kernel_steps
         chunks, dtype = one.groups * 2, np.dtype(np.float32)
