@@ -28,8 +28,8 @@ from experiments.problem import WrongResult, side_by_side
 from experiments.workloads import PUBLISHED
 from numbacaps import ALGORITHMS
 from numbacaps.nn import Adam, CapsNet
-from numbacaps.nn.passes import BackwardPass, ForwardPass
-from numbacaps.nn.resident_pass import forward_pass
+from numbacaps.nn.passes import ForwardPass
+from numbacaps.nn.resident_pass import backward_pass, forward_pass
 from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
@@ -168,10 +168,10 @@ class OurNetwork:
         else:
             how = {"apart": variant.algorithm == APART, "joined": variant.algorithm == JOINED}
             self._forward = ForwardPass(*which, **how)
-        self._backward = BackwardPass(self._forward) if wanted != "net_forward" else None
+        self._backward = backward_pass(self._forward) if wanted != "net_forward" else None
         self._batch = cuda.to_device(task.x), cuda.to_device(task.labels)
         self._beside = Beside(self._clock.numba)
-        self._forward.pack(net.state.kernels, self._beside)
+        self._forward.pack(net.state, self._beside)
         self._beside.join()
         self._clock.synchronize()
 
@@ -180,12 +180,10 @@ class OurNetwork:
 
     def call(self):
         (x, labels), state, beside = self._batch, self._net.state, self._beside
-        if self._wanted != "net_forward":  # whose kernels stay as they were packed
-            self._forward.pack(state.kernels, beside)
-            self._backward.pack(state.kernels, beside)
-        self._forward.launch(x, state.kernels, beside)
-        if self._wanted != "net_forward":
-            self._backward.launch(x, labels, state, beside)
+        if self._wanted == "net_forward":  # whose kernels stay as they were packed
+            self._forward.launch(x, state, beside)
+        else:
+            self._backward.differentiate(x, labels, state, beside)
         if self._wanted == "net_step":
             state.move(self._net.adam, beside.stream)
 

@@ -255,19 +255,15 @@ def test_networks_are_the_same_wherever_activations_are(name, rng):
         assert "apart" not in how or not any(c.activates for c in forward.convolutions)
         if name == "matrix" and "joined" in how:
             assert forward.convolutions[1].differentiates
-        backward = BackwardPass(forward)
-        forward.pack(net.state.kernels, beside)
-        backward.pack(net.state.kernels, beside)
-        forward.launch(x, net.state.kernels, beside)
-        backward.launch(x, labels, net.state, beside)
+        BackwardPass(forward).differentiate(x, labels, net.state, beside)
         lengths = forward.lengths.copy_to_host()
         found.append([lengths, *net.state.read(net.state.gradients)])
     for arrays in zip(*found):
         for have in arrays[:-1]:
             np.testing.assert_allclose(have, arrays[-1], rtol=1e-10, atol=1e-14)
     inference = ForwardPass(net.layers, len(labels), net.dtype, keeps_sums=False)
-    inference.pack(net.state.kernels, beside)
-    inference.launch(x, net.state.kernels, beside)
+    inference.pack(net.state, beside)
+    inference.launch(x, net.state, beside)
     np.testing.assert_array_equal(inference.lengths.copy_to_host(), found[0][0])
     for convolution, total in zip(inference.convolutions, inference.sums):
         assert (total is None) == convolution.activates

@@ -40,6 +40,14 @@ NETWORKS = {
         ),
         (1, 20, 20, 1, 1),
     ),
+    "cores": (  # capsules of 4 x 8 and a small kernel behind them, rows in two goes, taps side by side
+        (
+            Layer(2, (1, 32), window=(2, 3), capsule=(4, 8), squash=8),
+            Layer(5, (8, 8), window=(2, 3), stride=(2, 1), dilation=(1, 2), squash=16),
+            Layer(3, (8, 4), window=(6, 16), squash=8),
+        ),
+        (1, 14, 22, 1, 1),
+    ),
     "primes": (
         (
             Layer(2, (1, 16), window=(3, 2), **_MATRIX),
@@ -50,12 +58,12 @@ NETWORKS = {
 }
 
 
-def _network(name, precision="tf32", seed=1):
+def network(name, precision="tf32", seed=1):
     layers, shape = NETWORKS[name]
     return CapsNet([replace(one, precision=precision) for one in layers], shape, seed=seed)
 
 
-def _placed(name, precision="tf32"):
+def placed_layers(name, precision="tf32"):
     layers, shape = NETWORKS[name]
     return chain([replace(one, precision=precision) for one in layers], shape, _FLOAT32)
 
@@ -64,12 +72,12 @@ def _placed(name, precision="tf32"):
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_where_things_lie(name, precision):
-    placed = _placed(name, precision)
+    placed = placed_layers(name, precision)
     assert residence.why_not(placed) is None
     _check_places(placed)
 
 
-def _drawn(draw):
+def drawn(draw):
     """A network of any layers that chain, which may be none."""
     precision, group = draw.choice(["tf32", "tf32x3"]), lambda: draw.choice([4, 8, 16])
     rows, columns = draw.choice([(4, 4), (2, 8), (4, 8), (2, 4), (1, 16), (8, 8), (3, 8)])
@@ -95,7 +103,7 @@ def _drawn(draw):
 def test_where_things_of_any_network_lie():
     draw, fit = random.Random(0), 0
     while fit < 100:
-        placed = _drawn(draw)
+        placed = drawn(draw)
         if placed and residence.why_not(placed) is None:
             _check_places(placed)
             fit += 1
@@ -104,11 +112,11 @@ def test_where_things_of_any_network_lie():
 def _check_places(placed):
     """Whatever is in use at the same time lies apart, and all of it in the shared memory of a block."""
     _, place, first, layers = residence.place(placed, True)
-    assert place.bytes <= SHARED_LIMIT and 16 * place.slots + 8 <= 4 * place.x
+    assert place.bytes <= SHARED_LIMIT and 16 * place.slots + 8 <= 4 * first.x
     fixed = [
         (0, 16 * place.slots + 8),
-        (4 * place.x, 4 * first.image),
-        (4 * place.kernel, 4 * first.K * first.N),
+        (4 * first.x, 4 * first.image),
+        (4 * first.kernel, 4 * first.K * first.N),
         (place.ring_at, place.ring * place.pitch),
     ]
     more = (place.ring_at + place.ring * place.pitch + place.gap, place.more * place.pitch)
@@ -173,7 +181,7 @@ def test_kernel(name, precision, keeps_sums, monkeypatch):
     gpu = SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
-    placed = _placed(name, precision)
+    placed = placed_layers(name, precision)
     _, place, first, layers = residence.place(placed, keeps_sums)
     classes = placed[-1].layer.channels
     which = (first, layers, place, classes, layers[-1].size // classes, keeps_sums)
@@ -201,8 +209,8 @@ def test_kernel(name, precision, keeps_sums, monkeypatch):
 def _run(forward, net, x):
     """Everything that a forward pass leaves, of an image the elements in a row."""
     beside = Beside(0)
-    forward.pack(net.state.kernels, beside)
-    forward.launch(cuda.to_device(x), net.state.kernels, beside)
+    forward.pack(net.state, beside)
+    forward.launch(cuda.to_device(x), net.state, beside)
     cuda.synchronize()
     arrays = [forward.lengths, *forward.sums, *forward.outputs]
     return [array.copy_to_host() for array in arrays if array is not None]
@@ -233,11 +241,11 @@ def test_one_kernel_is_clean(name, dtype, rng):
 
 
 def _check(name, precision, N, rng):
-    net = _network(name, precision)
+    net = network(name, precision)
     x = rng.uniform(0, 1, (N, *net.input_shape)).astype(np.float32)
     resident = _resident(net.layers, N, net.dtype, True)
     found = _run(resident, net, x)
-    wanted = _run(ForwardPass(_network(name, "ieee").layers, N, net.dtype), net, x)
+    wanted = _run(ForwardPass(network(name, "ieee").layers, N, net.dtype), net, x)
     for have, want in zip(found, wanted, strict=True):
         assert np.abs(want).max() > 0
         assert_close(have, want.astype(np.float64), 1 << 12, precision)
@@ -250,7 +258,7 @@ def _check(name, precision, N, rng):
 
 @pytest.mark.tiers("gpu")
 def test_a_network_takes_it_for_few_images_and_explains_it():
-    net = _network("published")
+    net = network("published")
     if resident_pass.why_not(net.layers, _FLOAT32):
         pytest.skip("this GPU has no warpgroup products")
     assert "all layers in one kernel" in net.explain(128)

@@ -10,6 +10,7 @@ TF32 rounds it to; part 1, for three terms, what rounding took away.
 """
 
 from functools import cache
+from math import prod
 
 import numpy as np
 
@@ -20,16 +21,66 @@ from numbacaps.target import at, cuda
 
 @cache
 def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype, follows, run=1):
-    """Kernel that packs float32 or float16; a thread an element.
+    """Kernel that packs float32 or float16; a thread an element. One that ``follows`` another goes on beside it.
 
-    ``n`` and ``steps`` are :class:`numbacaps.fused.implicit_gemm.Columns` and ``KernelSteps``: places are worked
-    out, because who waits for the packing would wait for a table's answer too. One that ``follows`` another
-    packing goes on beside it.
+    The other arguments are those of :func:`finder`.
     """
-    ELEMENTS = CHUNK // dtype.itemsize
-    WORD = 4 // dtype.itemsize  # elements of 4 bytes
-    WORDS = ELEMENTS // WORD
+    sizes = channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype.itemsize, run
+    find = finder(*sizes)
+    SIZE = packed_size(channels, D, prod(taps), n.N, G, BN, CHUNKS, parts, dtype)
     ROUNDED = dtype.itemsize == 4
+    ZERO, dtype_of = np.float32(0), dtype.type
+    FOLLOWS = follows
+
+    @kept_on_disk
+    @cuda.jit
+    def pack_kernel(
+        b,  # in   the kernel
+        packed,  # out
+    ):
+        i = np.uint32(cuda.grid(1))
+        place, part, filled = find(i)
+        if not FOLLOWS:
+            wait_for_last()  # who starts behind this kernel may read what was written before it
+        let_next_start()  # up to where it waits for what is packed here; another packing at once
+        if i < SIZE:
+            value = dtype_of(ZERO)
+            if filled:
+                whole = b[at(place)]
+                if ROUNDED:
+                    value = to_tf32(whole)
+                    if part > 0:
+                        value = to_tf32(whole - value)
+                else:
+                    value = whole
+            packed[at(i)] = value
+        if FOLLOWS:
+            wait_for_last()  # who waits for this kernel waits for those before it too
+
+    return pack_kernel
+
+
+def finder(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, itemsize, run=1):
+    """Device function that says of a packed element where in the kernel it lies, which part of that it is, and
+    whether it is not past all channels or columns.
+
+    Parameters
+    ----------
+    channels, D : int
+        As those of a :class:`numbacaps.fused.implicit_gemm.Product`.
+    taps : tuple of int
+        Rows and columns of the window.
+    n, steps : numbacaps.fused.implicit_gemm.Columns, KernelSteps
+        Places are worked out, because who waits for the packing would wait for a table's answer too.
+    G, kernel_g : int
+        How many g there are, and elements of the kernel from one to the next.
+    BN, CHUNKS, parts, itemsize, run : int
+        Columns of a tile; times 16 bytes of k in a step; 2 in three terms, otherwise 1; bytes of an element; and
+        k's that a thread loads at once.
+    """
+    ELEMENTS = CHUNK // itemsize
+    WORD = 4 // itemsize  # elements of 4 bytes
+    WORDS = ELEMENTS // WORD
     DEPTH = channels * D
     PAIRS = CHUNKS // 2
     STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
@@ -45,17 +96,9 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
         steps.d,
     )
     BY_CAPSULE, BY_ELEMENT = n.kernel
-    SIZE = G * N_TILES * STEPS * TAPS * PARTS * CHUNKS * BN * ELEMENTS
-    ZERO, dtype_of = np.float32(0), dtype.type
-    FOLLOWS = follows
 
-    @kept_on_disk
-    @cuda.jit
-    def pack_kernel(
-        b,  # in   the kernel
-        packed,  # out
-    ):
-        i = np.uint32(cuda.grid(1))
+    @cuda.jit(device=True, inline="always")
+    def find(i):
         element, rest = np.uint32(i % ELEMENTS), np.uint32(i // ELEMENTS)
         n, rest = np.uint32(rest % BN), np.uint32(rest // BN)
         half, rest = np.uint32(rest % 2), np.uint32(rest // 2)
@@ -71,24 +114,9 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
         place += np.uint32(n % CAPSULE) * BY_ELEMENT
         place += np.uint32(e // D) * BY_CHANNEL + np.uint32(e % D) * BY_D
         place += np.uint32(tap // TAP_COLUMNS) * BY_ROW + np.uint32(tap % TAP_COLUMNS) * BY_COLUMN
-        if not FOLLOWS:
-            wait_for_last()  # who starts behind this kernel may read what was written before it
-        let_next_start()  # up to where it waits for what is packed here; another packing at once
-        if i < SIZE:
-            value = dtype_of(ZERO)
-            if n < N and e < DEPTH:
-                whole = b[at(place)]
-                if ROUNDED:
-                    value = to_tf32(whole)
-                    if part > 0:
-                        value = to_tf32(whole - value)
-                else:
-                    value = whole
-            packed[at(i)] = value
-        if FOLLOWS:
-            wait_for_last()  # who waits for this kernel waits for those before it too
+        return place, part, n < N and e < DEPTH
 
-    return pack_kernel
+    return find
 
 
 def packed_size(channels, D, taps, N, G, BN, CHUNKS, parts, dtype):

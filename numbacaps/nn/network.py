@@ -11,8 +11,7 @@ from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import Data, RowBatch
 from numbacaps.nn.layer import Layer, chain
-from numbacaps.nn.passes import BackwardPass
-from numbacaps.nn.resident_pass import forward_pass
+from numbacaps.nn.resident_pass import backward_pass, forward_pass
 from numbacaps.nn.state import PLACES, State
 from numbacaps.nn.streams import Beside, Repeated, Stream
 
@@ -350,8 +349,8 @@ class _Inference:
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
         self.forward = forward_pass(network.layers, N, network.dtype, keeps_sums=False)
-        self._kernels, self._beside, self._packed = network.state.kernels, network._beside, None
-        operands = self._slot.x, self._kernels, self._beside
+        self._state, self._beside, self._packed = network.state, network._beside, None
+        operands = self._slot.x, self._state, self._beside
         self._launch = Repeated(
             lambda: self.forward.launch(*operands), computing, self.forward.capturable
         )
@@ -361,7 +360,7 @@ class _Inference:
         self._slot.fill(x)
         if self._packed != version:
             self._beside.forget()
-            self.forward.pack(self._kernels, self._beside)
+            self.forward.pack(self._state, self._beside)
             self._beside.join()
             self._packed = version
         self._launch()
@@ -377,7 +376,7 @@ class _Training:
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
         self._forward = forward_pass(network.layers, N, network.dtype)
-        self._backward = BackwardPass(self._forward)
+        self._backward = backward_pass(self._forward)
         self._turn = 0
 
     @cached_property
@@ -394,12 +393,8 @@ class _Training:
         return Repeated(work, self._computing, self._forward.capturable)
 
     def _launch_gradients(self, batch):
-        kernels, beside = self._state.kernels, self._beside
-        beside.forget()
-        self._forward.pack(kernels, beside)
-        self._backward.pack(kernels, beside)
-        self._forward.launch(batch.x, kernels, beside)
-        self._backward.launch(batch.x, batch.labels, self._state, beside)
+        self._beside.forget()
+        self._backward.differentiate(batch.x, batch.labels, self._state, self._beside)
 
     def _launch_step(self, batch):
         self._launch_gradients(batch)

@@ -68,29 +68,30 @@ class ForwardPass:
         """The launches can be captured into a CUDA graph."""
         return all(convolution.capturable for convolution in self.convolutions)
 
-    def pack(self, kernels, beside):
+    def pack(self, state, beside):
         """Queue what :meth:`launch` does with the kernels alone, beside the stream; once until they change.
 
         Parameters
         ----------
-        kernels : list of device array (P, C, KH, KW, G, D2, D3)
+        state : numbacaps.nn.state.State
+            Whose kernels are read.
         beside : numbacaps.nn.streams.Beside
         """
-        for convolution, kernel in zip(self.convolutions, kernels):
+        for convolution, kernel in zip(self.convolutions, state.kernels):
             if convolution.packs_forward:
                 beside.run(partial(convolution.pack_forward, kernel))
 
-    def launch(self, x, kernels, beside):
-        """Queue the pass, behind what was packed beside it.
+    def launch(self, x, state, beside):
+        """Queue the pass, behind what was packed.
 
         Parameters
         ----------
         x : device array (N, C, H, W, *T1)
-        kernels : list of device array (P, C, KH, KW, G, D2, D3)
-        beside : numbacaps.nn.streams.Beside
+        state, beside
+            As :meth:`pack` takes them.
         """
         stream = beside.stream
-        parts = zip(self.layers, self.convolutions, kernels, self.sums, self.outputs)
+        parts = zip(self.layers, self.convolutions, state.kernels, self.sums, self.outputs)
         for layer, convolution, kernel, total, output in parts:
             if convolution.packs_forward:
                 beside.join()
@@ -134,11 +135,25 @@ class BackwardPass:
         self._d_sums = [cuda.device_array(shape, dtype) for shape in shapes]
         self._d_lengths = cuda.device_array(forward.lengths.shape, dtype)
 
-    def pack(self, kernels, beside):
-        """Queue what :meth:`launch` does with the kernels alone, as :meth:`ForwardPass.pack`."""
-        for convolution, kernel in zip(self.forward.convolutions[1:], kernels[1:]):
+    def differentiate(self, x, labels, state, beside):
+        """Queue both passes of a batch, and the packing of the kernels.
+
+        Parameters
+        ----------
+        x, labels, state, beside
+            As :meth:`launch` takes them.
+        """
+        beside.mark()
+        self.forward.pack(state, beside)
+        self.forward.launch(x, state, beside)
+        self.pack(state, beside)
+        self.launch(x, labels, state, beside)
+
+    def pack(self, state, beside):
+        """Queue what :meth:`launch` does with the kernels alone, beside what is queued since the mark."""
+        for convolution, kernel in zip(self.forward.convolutions[1:], state.kernels[1:]):
             if convolution.packs_backward:
-                beside.run(partial(convolution.pack_backward, kernel))
+                beside.run_marked(partial(convolution.pack_backward, kernel))
 
     def launch(self, x, labels, state, beside):
         """Queue the loss and the pass, behind what was packed beside it.

@@ -9,10 +9,10 @@ from numbacaps.fused.epilogue import Epilogue, fit
 from numbacaps.fused.warpgroup_tiles import BM, LANES, SHARED_LIMIT, WARPGROUP, Window
 from numbacaps.launch import ceil_div
 
-_FLOAT = 4  # bytes
-_LINE = 128  # bytes, to which everything in shared memory is aligned
-_BARRIERS = 256  # bytes
-_MOST_SLOTS = _BARRIERS // 16 - 1  # of the ring, two barriers each; there is one more
+FLOAT = 4  # bytes
+LINE = 128  # bytes, to which everything in shared memory is aligned
+BARRIERS = 256  # bytes
+MOST_SLOTS = BARRIERS // 16 - 1  # of the ring, two barriers each; there is one more
 _FEWEST_SLOTS = 2
 _DEPTH = 16  # k's of a chunk, of one tap
 _AT_ONCE = {1: 72, 3: 48}  # k's whose fragments a thread can hold, by terms
@@ -21,7 +21,7 @@ _MOST_WEIGHTS = 96  # of the first layer, that a thread keeps
 _GROUPS = (4, 8, 16, 32)  # elements that are squashed together
 _REGISTERS = 65536  # of a multiprocessor
 COPYING_REGISTERS = 24
-_WARPGROUPS = 2  # that multiply
+WARPGROUPS = 2  # that multiply
 _TERMS = {"tf32": 1, "tf32x3": 3}
 
 
@@ -45,8 +45,8 @@ class FirstLayer:
     run : int
         Elements that a thread loads or stores at once.
     slope : float
-    out : int
-        Where the result lies in shared memory, in elements.
+    x, kernel, out : int
+        Where the image, the kernel and the result lie in shared memory, in elements.
     """
 
     image: int
@@ -64,6 +64,8 @@ class FirstLayer:
     steps: tuple
     run: int
     slope: float
+    x: int
+    kernel: int
     out: int
 
 
@@ -150,14 +152,12 @@ class ResidentLayer:
 
 @dataclass(frozen=True)
 class Residence:
-    """Where things lie in shared memory; in elements unless bytes are said.
+    """The ring of packed kernels, and the threads that read it.
 
     Attributes
     ----------
     warpgroups : int
         That multiply; one more copies.
-    x, kernel : int
-        The image, and the first layer's kernel.
     ring, ring_at, pitch : int
         Chunks at a time; where the first one lies, and from one to the next, in bytes.
     more, gap : int
@@ -167,8 +167,6 @@ class Residence:
     """
 
     warpgroups: int
-    x: int
-    kernel: int
     ring: int
     ring_at: int
     pitch: int
@@ -269,7 +267,7 @@ def place(placed, keeps_sums):
     keeps_sums : bool
     """
     terms = _TERMS[placed[1].layer.precision]
-    warpgroups = _WARPGROUPS
+    warpgroups = WARPGROUPS
     sizes = [one.geometry.P * one.geometry.L * one.geometry.E3 for one in placed]
     g = placed[0].geometry
     image = g.C * g.H * g.W * g.E1
@@ -280,29 +278,27 @@ def place(placed, keeps_sums):
     room = [sizes[0]] + [size * parts for size, parts in zip(sizes[1:], shares)]
     first_room, second_room = max(room[0::2]), max(room[1::2])
     weights = g.P * g.Q * g.D2 * g.D3
-    lines = [_lines(size * _FLOAT) for size in (image, weights, first_room, second_room)]
-    image_at, kernel_at, first_at, second_at = (_BARRIERS + sum(lines[:i]) for i in range(4))
+    lines = [_lines(size * FLOAT) for size in (image, weights, first_room, second_room)]
+    image_at, kernel_at, first_at, second_at = (BARRIERS + sum(lines[:i]) for i in range(4))
     ring_at = second_at + lines[3]
-    places = [(first_at, second_at)[number % 2] // _FLOAT for number in range(len(placed))]
+    places = [(first_at, second_at)[number % 2] // FLOAT for number in range(len(placed))]
     pitch = _lines(max(_chunk_bytes(product, terms) for product in products))
-    ring = min(_MOST_SLOTS, (SHARED_LIMIT - _LINE - ring_at) // pitch)
+    ring = min(MOST_SLOTS, (SHARED_LIMIT - LINE - ring_at) // pitch)
     if ring < _FEWEST_SLOTS:
         return f"outputs of {first_room} and {second_room} elements are too much", None, None, None
     # Once the largest of the second place's outputs was read, what is behind later ones is free.
     largest = max(range(1, last + 1, 2), key=room.__getitem__)
-    later = _lines(max([0, *room[largest + 2 :: 2]]) * _FLOAT)
+    later = _lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
     more = (lines[3] - later) // pitch if largest + 2 <= last else 0
-    more = min(more, _MOST_SLOTS - ring)
+    more = min(more, MOST_SLOTS - ring)
     residence = Residence(
         warpgroups,
-        image_at // _FLOAT,
-        kernel_at // _FLOAT,
         ring,
         ring_at,
         pitch,
         more,
         second_at + later - ring_at - ring * pitch,
-        _LINE + ring_at + ring * pitch,
+        LINE + ring_at + ring * pitch,
     )
     layers, packed_at = [], 0
     for number, (one, product) in enumerate(zip(placed[1:], products), 1):
@@ -324,13 +320,14 @@ def place(placed, keeps_sums):
                 last=number == last,
             )
         )
-        packed_at += layers[-1].chunks * layers[-1].chunk_bytes // _FLOAT
-    return None, residence, _first(placed[0], sizes[0], image, places[0]), tuple(layers)
+        packed_at += layers[-1].chunks * layers[-1].chunk_bytes // FLOAT
+    at = image_at // FLOAT, kernel_at // FLOAT, places[0]
+    return None, residence, _first(placed[0], sizes[0], image, at), tuple(layers)
 
 
 def _lines(size):
     """Bytes, to whole lines."""
-    return ceil_div(size, _LINE) * _LINE
+    return ceil_div(size, LINE) * LINE
 
 
 def _shares(product, warpgroups):
@@ -351,7 +348,7 @@ def _chunks(product):
 def _chunk_bytes(product, terms):
     """Of a row of taps of some channels."""
     depth = _chunks(product)[0] * product.D
-    return len(product.tap_columns) * depth * _columns(product) * _FLOAT * (2 if terms > 1 else 1)
+    return len(product.tap_columns) * depth * _columns(product) * FLOAT * (2 if terms > 1 else 1)
 
 
 def _batch(product, terms, shares, slots):
@@ -361,7 +358,7 @@ def _batch(product, terms, shares, slots):
     return max(some for some in range(1, max(1, most) + 1) if count % some == 0)
 
 
-def _first(one, size, image, out):
+def _first(one, size, image, at):
     g = one.geometry
     product = implicit_gemm.forward(g)
     p, (down, across) = product.pixels, Window.of(product).step
@@ -369,7 +366,7 @@ def _first(one, size, image, out):
     steps += (down * p.unit[0], across * p.unit[1], _first_slot(product))
     group, run = int(one.layer.squash), 4
     sizes = (g.P, product.N, g.C, g.KH, g.KW, g.D2, g.Q * g.D2, g.L, g.OW)
-    return FirstLayer(image, size, group, *sizes, steps, run, float(one.layer.slope), out)
+    return FirstLayer(image, size, group, *sizes, steps, run, float(one.layer.slope), *at)
 
 
 def _first_slot(product):

@@ -49,6 +49,7 @@ from numbacaps.fused.ptx import (
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.nn.residence import COPYING_REGISTERS
+from numbacaps.nn.ring import in_turn, ring_of
 from numbacaps.target import at, cuda
 
 _ZERO = np.float32(0)
@@ -73,11 +74,11 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
     WARPS, THREADS, IMAGE = place.warpgroups * 4, place.warpgroups * 128, first.image
     SLOTS, EMPTY, GATE = place.slots, 8 * place.slots, 16 * place.slots
     REGISTERS, COPYING = place.registers, COPYING_REGISTERS
-    X, KERNEL, WEIGHTS = place.x, place.kernel, first.K * first.N
+    X, KERNEL, WEIGHTS = first.x, first.kernel, first.K * first.N
     LENGTHS, CLASSES, OF_CAPSULE = layers[-1].out, classes, E
     compute_first = _make_first(first, place, keeps_sums)
-    compute = _in_turn([_make_layer(layer, place, keeps_sums) for layer in layers])
-    copy = _in_turn([_make_copy(layer, place) for layer in layers])
+    compute = in_turn([_make_layer(layer, place, keeps_sums) for layer in layers])
+    copy = in_turn([_make_copy(layer, place) for layer in layers])
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(place.threads, 1))
@@ -147,54 +148,13 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
     return resident_forward_kernel
 
 
-def _in_turn(functions):
-    """A device function that calls some, one after the other, and hands the ring's place on."""
-    first, *others = functions
-    if not others:
-        return first
-    rest = _in_turn(others)
-
-    @cuda.jit(device=True, forceinline=True)
-    def in_turn(where, turn, phases):
-        turn, phases = first(where, turn, phases)
-        return rest(where, turn, phases)
-
-    return in_turn
-
-
-def _make_ring(place, slots):
-    """Device functions for the ring's first so many slots: where one lies, its phase, and what comes after some.
-
-    A place in the ring is a slot's number, and a bit for every slot: the phase that its barriers are in.
-    """
-    RING, RING_AT, PITCH, GAP, SLOTS = place.ring, place.ring_at, place.pitch, place.gap, slots
-    ALL = (1 << slots) - 1
-
-    @cuda.jit(device=True, forceinline=True)
-    def lies_at(turn):
-        return RING_AT + turn * PITCH + (GAP if turn >= RING else 0)
-
-    @cuda.jit(device=True, forceinline=True)
-    def phase_of(turn, phases):
-        return short(phases >> (turn & 31) & 1)
-
-    @cuda.jit(device=True, forceinline=True)
-    def after(turn, phases, count):
-        bits = np.uint32(np.uint32((np.uint32(1) << (count & 15)) - 1) << (turn & 15))
-        bits = np.uint32(bits | bits >> SLOTS) & ALL
-        turn = short(turn + count)
-        return short(turn - SLOTS if turn >= SLOTS else turn), short(phases ^ bits)
-
-    return lies_at, phase_of, after
-
-
 def _make_copy(layer, place):
     """Device function that fetches a layer's kernel, a row of taps after the other, once a round of tiles."""
     ROUNDS, CHUNKS, BYTES = layer.rounds, layer.chunks, layer.chunk_bytes
     OFFSET, ELEMENTS = layer.packed_at, layer.chunk_bytes // 4
     SLOTS, EMPTY, GATE = layer.slots, 8 * place.slots, 16 * place.slots
     RING = place.ring
-    lies_at, phase_of, after = _make_ring(place, layer.slots)
+    lies_at, phase_of, after = ring_of(place, layer.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def copy(where, turn, phases):
@@ -225,7 +185,7 @@ def _make_first(layer, place, keeps_sums):
     D3, PIXELS, COLUMNS = layer.N // layer.P, layer.pixels, layer.columns
     ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
     C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
-    X, KERNEL, OUT, THREADS = place.x, place.kernel, layer.out, place.warpgroups * 128
+    X, KERNEL, OUT, THREADS = layer.x, layer.kernel, layer.out, place.warpgroups * 128
     KEEPS, SLOPE = keeps_sums, np.float32(layer.slope)
     REGULARISER, RUN = np.float32(EPSILON), layer.run
     RUNS, OWN = layer.group // layer.run, layer.K * layer.group
@@ -359,7 +319,7 @@ def _make_layer(layer, place, keeps_sums):
     finish = _make_finish(layer, place, keeps_sums)
     SLOTS, EMPTY, GATE, LEAVES = layer.slots, 8 * place.slots, 16 * place.slots, layer.leaves
     N_FULL, NEARER = N == BN, TF32_NEARER
-    lies_at, phase_of, after = _make_ring(place, layer.slots)
+    lies_at, phase_of, after = ring_of(place, layer.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def slot_of(row):

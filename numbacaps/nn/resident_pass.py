@@ -1,4 +1,4 @@
-"""The forward pass by one kernel, for a network that fits in a multiprocessor."""
+"""Either pass by one kernel, for a network that fits in a multiprocessor."""
 
 from functools import partial
 from math import prod
@@ -7,10 +7,15 @@ import numpy as np
 
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.intrinsics import Compiled
-from numbacaps.fused.pack import make_pack
-from numbacaps.launch import launch, launch_tiles
-from numbacaps.nn import residence
-from numbacaps.nn.passes import ForwardPass
+from numbacaps.fused.pack import finder
+from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits
+from numbacaps.launch import ceil_div, launch, launch_tiles
+from numbacaps.nn import backward_residence, residence
+from numbacaps.nn.margin_loss import margin_loss
+from numbacaps.nn.pack_network import make_pack_network
+from numbacaps.nn.pack_taps import taps_finder
+from numbacaps.nn.passes import BackwardPass, ForwardPass
+from numbacaps.nn.state import starts_of
 from numbacaps.pipelines.fused import has_warpgroups, multiprocessors
 from numbacaps.target import SIMULATED, cuda
 
@@ -21,6 +26,12 @@ def forward_pass(layers, N, dtype, keeps_sums=True):
     """The forward pass of a batch size that should take the least time; arguments are :class:`ForwardPass`'s."""
     kind = ForwardPass if why_not(layers, dtype) or _are_many(N) else ResidentPass
     return kind(layers, N, dtype, keeps_sums)
+
+
+def backward_pass(forward):
+    """The backward pass that should take the least time behind a forward pass."""
+    resident = isinstance(forward, ResidentPass) and not backward_residence.why_not(forward.placed)
+    return ResidentBackwardPass(forward) if resident else BackwardPass(forward)
 
 
 def _are_many(N):
@@ -45,6 +56,14 @@ class ResidentPass(ForwardPass):
     layers, N, dtype, keeps_sums
         As those of :class:`numbacaps.nn.passes.ForwardPass`. Where the sums are not kept, of the outputs only
         the last one is written.
+
+    Attributes
+    ----------
+    placed : sequence of PlacedLayer
+    images : int
+    all_sums, all_outputs : device array
+        ``sums`` and ``outputs``, one behind the other.
+    packed : PackedKernels
     """
 
     def __init__(self, layers, N, dtype, keeps_sums=True):
@@ -53,50 +72,31 @@ class ResidentPass(ForwardPass):
         super().__init__(layers, N, dtype, keeps_sums)
         _, place, first, others = residence.place(layers, keeps_sums)
         last = layers[-1]
-        self._place, self._images, self._others = place, N, others
-        self._products = [implicit_gemm.forward(placed.geometry) for placed in layers[1:]]
-        end = others[-1]
-        self._packed = cuda.device_array(
-            end.packed_at + end.chunks * end.chunk_bytes // dtype.itemsize, dtype
-        )
+        self.placed, self.images = layers, N
+        self._place, self._others = place, others
+        backward = keeps_sums and not backward_residence.why_not(layers)
+        self.packed = PackedKernels(layers, others, backward)
         classes = last.layer.channels
-        which = (first, others, place, classes, end.size // classes, keeps_sums)
+        which = first, others, place, classes, others[-1].size // classes, keeps_sums
         kernel = make_resident_forward(*which)
         self._kernel = Compiled(kernel, [dtype] * 6, 1, place.bytes, early=True)
-        self._packs = [self._packing(product, one) for product, one in zip(self._products, others)]
 
     def _allocate(self, shapes, dtype, keeps_sums):
         written = shapes if keeps_sums else shapes[-1:]
-        self._all_sums, sums = _one_behind_the_other(written, dtype)
-        self._all_outputs, outputs = _one_behind_the_other(written, dtype)
+        self.all_sums, sums = _one_behind_the_other(written, dtype)
+        self.all_outputs, outputs = _one_behind_the_other(written, dtype)
         absent = [None] * (len(shapes) - len(written))
         self.sums = sums if keeps_sums else [None] * len(shapes)
         self.outputs = absent + outputs
 
-    @staticmethod
-    def _packing(product, one):
-        """The kernel that packs a layer's."""
-        parts = 2 if one.terms > 1 else 1
-        depth = product.channels, product.D, one.taps, product.n, product.kernel_steps
-        chunks, dtype = one.groups * 2, np.dtype(np.float32)
-        kernel = make_pack(
-            *depth, 1, product.pixels.steps[1], one.BN, chunks, parts, dtype, False, one.run
-        )
-        return Compiled(kernel, (dtype, dtype), 0, early=True)
+    def pack(self, state, beside):
+        self.packed.pack(state, beside.stream)
 
-    def pack(self, kernels, beside):
-        for pack, one, kernel in zip(self._packs, self._others, kernels[1:]):
-            size = one.chunks * one.chunk_bytes // 4
-            room = self._packed[one.packed_at : one.packed_at + size]
-            beside.run(partial(launch, pack, size, 1, (kernel, room)))
-
-    def launch(self, x, kernels, beside):
-        beside.join()
-        sums = self._all_sums
-        arrays = (x, kernels[0], self._packed, sums, self._all_outputs, self.lengths)
-        grid = min(self._images, multiprocessors())
-        how = grid, self._place.threads
-        launch_tiles(self._kernel, *how, (*arrays, self._images), beside.stream, self._place.bytes)
+    def launch(self, x, state, beside):
+        packed, place = self.packed.forward, self._place
+        arrays = x, state.kernels[0], packed, self.all_sums, self.all_outputs, self.lengths
+        how = min(self.images, multiprocessors()), place.threads
+        launch_tiles(self._kernel, *how, (*arrays, self.images), beside.stream, place.bytes)
 
     def explain(self):
         tiles = ", ".join(f"{one.tiles} of {one.BN} columns" for one in self._others)
@@ -105,6 +105,131 @@ class ResidentPass(ForwardPass):
             f"warpgroups, tiles of 64 rows ({tiles}), {self._others[0].terms} terms, "
             f"{self._place.ring} rows of taps ahead"
         )
+
+
+class ResidentBackwardPass(BackwardPass):
+    """The same of a network whose backward pass can stay in a multiprocessor.
+
+    Gradients of kernels that are sums over images of large parts have kernels of their own, behind it.
+
+    Parameters
+    ----------
+    forward : ResidentPass
+        Whose results it reads; one that keeps its sums.
+    """
+
+    def __init__(self, forward):
+        from numbacaps.nn.resident_backward import make_resident_backward
+
+        self.forward, dtype = forward, forward.lengths.dtype
+        place = backward_residence.place(forward.placed)
+        self._place, images, floats = place, forward.images, [dtype] * 6
+        kernel = make_resident_backward(place, forward.layers[-1].channels)
+        types = (dtype, np.int64, *floats)
+        self._kernel = Compiled(kernel, types, 1, place.ring.bytes, early=True)
+        apart = [None if one.d_sums_at is None else (images, one.size) for one in place.outputs]
+        self._all_d_sums, written = _one_behind_the_other([one for one in apart if one], dtype)
+        written = iter(written)
+        self._d_sums = [next(written) if shape else None for shape in apart]
+        apart = [k for k, array in enumerate(self._d_sums) if array is not None]
+        self._apart = sorted(apart, key=lambda k: -forward.outputs[k - 1].size)
+        self._parts, begin = [], 0
+        computed = [place.first, *(one.weights for one in place.layers)]
+        for which, shares in zip(computed, [1, *[place.ring.warpgroups] * len(place.layers)]):
+            count = images * shares
+            self._parts.append(which and _Parts(count, which.size, images * which.partial_at, dtype))
+            begin += count * which.size if which else 0
+        self._partial = cuda.device_array(begin, dtype)
+
+    def pack(self, state, beside):
+        """Nothing: the forward pass packs for both."""
+
+    def launch(self, x, labels, state, beside):
+        forward, stream = self.forward, beside.stream
+        results = state.step, state.losses, state.hits
+        beside.run(lambda other: margin_loss(forward.lengths, labels, *results, other))
+        arrays = x, labels, forward.lengths, forward.all_sums, forward.all_outputs
+        arrays += forward.packed.backward, self._all_d_sums, self._partial
+        how = min(forward.images, multiprocessors()), self._place.ring.threads
+        bytes = self._place.ring.bytes
+        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, bytes)
+        beside.mark()
+        operands = [x, *forward.outputs]
+        for k in self._apart:
+            reduce = forward.convolutions[k].backward_kernel
+            work = partial(reduce, operands[k], self._d_sums[k], state.d_kernels[k])
+            if k == self._apart[0]:
+                work(stream)  # which takes longest, and starts early
+            else:
+                beside.run_marked(work)
+        for parts, d_kernel in zip(self._parts, state.d_kernels):
+            if parts is not None:
+                beside.run_marked(partial(parts.add, self._partial, d_kernel))
+        beside.join()
+
+
+class PackedKernels:
+    """What the passes by one kernel read of all layers' kernels but the first, packed by one launch.
+
+    Parameters
+    ----------
+    placed : sequence of PlacedLayer
+    layers : sequence of numbacaps.nn.residence.ResidentLayer
+    backward : bool
+        The backward pass reads them too.
+
+    Attributes
+    ----------
+    forward, backward : device array
+        What each pass reads.
+    """
+
+    def __init__(self, placed, layers, backward):
+        begins, dtype = starts_of(placed)[1:], np.dtype(np.float32)
+        found = [
+            (finder, _forward_form(one, of), one.chunks * one.chunk_bytes // 4, begin)
+            for one, of, begin in zip(layers, placed[1:], begins)
+        ]
+        size = sum(elements for _, _, elements, _ in found)
+        others = backward_residence.place(placed).layers if backward else ()
+        found += [
+            (taps_finder, _backward_form(one), one.packed, begin)
+            for one, begin in zip(others, begins)
+        ]
+        self._all = cuda.device_array(sum(elements for _, _, elements, _ in found), dtype)
+        self.forward, self.backward = self._all[:size], self._all[size:]
+        kernel = make_pack_network(tuple(found))
+        self._kernel = Compiled(kernel, (dtype, dtype), 0, early=True)
+
+    def pack(self, state, stream):
+        """Queue it."""
+        launch(self._kernel, self._all.size, 1, (state.weights, self._all), stream)
+
+
+def _forward_form(one, placed):
+    """What the forward pass's kernel of a layer is to :func:`numbacaps.fused.pack.finder`."""
+    product = implicit_gemm.forward(placed.geometry)
+    depth = product.channels, product.D, one.taps, product.n, product.kernel_steps
+    return *depth, 1, 0, one.BN, one.groups * 2, 2 if one.terms > 1 else 1, 4, one.run
+
+
+def _backward_form(one):
+    """The same of the backward pass's to :func:`numbacaps.nn.pack_taps.taps_finder`."""
+    shape = one.K, one.layer.D3, one.N, one.D, one.taps
+    return *shape, one.together, one.steps, one.run, one.wide, 2 if one.layer.terms > 1 else 1
+
+
+class _Parts:
+    """What images add to a kernel's gradient, ``count`` times ``size`` elements from ``begin`` on."""
+
+    def __init__(self, count, size, begin, dtype):
+        self._place, self._grid = slice(begin, begin + count * size), ceil_div(size, ADDED)
+        self._kernel = Compiled(make_add_splits(count, size, dtype), (dtype, dtype), 0, early=True)
+
+    def add(self, partial, d_kernel, stream):
+        """Queue their sum."""
+        arguments = partial[self._place], d_kernel
+        launch_tiles(self._kernel, self._grid, ADD_THREADS, arguments, stream)
 
 
 def _one_behind_the_other(shapes, dtype):

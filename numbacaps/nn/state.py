@@ -1,5 +1,7 @@
 """What a network keeps on the device: weights, gradients, moments, the step, the losses."""
 
+from itertools import accumulate
+
 import numpy as np
 
 from numbacaps.nn.adam import adam_step
@@ -8,6 +10,12 @@ from numbacaps.target import cuda
 
 PLACES = 4096  # steps whose losses the device keeps for the host to read
 _ALIGNED = 64  # elements; every layer's weights begin at a multiple, so that wide loads fit
+
+
+def starts_of(layers):
+    """Where each layer's weights begin among all, and where the last ones end."""
+    sizes = (int(np.prod(layer.geometry.kernel_shape)) for layer in layers)
+    return list(accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0))
 
 
 class State:
@@ -36,11 +44,7 @@ class State:
     """
 
     def __init__(self, layers, dtype, seed):
-        self._layers, starts, count = layers, [], 0
-        for layer in layers:
-            starts.append(count)
-            size = int(np.prod(layer.geometry.kernel_shape))
-            count += -(-size // _ALIGNED) * _ALIGNED
+        self._layers, (*starts, count) = layers, starts_of(layers)
         zeros = np.zeros(count, dtype)
         self.weights, self.gradients = cuda.to_device(zeros), cuda.to_device(zeros)
         self.first, self.second = cuda.to_device(zeros), cuda.to_device(zeros)

@@ -92,18 +92,34 @@ class Beside:
         self._others = []
         if not SIMULATED:
             self._others = [Stream() for _ in range(count)]
-            self._branch, *self._ends = [cuda.event(timing=False) for _ in range(1 + count)]
+            events = [cuda.event(timing=False) for _ in range(2 + count)]
+            self._branch, self._mark, *self._ends = events
+
+    def mark(self):
+        """Remember what is queued on the stream by now."""
+        if self._others:
+            self._mark.record(self.stream)
 
     def run(self, work):
         """Queue ``work(stream)`` behind what is queued on the stream by now."""
-        if not self._others:
+        if self._others:
+            self._branch.record(self.stream)
+            self._run(work, self._branch)
+        else:
             work(self.stream)
-            return
+
+    def run_marked(self, work):
+        """Queue ``work(stream)`` behind what was queued on the stream at the last :meth:`mark`."""
+        if self._others:
+            self._run(work, self._mark)
+        else:
+            work(self.stream)
+
+    def _run(self, work, branch):
         turn, self._turn = self._turn, (self._turn + 1) % len(self._others)
         self._busy.add(turn)
         other = self._others[turn].numba
-        self._branch.record(self.stream)
-        self._branch.wait(other)
+        branch.wait(other)
         work(other)
 
     def forget(self):

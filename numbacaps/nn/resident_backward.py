@@ -1,0 +1,579 @@
+"""The backward pass as one kernel, from the loss to what reaches every layer's sums.
+
+What changed from :mod:`numbacaps.nn.resident`, which a block again takes an image through: here a layer's input
+is what is made, and its windows overlap. Read as a sum over the taps that reach a pixel, that is one product for
+each residue of the stride, and taps reach over the edge. Read the other way round, every tap is a product of its own,
+
+    d_input[pixel * stride + tap, d1, (c, d2)] += sum over (p, d3) of d_sums[pixel, d1, (p, d3)] * kernel[tap]
+
+whose first operand is the same of all taps: a thread loads its part once, and keeps it in registers. The sums are
+added up in shared memory, tap after tap; all threads meet between two taps, so the order is fixed. While one tap is
+added, the tensor cores work on the next.
+
+What reaches an output becomes in place what reaches the sums before its activation. A kernel's gradient is a
+sum over the images too, so a block leaves its image's part, for another kernel to add, of those kernels
+that are small: the first layer's, and that of a layer whose capsules of 4 x 8 are, transposed, the tensor cores'
+core matrices. :mod:`numbacaps.nn.backward_residence` says what fits, and where it lies.
+"""
+
+from functools import cache
+from math import gcd
+
+import numpy as np
+
+from numbacaps.activation import EPSILON, leaky, squash_gradient, squash_slopes
+from numbacaps.fused.intrinsics import TF32_NEARER, descriptor_strides, short, shuffle
+from numbacaps.fused.ptx import (
+    bulk_copy,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    cut_tf32,
+    fence_proxy_async,
+    fewer_registers,
+    let_next_start,
+    load_run,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    meet,
+    more_registers,
+    shared_address,
+    store_quad,
+    store_run,
+    to_tf32,
+    wait_for_last,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_fragment,
+    wgmma_wait,
+)
+from numbacaps.kernel_cache import kept_on_disk
+from numbacaps.nn.margin_loss import MARGIN_ABSENT, MARGIN_PRESENT, WEIGHT_ABSENT
+from numbacaps.nn.residence import COPYING_REGISTERS
+from numbacaps.nn.ring import in_turn, ring_of
+from numbacaps.target import at, cuda
+
+_ZERO = np.float32(0)
+_OWN = 8  # elements of a squash group that a thread has, at most
+_AHEAD = 4  # times as many sums are loaded at once
+
+
+@cache
+def make_resident_backward(place, classes):
+    """Kernel for a network's backward pass.
+
+    Parameters
+    ----------
+    place : numbacaps.nn.backward_residence.BackwardResidence
+    classes : int
+        Capsules of the last layer.
+    """
+    ring, first = place.ring, place.first
+    WARPS, SLOTS, EMPTY = ring.warpgroups * 4, ring.slots, 8 * ring.slots
+    REGISTERS, COPYING = ring.registers, COPYING_REGISTERS
+    X, IMAGE, THREADS = first.x, first.layer.image, ring.warpgroups * 128
+    begin_with = _make_loss(place.outputs[-1], ring, classes)
+    compute = [_make_activation(place.outputs[-1], ring)]
+    for layer, output in zip(reversed(place.layers), reversed(place.outputs[:-1])):
+        compute += [_make_weights(layer, ring)] if layer.weights else []
+        compute += [_make_input(layer, ring), _make_activation(output, ring)]
+    compute = in_turn([*compute, _make_first_weights(first, ring)])
+    copy = in_turn([_make_copy(layer, ring) for layer in reversed(place.layers)])
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(ring.threads, 1))
+    def resident_backward_kernel(
+        x,  # in   (N, C, H, W, E1)
+        labels,  # in   (N,), int64
+        lengths,  # in   (N, classes)
+        sums,  # in   every layer's, one behind the other
+        outputs,  # in   the same behind the activation
+        packed,  # in   all kernels but the first, one behind the other as the layers say
+        d_sums,  # out  what reaches the sums of layers whose kernel's gradient is not computed here
+        partial,  # out  parts of the kernels' gradients that are, one kernel behind the other
+        images,
+    ):
+        shared = cuda.shared.array(0, np.float32)
+        begin = shared_address(shared)
+        start = (begin + 127) // 128 * 128
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        warp, lane = short(thread >> 5 & 31), short(thread & 31)
+        if thread < SLOTS:
+            mbarrier_init(shared, start + 8 * thread, 1)
+            mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
+            fence_proxy_async()  # the copy engine may see the barriers
+        let_next_start()
+        cuda.syncthreads()
+        wait_for_last()  # the forward pass is done, and the kernels are packed
+        turn = short(0)
+        if warp >= WARPS:
+            fewer_registers(COPYING)
+            if warp == WARPS and lane == 0:
+                phases = short(-1)  # what nobody has filled yet counts as empty
+                for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
+                    turn, phases = copy((shared, start, packed), turn, phases)
+        else:
+            more_registers(REGISTERS)
+            phases = short(0)
+            floats = short((start - begin) // 4)
+            for image in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
+                read = sums, outputs, lengths, labels
+                which = image, images, thread
+                where = shared, start, floats, read, d_sums, partial, which
+                begin_with(where)
+                for i in range(4 * thread, IMAGE, 4 * THREADS):
+                    cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
+                cp_async_commit()
+                turn, phases = compute(where, turn, phases)
+
+    return resident_backward_kernel
+
+
+def _make_copy(one, ring):
+    """Device function that fetches a layer's kernel, chunk after chunk, once a round of tiles."""
+    ROUNDS, CHUNKS, BYTES = one.rounds, one.chunks, one.chunk_bytes
+    OFFSET, ELEMENTS, EMPTY = one.packed_at, one.chunk_bytes // 4, 8 * ring.slots
+    lies_at, phase_of, after = ring_of(ring, ring.slots)
+
+    @cuda.jit(device=True, forceinline=True)
+    def copy(where, turn, phases):
+        shared, start, packed = where
+        for _ in range(short(ROUNDS)):
+            source = OFFSET
+            for _ in range(short(CHUNKS)):
+                full = start + turn * 8
+                mbarrier_wait(shared, full + EMPTY, phase_of(turn, phases))
+                mbarrier_expect(shared, full, BYTES)
+                bulk_copy(shared, start + lies_at(turn), packed, source, BYTES, full)
+                source += ELEMENTS
+                turn, phases = after(turn, phases, 1)
+        return turn, phases
+
+    return copy
+
+
+def _make_loss(output, ring, classes):
+    """Device function for what reaches the class capsules."""
+    SIZE, AT, THREADS, CLASSES = output.size, output.at, ring.warpgroups * 128, classes
+    OF_CAPSULE, OUTPUT = output.size // classes, output.sums_at
+    PRESENT, ABSENT, WEIGHT = map(np.float32, (MARGIN_PRESENT, MARGIN_ABSENT, WEIGHT_ABSENT))
+    TWO = np.float32(2)
+
+    @cuda.jit(device=True, forceinline=True)
+    def begin_with(where):
+        shared, _, floats, read, _, _, which = where
+        _, outputs, lengths, labels = read
+        image, images, thread = which
+        label = labels[at(image)]
+        for e in range(thread, SIZE, THREADS):
+            capsule = np.uint32(np.uint32(e) // OF_CAPSULE)
+            length = lengths[at(image * CLASSES + capsule)]
+            element = outputs[at(OUTPUT * images + image * SIZE + e)]
+            gap, slope = length - ABSENT, TWO * WEIGHT
+            if capsule == label:
+                gap, slope = PRESENT - length, -TWO
+            d_length = _ZERO if gap < _ZERO else slope * gap / np.float32(images)
+            gradient = _ZERO
+            if length != _ZERO:  # NaN stays NaN
+                gradient = d_length * (element / length)
+            shared[at(floats + AT + e)] = gradient
+        meet(THREADS)
+
+    return begin_with
+
+
+def _make_activation(output, ring):
+    """Device function that takes the gradient from a layer's output to its sums; lanes share a group."""
+    WIDTH = gcd(output.group, _OWN)
+    RUNS, PARTS, THREADS = WIDTH // 4, output.size // WIDTH, ring.warpgroups * 128
+    BITS = (output.group // WIDTH).bit_length() - 1
+    SIZE, AT, SUMS = output.size, output.at, output.sums_at
+    WRITES, TO = output.d_sums_at is not None, output.d_sums_at or 0
+    SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
+    TURNS = -(-PARTS // THREADS)
+    AHEAD = -(-TURNS // -(-TURNS // _AHEAD))
+    ROUNDS, HELD = -(-TURNS // AHEAD), AHEAD * WIDTH
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(to, sums, begin, first):
+        """A thread's sums of some turns."""
+        run = cuda.local.array(4, np.float32)
+        for turn in range(AHEAD):
+            e = min(first + turn * THREADS, PARTS - 1) * WIDTH
+            for r in range(RUNS):
+                load_run(4, run, sums, begin + e + r * 4)
+                for j in range(4):
+                    to[turn * WIDTH + r * 4 + j] = run[j]
+
+    @cuda.jit(device=True, forceinline=True)
+    def differentiate(where, turn, phases):
+        shared, _, floats, read, d_sums, _, which = where
+        sums, _, _, _ = read
+        image, images, thread = which
+        ahead = cuda.local.array(HELD, np.float32)
+        before = cuda.local.array(HELD, np.float32)
+        gradient = cuda.local.array(WIDTH, np.float32)
+        run = cuda.local.array(4, np.float32)
+        lane = short(thread & 31)
+        begin = SUMS * images + image * SIZE
+        load(ahead, sums, begin, thread)
+        for around in range(short(ROUNDS)):
+            for i in range(HELD):
+                before[i] = ahead[i]
+            first = short(thread + around * (AHEAD * THREADS))
+            if around < ROUNDS - 1:
+                load(ahead, sums, begin, first + AHEAD * THREADS)
+            for one in range(AHEAD):
+                part = short(first + one * THREADS)
+                e = short(min(part, PARTS - 1) * WIDTH)
+                square, dot = _ZERO, _ZERO
+                for r in range(RUNS):
+                    load_run(4, run, shared, floats + AT + e + r * 4)
+                    for j in range(4):
+                        gradient[r * 4 + j] = run[j]
+                for j in range(WIDTH):
+                    value = leaky(before[one * WIDTH + j], SLOPE)
+                    square += value * value
+                    dot += value * gradient[j]
+                for bit in range(BITS):
+                    square += shuffle(square, lane ^ 1 << bit)
+                    dot += shuffle(dot, lane ^ 1 << bit)
+                f, h = squash_slopes(square + REGULARISER)
+                along = dot * h
+                if part < PARTS:
+                    for r in range(RUNS):
+                        for j in range(4):
+                            i = r * 4 + j
+                            value = before[one * WIDTH + i]
+                            run[j] = squash_gradient(value, gradient[i], f, along, SLOPE)
+                        store_run(4, shared, floats + AT + e + r * 4, run)
+                        if WRITES:
+                            store_run(4, d_sums, TO * images + image * SIZE + e + r * 4, run)
+        meet(THREADS)
+        return turn, phases
+
+    return differentiate
+
+
+def _make_input(one, ring):
+    """Device function for what reaches a layer's input: products on warpgroups, and their sums in shared memory."""
+    layer = one.layer
+    ROWS, D1, COLUMNS = layer.rows, layer.D1, layer.columns
+    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
+    BY_ROW, BY_COLUMN, BY_D1, FIRST = layer.reads
+    CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
+    K, CAPSULE, BY_CAPSULE, STEPS, RUN = one.K, layer.D3, layer.by_capsule, one.steps, one.run
+    RUNS, FRAGMENTS = 2 * STEPS // RUN, 4 * STEPS
+    SPLIT = layer.terms > 1
+    LOW = FRAGMENTS if SPLIT else 1
+    ALL, BN, WIDE, D = one.columns, one.columns // one.parts, one.wide, one.D
+    B_MATRIX, STEP, PART = descriptor_strides(ALL * 16, 128), 2 * ALL, BN
+    SUMS, TOGETHER, IN_TURN = BN // 2, one.together, one.taps // one.together
+    OF_TAP = one.N // one.parts // 8  # blocks of 8 columns
+    RUN_OUT, PLACES = 2 * WIDE, OF_TAP // WIDE
+    HELD = 2 * PLACES * RUN_OUT
+    TAP_COLUMNS, PARTS, ROUNDS = layer.taps[1], one.parts, one.rounds
+    AT_ONCE = ring.warpgroups // one.parts
+    AT, OUT, SIZE, THREADS = one.at, one.out, one.size, ring.warpgroups * 128
+    EMPTY, NEARER = 8 * ring.slots, TF32_NEARER
+    lies_at, phase_of, after = ring_of(ring, ring.slots)
+
+    @cuda.jit(device=True, forceinline=True)
+    def places_of(row):
+        """Where a row of the image's product lies, and where its first tap is added."""
+        row = np.uint32(row if row < ROWS else 0)
+        pixel, d1 = np.uint32(row // D1), np.uint32(row % D1)
+        down, across = np.uint32(pixel // COLUMNS), np.uint32(pixel % COLUMNS)
+        place = short(down * OUT_ROW + across * OUT_COLUMN + d1 * OUT_D1)
+        return place, short(down * BY_ROW + across * BY_COLUMN + d1 * BY_D1 + FIRST)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(high, low, shared, begin, rows_at, lane):
+        """A thread's part of the first operand: all k's of two rows."""
+        values = cuda.local.array(RUN, np.float32)
+        row_at, below_at = rows_at
+        for i in range(RUNS):
+            k = np.uint32((i * 4 + lane % 4) * RUN)
+            k = np.uint32(k if k < K else 0)  # multiplied by zeros
+            capsule = np.uint32(k // CAPSULE) * BY_CAPSULE + np.uint32(k % CAPSULE)
+            for half in range(2):
+                load_run(RUN, values, shared, begin + capsule + (below_at if half else row_at))
+                for j in range(RUN):
+                    four = i * RUN + j
+                    to = four // 2 * 4 + four % 2 * 2 + half
+                    if SPLIT:
+                        high[to] = cut_tf32(values[j])
+                        low[to] = (values[j] - high[to]) * NEARER
+                    else:
+                        high[to] = values[j] * NEARER
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(acc, shared, to, rows, rows_at, column_at, taps):
+        """Add a thread's sums of some taps, one after the other."""
+        held = cuda.local.array(HELD, np.float32)
+        run = cuda.local.array(RUN_OUT, np.float32)
+        row_at, below_at = rows_at
+        for j in range(TOGETHER):
+            tap = np.uint32(taps * TOGETHER + j)
+            tap_at = to + np.uint32(tap // TAP_COLUMNS) * TAP_ROW
+            tap_at += np.uint32(tap % TAP_COLUMNS) * TAP_COLUMN
+            meet(THREADS)  # what the tap before added is there
+            for half in range(2):
+                for place in range(PLACES):
+                    begin = tap_at + (below_at if half else row_at)
+                    load_run(RUN_OUT, run, shared, begin + column_at[place])
+                    for i in range(RUN_OUT):
+                        held[(half * PLACES + place) * RUN_OUT + i] = run[i]
+            for half in range(2):
+                if half * 8 < rows:
+                    for place in range(PLACES):
+                        for i in range(RUN_OUT):
+                            block = j * OF_TAP + place * WIDE + i // 2
+                            total = acc[block * 4 + half * 2 + i % 2]
+                            run[i] = held[(half * PLACES + place) * RUN_OUT + i] + total
+                        begin = tap_at + (below_at if half else row_at)
+                        store_run(RUN_OUT, shared, begin + column_at[place], run)
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute(where, turn, phases):
+        shared, start, floats, _, _, _, which = where
+        _, images, thread = which
+        turns = short(IN_TURN if images > 0 else 0)  # the compiler would unroll what it can count
+        acc = cuda.local.array(SUMS, np.float32)
+        last = cuda.local.array(SUMS, np.float32)
+        high = cuda.local.array(FRAGMENTS, np.float32)
+        low = cuda.local.array(LOW, np.float32)
+        column_at = cuda.local.array(PLACES, np.int32)
+        warp, lane = short(thread >> 5), short(thread & 31)
+        for i in range(4 * thread, SIZE, 4 * THREADS):
+            store_quad(shared, floats + OUT + i, _ZERO, _ZERO, _ZERO, _ZERO)
+        part = short(np.uint32(warp >> 2) % PARTS)
+        tile = short(np.uint32(warp >> 2) // PARTS)
+        for place in range(PLACES):
+            n = np.uint32(part * (OF_TAP * 8) + (place * 4 + lane % 4) * RUN_OUT)
+            column_at[place] = short(np.uint32(n // D) * CHANNEL + np.uint32(n % D))
+        to = short(floats + OUT)
+        for _ in range(short(ROUNDS)):
+            row = short(tile * 64 + (warp & 3) * 16 + lane // 4)
+            rows = short(ROWS - row)  # this one and those below it
+            from_first, to_first = places_of(row)
+            from_below, to_below = places_of(row + 8)
+            load(high, low, shared, floats + AT, (from_first, from_below), lane)
+            for i in range(SUMS):
+                last[i] = _ZERO
+            for taps in range(turns):
+                b = B_MATRIX + part * PART
+                mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
+                first = b + (start + lies_at(turn)) // 16
+                one, bits = after(turn, phases, 1)
+                if SPLIT:
+                    mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
+                    second = b + (start + lies_at(one)) // 16
+                    wgmma_fence()
+                    for k in range(STEPS):  # the small products first
+                        more = 1 if k > 0 else 0
+                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, first + k * STEP, more)
+                    for k in range(STEPS):
+                        wgmma_fragment(BN, acc, 0, low, k * 4, shared, second + k * STEP, 1)
+                    for k in range(STEPS):
+                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, second + k * STEP, 1)
+                else:
+                    wgmma_fence()
+                    for k in range(STEPS):
+                        more = 1 if k > 0 else 0
+                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, first + k * STEP, more)
+                wgmma_commit()
+                if taps > 0:
+                    add(last, shared, to, rows, (to_first, to_below), column_at, taps - 1)
+                wgmma_wait()
+                for _ in range(2 if SPLIT else 1):
+                    if lane == 0:
+                        mbarrier_arrive(shared, start + EMPTY + turn * 8)
+                    turn, phases = after(turn, phases, 1)
+                for i in range(SUMS):
+                    last[i] = acc[i]
+            add(last, shared, to, rows, (to_first, to_below), column_at, turns - 1)
+            tile = short(tile + AT_ONCE)
+        meet(THREADS)
+        return turn, phases
+
+    return compute
+
+
+def _make_weights(one, ring):
+    """Device function for an image's part of the gradient of a kernel, its input's capsules being core matrices.
+
+    dw[(p, d3), (tap, d2)] = sum over (pixel, d1) of d_sums[(p, d3), (pixel, d1)] * input[(tap, d2), (pixel, d1)]
+    """
+    layer, w = one.layer, one.weights
+    C, (KH, KW), (OH, OW), (H, W) = w.channels, w.taps, w.pixels, w.input
+    (SH, SW), (DH, DW) = w.step, w.apart
+    N, D3, BY_CAPSULE = layer.N, layer.D3, layer.by_capsule
+    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
+    SPLIT = layer.terms > 1
+    TERMS = 3 if SPLIT else 1
+    PAIRS, BATCHES = w.pairs, w.batches
+    BN, OF_ROW = KW * 8, KW * 4
+    SUMS = C * KH * OF_ROW
+    PART_SUMS, FRAGMENTS = SUMS if SPLIT else 1, 4 * PAIRS
+    B_MATRIX = descriptor_strides(SW * 128, DW * 128)
+    SLOTS, ALL_SLOTS = C * H * W, C * H * W + w.padding // 32
+    AT, TRANSPOSED, READ, IMAGE = one.at, w.at, w.read_at, C * H * W * 32
+    TO, SIZE, E2 = w.partial_at, w.size, 8 * layer.D3
+    WARPGROUPS, THREADS, WARPS = ring.warpgroups, ring.warpgroups * 128, ring.warpgroups * 4
+    ITEMS, NEARER, AHEAD = OH * BATCHES, TF32_NEARER, 2 * _AHEAD
+
+    @cuda.jit(device=True, forceinline=True)
+    def transpose(shared, to, outputs, begin, warp, lane, small):
+        """Lay the input's capsules out with d1 along their rows; or what TF32 has not of them."""
+        held = cuda.local.array(AHEAD, np.float32)
+        place = to + lane % 8 * 4 + lane // 8
+        for first in range(warp, ALL_SLOTS, WARPS * AHEAD):
+            for i in range(AHEAD):
+                slot = min(first + i * WARPS, SLOTS - 1)
+                held[i] = outputs[at(begin + slot * 32 + lane)]
+            for i in range(AHEAD):
+                slot = first + i * WARPS
+                if slot < ALL_SLOTS:
+                    value = to_tf32(held[i])
+                    if small:
+                        value = to_tf32(held[i] - value)
+                    shared[at(place + slot * 32)] = value if slot < SLOTS else _ZERO
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(to, shared, begin, rows_at, item):
+        """A thread's part of what reaches the sums: two columns, of pairs of pixels."""
+        row_at, below_at = rows_at
+        item = np.uint32(min(item, ITEMS - 1))
+        oh, ow = np.uint32(item // BATCHES), np.uint32(item % BATCHES * (2 * PAIRS))
+        pixel = begin + oh * OUT_ROW + ow * OUT_COLUMN
+        for pair in range(PAIRS):
+            for second in range(2):
+                inside = ow + (2 * pair + second) < OW
+                place = pixel + (2 * pair + second) * OUT_COLUMN if inside else begin
+                for half in range(2):
+                    element = shared[at(place + (below_at if half else row_at))]
+                    to[pair * 4 + second * 2 + half] = element if inside else _ZERO
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute(where, turn, phases):
+        shared, start, floats, read, _, partial, which = where
+        _, outputs, _, _ = read
+        image, images, thread = which
+        acc = cuda.local.array(SUMS, np.float32)
+        part = cuda.local.array(PART_SUMS, np.float32)
+        fragment = cuda.local.array(FRAGMENTS, np.float32)
+        loaded = cuda.local.array(FRAGMENTS, np.float32)
+        warp, lane = short(thread >> 5), short(thread & 31)
+        warpgroup = short(warp >> 2)
+        n = np.uint32((warp & 3) * 16 + lane // 4)
+        below = np.uint32(n + 8)
+        d1_at = lane % 4 * OUT_D1
+        n_at = d1_at + (np.uint32(n // D3) * BY_CAPSULE + np.uint32(n % D3) if n < N else 0)
+        below_at = d1_at
+        if below < N:
+            below_at += np.uint32(below // D3) * BY_CAPSULE + np.uint32(below % D3)
+        rows_at = short(n_at), short(below_at)
+        for i in range(SUMS):
+            acc[i] = _ZERO
+        for term in range(short(TERMS)):
+            if term < 2:  # in three terms the small products first
+                meet(THREADS)  # what lay there was read
+                begin = READ * images + image * IMAGE
+                small = SPLIT and term == 0
+                transpose(shared, floats + TRANSPOSED, outputs, begin, warp, lane, small)
+                fence_proxy_async()
+                meet(THREADS)
+            load(loaded, shared, floats + AT, rows_at, warpgroup)
+            for item in range(warpgroup, short(ITEMS), WARPGROUPS):
+                for i in range(FRAGMENTS):
+                    if SPLIT:
+                        large = cut_tf32(loaded[i])
+                        fragment[i] = (loaded[i] - large) * NEARER if term == 1 else large
+                    else:
+                        fragment[i] = loaded[i] * NEARER
+                row = np.uint32(np.uint32(item) // BATCHES) * SH * W
+                row += np.uint32(np.uint32(item) % BATCHES) * (2 * PAIRS * SW)
+                b = B_MATRIX + (start + 4 * TRANSPOSED) // 16 + row * 8
+                wgmma_fence()
+                for pair in range(PAIRS):
+                    for c in range(C):
+                        for kh in range(KH):
+                            slot = (c * H + kh * DH) * W + 2 * pair * SW
+                            to = (c * KH + kh) * OF_ROW
+                            if SPLIT:
+                                more = 1 if pair > 0 else 0
+                                b_at = b + slot * 8
+                                wgmma_fragment(BN, part, to, fragment, pair * 4, shared, b_at, more)
+                            else:
+                                b_at = b + slot * 8
+                                wgmma_fragment(BN, acc, to, fragment, pair * 4, shared, b_at, 1)
+                wgmma_commit()
+                load(loaded, shared, floats + AT, rows_at, item + WARPGROUPS)
+                wgmma_wait()
+                if SPLIT:
+                    for i in range(SUMS):
+                        acc[i] += part[i]
+        to = TO * images + (image * WARPGROUPS + warpgroup) * SIZE
+        for half in range(2):
+            row = np.uint32(n + half * 8)
+            if row < N:
+                p = to + np.uint32(row // D3) * (C * KH * KW * E2) + np.uint32(row % D3)
+                for tap in range(C * KH * KW):
+                    for e in range(2):
+                        d2 = lane % 4 * 2 + e
+                        partial[at(p + tap * E2 + d2 * D3)] = acc[tap * 4 + half * 2 + e]
+        meet(THREADS)
+        return turn, phases
+
+    return compute
+
+
+def _make_first_weights(first, ring):
+    """Device function for an image's part of the gradient of the first kernel; threads share the pixels."""
+    layer, THREADS = first.layer, ring.warpgroups * 128
+    N, K, D3, PIXELS, COLUMNS = layer.N, layer.K, layer.N // layer.P, layer.pixels, layer.columns
+    ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
+    C, KH, KW, D2 = layer.C, layer.KH, layer.KW, layer.D2
+    X, AT, SHARES_AT, SHARES = first.x, first.at, first.shares_at, THREADS // layer.N
+    TO, SIZE = first.partial_at, first.size
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute(where, turn, phases):
+        shared, _, floats, _, _, partial, which = where
+        image, images, thread = which
+        total = cuda.local.array(K, np.float32)
+        cp_async_wait(0)
+        meet(THREADS)  # the image is there
+        n, share = np.uint32(np.uint32(thread) % N), np.uint32(np.uint32(thread) // N)
+        n_at = np.uint32(n // D3) * (PIXELS * D3) + np.uint32(n % D3)
+        for k in range(K):
+            total[k] = _ZERO
+        for pixel in range(short(share) if share < SHARES else PIXELS, PIXELS, SHARES):
+            slot = np.uint32(np.uint32(pixel) // COLUMNS) * ROW
+            slot += np.uint32(np.uint32(pixel) % COLUMNS) * COLUMN + FIRST
+            gradient = shared[at(floats + AT + n_at + pixel * D3)]
+            for c in range(C):
+                for kh in range(KH):
+                    for kw in range(KW):
+                        for d2 in range(D2):
+                            tap = slot + c * CHANNEL + kh * TAP_ROW + kw * TAP_COLUMN + d2
+                            k = ((c * KH + kh) * KW + kw) * D2 + d2
+                            total[k] += shared[at(floats + X + tap)] * gradient
+        if share < SHARES:
+            for k in range(K):
+                shared[at(floats + SHARES_AT + (share * K + k) * N + n)] = total[k]
+        meet(THREADS)
+        for i in range(thread, SIZE, THREADS):
+            d3, k = np.uint32(np.uint32(i) % D3), np.uint32(np.uint32(i) // D3)
+            own = np.uint32(k % K) * N + np.uint32(k // K) * D3 + d3
+            whole = _ZERO
+            for other in range(SHARES):
+                whole += shared[at(floats + SHARES_AT + other * (K * N) + own)]
+            partial[at(TO * images + image * SIZE + i)] = whole
+        meet(THREADS)  # the next image's may come
+        return turn, phases
+
+    return compute
