@@ -17,7 +17,7 @@ from numbacaps.fused.intrinsics import inverse_root
 from numbacaps.target import cuda
 
 EPSILON = 1e-7  # keeps the length's gradient finite; the published value
-_ZERO = np.float32(0)  # of a type that widens nothing
+_ZERO, _ONE = np.float32(0), np.float32(1)  # of a type that widens nothing
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ def squash_slopes(square):
     """
     inverse = inverse_root(square)
     length = square * inverse
-    f = -math.expm1(-length) * inverse
-    return f, (math.exp(-length) - f) * (inverse * inverse)
+    less = math.expm1(-length)
+    f = -less * inverse
+    return f, (_ONE + less - f) * (inverse * inverse)
 
 
 @cuda.jit(device=True, inline="always")

@@ -270,7 +270,8 @@ def test_networks_are_the_same_wherever_activations_are(name, rng):
 
 
 def test_a_network_explains_where_its_activations_are():
-    lines = network("matrix").explain(2).splitlines()
+    *lines, why = network("matrix").explain(2).splitlines()
+    assert why.startswith("layer by layer: ")
     assert [line.split(": ")[0] for line in lines] == ["layers[0]", "layers[1]"]
     for line in lines:
         assert "register_tiles" in line and "LeakyReLU and squash in it" in line

@@ -203,7 +203,7 @@ def test_kernel(name, precision, keeps_sums, monkeypatch):
     assert f"bar.sync 1, {place.warpgroups * 128};" in text
     assert "cp.async.bulk.shared::cluster" in text and "cp.async.cg.shared.global" in text
     for instruction in ("launch_dependents", "wait"):
-        assert text.count(f"griddepcontrol.{instruction};") == 1
+        assert text.count(f"griddepcontrol.{instruction};") == (1 if "launch" in instruction else 2)
 
 
 def _run(forward, net, x):
@@ -262,4 +262,7 @@ def test_a_network_takes_it_for_few_images_and_explains_it():
     if resident_pass.why_not(net.layers, _FLOAT32):
         pytest.skip("this GPU has no warpgroup products")
     assert "all layers in one kernel" in net.explain(128)
-    assert net.explain(300).startswith("layers[0]: ")
+    most = 2 * resident_pass.multiprocessors()
+    *lines, why = net.explain(most + 1).splitlines()
+    assert len(lines) == 5 and lines[0].startswith("layers[0]: ")
+    assert why.endswith(f"{most + 1} images are more than {most}, 2 a multiprocessor")

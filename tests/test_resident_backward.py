@@ -12,6 +12,7 @@ from test_resident import NETWORKS, drawn, network, placed_layers
 from numbacaps.fused.warpgroup_tiles import SHARED_LIMIT
 from numbacaps.nn import Layer, backward_residence, residence, resident_pass
 from numbacaps.nn.layer import chain
+from numbacaps.nn.pack_network import make_pack_network
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import State
 from numbacaps.nn.streams import Beside
@@ -45,24 +46,28 @@ def _check_places(placed):
     """Whatever is in use at the same time lies apart, and all of it in the shared memory of a block."""
     place = backward_residence.place(placed)
     ring, first, outputs = place.ring, place.first, place.outputs
-    assert ring.bytes <= SHARED_LIMIT and 16 * ring.slots <= 4 * first.x
+    assert ring.bytes <= SHARED_LIMIT and 16 * ring.slots + 8 <= 4 * first.x
     fixed = [
-        (0, 16 * ring.slots),
+        (0, 16 * ring.slots + 8),
         (4 * first.x, 4 * first.layer.image),
         (ring.ring_at, ring.ring * ring.pitch),
     ]
-    at_once = [
-        [(first.at, outputs[0].size), (first.shares_at, ring.warpgroups * 128 * first.layer.K)]
-    ]
+    more = (ring.ring_at + ring.ring * ring.pitch + ring.gap, ring.more * ring.pitch)
+    shares = first.shares_at, ring.warpgroups * 128 * first.layer.K
+    at_once = [[(first.at, outputs[0].size), shares]]
     for one, made, read in zip(place.layers, outputs, outputs[1:]):
         assert (one.out, one.size, one.at) == (made.at, made.size, read.at)
-        at_once.append([(one.at, read.size), (one.out, one.size)])
+        assert one.copies == made.copies and one.slots in (ring.ring, ring.slots)
+        both = [(one.at, read.size * read.copies), (one.out, one.size * one.copies)]
+        if one.slots > ring.ring:
+            both.append((more[0] / 4, more[1] / 4))
+        at_once.append(both)
         if one.weights:
             transposed = one.size + one.weights.padding
             at_once.append([(one.at, read.size), (one.weights.at, transposed)])
         assert (one.weights is None) == (read.d_sums_at is not None)
         assert one.chunk_bytes <= ring.pitch and one.steps * 8 >= one.K
-        assert one.columns % 8 == 0 and one.N % (8 * one.parts * one.wide) == 0
+        assert one.columns % 8 == 0 and one.N % (8 * one.wide) == 0
         assert one.D % (2 * one.wide) == 0 and one.layer.D3 % one.run == 0
         assert one.taps % one.together == 0 and 2 * one.steps % one.run == 0
     for some in at_once:
@@ -75,9 +80,9 @@ def _check_places(placed):
 @pytest.mark.tiers("simulator", "gpu")
 def test_what_does_not_fit_says_why():
     placed = list(placed_layers("published"))
-    wide = SimpleNamespace(geometry=SimpleNamespace(P=11, D3=8, C=4, D2=16))
+    wide = SimpleNamespace(geometry=SimpleNamespace(P=11, D1=4, D3=8, C=4, D2=16))
     assert "88 elements of a row of outputs" in backward_residence.why_not([placed[0], wide])
-    wide = SimpleNamespace(geometry=SimpleNamespace(P=10, D3=8, C=7, D2=16))
+    wide = SimpleNamespace(geometry=SimpleNamespace(P=10, D1=4, D3=8, C=7, D2=16))
     assert "112 elements of a row of inputs" in backward_residence.why_not([placed[0], wide])
 
 
@@ -98,7 +103,9 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
     packed.pack(state, 0)
     cuda.synchronize()
     all_packed = packed.backward.copy_to_host()
-    for one, layer, array in zip(backward_residence.place(placed).layers, placed[1:], state.kernels[1:]):
+    for one, layer, array in zip(
+        backward_residence.place(placed).layers, placed[1:], state.kernels[1:]
+    ):
         g, parts = layer.geometry, 2 if precision == "tf32x3" else 1
         kernel = array.copy_to_host().reshape(g.P, g.C, g.KH * g.KW, g.D2, g.D3)
         found = all_packed[one.packed_at : one.packed_at + one.packed]
@@ -143,8 +150,7 @@ def test_kernel(name, precision, monkeypatch):
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
     products, wanted = 3 if precision == "tf32x3" else 1, {}
     for one in place.layers:
-        columns = one.columns // one.parts
-        wanted[columns] = wanted.get(columns, 0) + one.steps * products
+        wanted[one.columns] = wanted.get(one.columns, 0) + one.steps * one.at_once * products
         if one.weights:
             w = one.weights
             count = w.pairs * w.channels * w.taps[0]
@@ -157,6 +163,22 @@ def test_kernel(name, precision, monkeypatch):
     assert f"bar.sync 1, {place.ring.warpgroups * 128};" in text
     for instruction in ("launch_dependents", "wait"):
         assert text.count(f"griddepcontrol.{instruction};") == 1
+
+
+@pytest.mark.tiers("ptx")
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_packing(precision, monkeypatch):
+    from numba import float32, types
+
+    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    placed = placed_layers("published", precision)
+    _, _, _, layers = residence.place(placed, True)
+    kernel = make_pack_network(resident_pass.packings(placed, layers, True))
+    array = types.Array(float32, 1, "C")
+    text, _ = cuda.compile_ptx(kernel, (array, array), cc=(9, 0))
+    assert "__local_depot" not in text and not re.search(r"\.f64\b", text)
+    assert "cvt.rna.tf32.f32" in text
+    assert text.index("griddepcontrol.wait;") < text.index("griddepcontrol.launch_dependents;")
 
 
 def _gradients(backward, net, x, labels):

@@ -203,6 +203,9 @@ class Rings:
         sizes.append(laid_out * (2 if terms > 1 else 1))
         span, step = rows_read(product), product.pixels.top[0]
         for ahead, dy, laid_out in (
+            (5, 5, 3),
+            (4, 4, 3),
+            (3, 3, 3),
             (2, 2, 3),
             (2, 2, 2),
             (1, 2, 2),
@@ -326,6 +329,8 @@ def _registers(tile, product, terms):
 
 # For the rough count of time, in cycles.
 _MULTIPROCESSORS = 132  # of the GPU that the tiles are for
+_SHARED = 128  # of these, where products share them; the others are for what is launched besides
+_SHARE = 0.6  # each one's share goes with this power of what it reads: the best of five ways that were measured
 _MOST_TURNS_OF_BLOCKS = 3
 _BYTES = 28  # from the L2 cache to a multiprocessor when all of them read
 _WAVEFRONT = 128  # bytes that shared memory takes or gives
@@ -352,21 +357,55 @@ def choose_tile(product, images, G, terms, pair=1):
     pair : int
         2 of float16.
     """
+    best, why = _choose(product, images, G, terms, pair, _MULTIPROCESSORS, _MOST_TURNS_OF_BLOCKS)
+    return best[1:] if best else (None, None, why)
+
+
+def choose_beside(products, sizes, images, terms):
+    """The same of products that are computed at the same time, each on multiprocessors of its own.
+
+    One after the other they would take longer: however small, each has to begin and to end.
+
+    Parameters
+    ----------
+    products : sequence of numbacaps.fused.implicit_gemm.Product
+        Of forward passes, without g.
+    sizes : sequence of int
+        Elements of an image that each reads.
+    images, terms : int
+
+    Returns
+    -------
+    list of (tile, strips, why), or None
+        None where one of the products has no tile.
+    """
+    weights = [size**_SHARE for size in sizes]
+    shares = [4 * max(1, round(_SHARED / 4 * weight / sum(weights))) for weight in weights]
+    found = [_choose(p, images, 1, terms, 1, share, 1)[0] for p, share in zip(products, shares)]
+    return [one[1:] for one in found] if all(found) else None
+
+
+def _choose(product, images, G, terms, pair, multiprocessors, turns):
+    """((cycles, tile, strips, why), None); or None, and why there is none."""
     best, reason = None, "no images"
     for tile in tiles(product, pair) if images else ():
         why = why_not(tile, product, G, terms)
         if why:
             reason = why
             continue
-        strips, takes = choose_strips(tile, product, images, G, terms)
+        how = tile, product, images, G, terms
+        strips, takes = choose_strips(*how, multiprocessors, turns)
         if best is None or takes < best[0]:
             best = takes, tile, strips, f"{strips.count} strips, about {takes} cycles"
-    return best[1:] if best else (None, None, reason)
+    return best, None if best else reason
 
 
-def choose_strips(tile, product, images, G, terms):
+def choose_strips(
+    tile, product, images, G, terms, multiprocessors=_MULTIPROCESSORS, turns=_MOST_TURNS_OF_BLOCKS
+):
     """(strips, cycles): how the sum is split where blocks of this tile compute it.
 
+    There are at most so many ``turns`` of them on so many multiprocessors.
     Three terms are for who wants float32's accuracy, so there the sums of a split are kept short.
     """
     p = product.pixels
@@ -378,13 +417,13 @@ def choose_strips(tile, product, images, G, terms):
     row = cycles_of_a_row(tile, product, G, terms)
     size = product.K * product.N * G * _FLOAT
     best = None
-    for turns in range(1, 1 + _MOST_TURNS_OF_BLOCKS):
-        wanted = max(1, turns * _MULTIPROCESSORS // blocks)
+    for turns in range(1, 1 + turns):
+        wanted = max(1, turns * multiprocessors // blocks)
         for down in range(1, 1 + p.rows):
             rows = ceil_div(p.rows, down)
             count = groups * across * ceil_div(p.rows, rows)
             strips = Strips(rows, ceil_div(p.rows, rows), across, count, ceil_div(count, wanted))
-            together = ceil_div(blocks * strips.splits, _MULTIPROCESSORS)
+            together = ceil_div(blocks * strips.splits, multiprocessors)
             takes = together * (_AROUND + strips.per_split * (rows * row + _BETWEEN))
             takes += strips.splits * size * 2 // _SPLIT_BYTES
             adds = strips.per_split * rows * adds_of_a_row

@@ -156,71 +156,32 @@ def activate(sums, count, rows, width, blocks, lanes, mask, slope):
     _activate_groups(sums, 3 * quarter, groups, at_once, how)
 
 
-def are_few(count, width, epilogue):
-    """Whether a lane's sums are so few groups that :func:`activate_few` can take them; arguments as there."""
-    return count // (epilogue.blocks * width) <= 4 * min(epilogue.lanes, _AT_ONCE)
-
-
-@cuda.jit(device=True, inline="always")
-def activate_few(sums, count, rows, width, blocks, lanes, mask, slope):
-    """The same, where no quarter takes two turns: all squares first, so that factors do not wait for each other."""
-    how = rows, width, blocks, mask, slope
-    groups = count // (blocks * width)
-    at_once = min(lanes, _AT_ONCE)
-    regulariser = sums.dtype.type(EPSILON)
-    first, second, third = min(groups, at_once), min(groups, 2 * at_once), min(groups, 3 * at_once)
-    one = squash_factor(_squares(sums, 0, first, at_once, how) + regulariser)
-    two = squash_factor(_squares(sums, first, second, at_once, how) + regulariser)
-    three = squash_factor(_squares(sums, second, third, at_once, how) + regulariser)
-    four = squash_factor(_squares(sums, third, groups, at_once, how) + regulariser)
-    _scale(sums, 0, first, at_once, one, how)
-    _scale(sums, first, second, at_once, two, how)
-    _scale(sums, second, third, at_once, three, how)
-    _scale(sums, third, groups, at_once, four, how)
-
-
 @cuda.jit(device=True, inline="always")
 def _activate_groups(sums, begin, end, at_once, how):
     """Some of the groups that a lane has a part of."""
-    regulariser = sums.dtype.type(EPSILON)
-    for some in range(begin, end, at_once):
-        last = min(end, some + at_once)
-        factor = squash_factor(_squares(sums, some, last, at_once, how) + regulariser)
-        _scale(sums, some, last, at_once, factor, how)
-
-
-@cuda.jit(device=True, inline="always")
-def _squares(sums, begin, end, at_once, how):
-    """LeakyReLU of up to ``at_once`` groups in place, and the squared length of the one that is this lane's."""
     rows, width, blocks, mask, slope = how
     lane = cuda.threadIdx.x % 32
-    mine = _ZERO
-    for k in range(end - begin):
-        square = _ZERO
-        for block in range(blocks):
-            first = _first_of(begin + k, block, rows, width, blocks)
-            for i in range(first, first + width):
-                sums[i] = leaky(sums[i], slope)
-                square += sums[i] * sums[i]
-        for bit in range(5):
-            if mask >> bit & 1:
-                square += shuffle(square, lane ^ 1 << bit)
-        if lane % at_once == k:
-            mine = square
-    return mine
-
-
-@cuda.jit(device=True, inline="always")
-def _scale(sums, begin, end, at_once, factor, how):
-    """Multiply the same groups by their factors, of which each lane has its own group's."""
-    rows, width, blocks, _, _ = how
-    lane = cuda.threadIdx.x % 32
-    for k in range(end - begin):
-        its_factor = shuffle(factor, lane - lane % at_once + k)
-        for block in range(blocks):
-            first = _first_of(begin + k, block, rows, width, blocks)
-            for i in range(first, first + width):
-                sums[i] *= its_factor
+    for some in range(begin, end, at_once):
+        mine = _ZERO
+        for k in range(min(at_once, end - some)):
+            square = _ZERO
+            for block in range(blocks):
+                first = _first_of(some + k, block, rows, width, blocks)
+                for i in range(first, first + width):
+                    sums[i] = leaky(sums[i], slope)
+                    square += sums[i] * sums[i]
+            for bit in range(5):
+                if mask >> bit & 1:
+                    square += shuffle(square, lane ^ 1 << bit)
+            if lane % at_once == k:
+                mine = square
+        factor = squash_factor(mine + sums.dtype.type(EPSILON))
+        for k in range(min(at_once, end - some)):
+            its_factor = shuffle(factor, lane - lane % at_once + k)
+            for block in range(blocks):
+                first = _first_of(some + k, block, rows, width, blocks)
+                for i in range(first, first + width):
+                    sums[i] *= its_factor
 
 
 def make_differentiate(count, rows, width, epilogue, dtype):

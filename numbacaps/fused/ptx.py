@@ -73,6 +73,22 @@ more_registers = _with_number("setmaxnreg.inc.sync.aligned.u32 {};")
 fewer_registers = _with_number("setmaxnreg.dec.sync.aligned.u32 {};")
 # So many threads of the block, a multiple of 32, wait for each other; others do not count.
 meet = _with_number("bar.sync 1, {};")
+
+
+@intrinsic
+def meet_at(typing_context, barrier, number):
+    """The same at one of the block's barriers, 2 to 15."""
+    if not isinstance(number, types.IntegerLiteral):
+        return None
+    text = f"bar.sync $0, {number.literal_value};"
+
+    def codegen(context, builder, signature, arguments):
+        _asm(builder, _VOID, [builder.trunc(arguments[0], _I32)], text, "r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, number), codegen
+
+
 # At most so many of this thread's groups of copies are still on their way.
 cp_async_wait = _with_number("cp.async.wait_group {};")
 
@@ -204,6 +220,21 @@ def bulk_copy(typing_context, shared, address, array, index, size, barrier):
 
     arguments = (shared, types.int64, array, types.int64, types.int64, types.int64)
     return types.void(*arguments), codegen
+
+
+@intrinsic
+def prefetch(typing_context, array, index, size):
+    """Let ``size`` bytes from array[index] on come to the L2 cache; both are multiples of 16 bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        array, index, size = arguments
+        place = builder.gep(_data(context, builder, signature.args[0], array), [index])
+        operands = [builder.ptrtoint(place, _I64), builder.trunc(size, _I32)]
+        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+        _asm(builder, _VOID, operands, text, "l,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), codegen
 
 
 _BEFORE_MAPS = 14  # what the driver takes for two arrays

@@ -2,6 +2,10 @@
 
 A kernel's module reads top to bottom: formula and thread mapping; the factories of its forward and
 backward kernel; their launchers. :class:`CapsNet` puts them together.
+
+:mod:`passes` launches layer by layer. Of a network that fits in a multiprocessor each pass is one kernel,
+which :mod:`resident_pass` launches: :mod:`resident` and :mod:`resident_backward`; :mod:`residence` and
+:mod:`backward_residence` say what fits.
 """
 
 from numbacaps.nn.adam import Adam, adam_step

@@ -13,6 +13,8 @@ from numbacaps.nn.residence import BARRIERS, FLOAT, LINE, FirstLayer, Residence,
 
 _MOST_DEPTH = 80  # k's whose fragments a thread holds
 _MOST_COLUMNS = 96  # of a product
+_MOST_HELD = 64  # elements of the first operand, and of sums, that a thread holds
+_WIDE = 32  # columns: the tensor cores take as long for fewer
 _MOST_CHUNK = 24 * 1024  # bytes
 _FEWEST_SLOTS = 2  # both parts of a kernel are multiplied in one go
 _CORE = 4, 8  # D1 and D2 of capsules that are, transposed, the tensor cores' core matrices
@@ -31,8 +33,8 @@ class Output:
     slope : float
     sums_at : int
         Elements of an image before the layer's sums, in global memory.
-    at : int
-        Where the gradient lies in shared memory, in elements.
+    at, copies : int
+        Where the gradient lies in shared memory, in elements; and how many of it, one behind the other, whose sum it is.
     d_sums_at : int or None
         Elements of an image before what reaches the layer's sums, in global memory; None where nobody reads it there.
     """
@@ -42,6 +44,7 @@ class Output:
     slope: float
     sums_at: int
     at: int
+    copies: int
     d_sums_at: int | None
 
 
@@ -92,13 +95,15 @@ class BackwardLayer:
         Elements of a pixel's d1 of the output; so many times 8 of k; k's that a thread loads at once.
     N, D, size : int
         Columns, of all channels; elements of a channel's row; elements of the whole input.
-    together, parts, wide : int
-        Taps multiplied in one go; warpgroups that share a tile's columns; and how many times 8 columns a thread
-        has neighbours of, in one run.
-    chunks, chunk_bytes : int
-        Of the packed kernel: so many taps of a part of it each.
-    rounds : int
-        How often a warpgroup takes a tile.
+    together, wide : int
+        Taps multiplied in one go; and how many times 8 columns a thread has neighbours of, in one run.
+    takes_taps : bool
+        Warpgroups take the taps of all tiles in turn; otherwise each takes tiles of its own.
+    tiles, at_once, rounds, copies : int
+        Tiles of 64 rows; how many a warpgroup takes at once, and how often; and warpgroups that add to an input of
+        their own.
+    chunks, chunk_bytes, slots : int
+        Of the packed kernel: so many taps of a part of it each; and the slots of the ring that they take.
     at, out : int
         Where what reaches the sums, and what reaches the input, lie in shared memory, in elements.
     packed_at : int
@@ -114,11 +119,15 @@ class BackwardLayer:
     D: int
     size: int
     together: int
-    parts: int
     wide: int
+    takes_taps: bool
+    tiles: int
+    at_once: int
+    rounds: int
+    copies: int
     chunks: int
     chunk_bytes: int
-    rounds: int
+    slots: int
     at: int
     out: int
     packed_at: int
@@ -214,12 +223,14 @@ def place(placed):
 def _place(placed):
     """(why not, residence)."""
     _, forward, first, others = residence.place(placed, True)
-    warpgroups, terms = forward.warpgroups, others[0].terms
+    warpgroups = forward.warpgroups
     sizes = [first.size, *(one.size for one in others)]
     inside = [_is_inside(one.geometry) for one in placed[1:]]
     # What reaches a layer's output lies in two places in turn; before it, in the same place, what else is needed.
     room = list(sizes)
-    for number, (one, computed) in enumerate(zip(placed[1:], inside)):
+    shapes = [_shape(one.geometry, layer.terms) for one, layer in zip(placed[1:], others)]
+    for number, (one, shape, computed) in enumerate(zip(placed[1:], shapes, inside)):
+        room[number] *= shape["copies"]
         if computed:
             room[number] = max(room[number], _transposed(one.geometry))
     room[1] = max(room[1], warpgroups * WARPGROUP * first.K)
@@ -227,19 +238,27 @@ def _place(placed):
     lines = [_lines(size * FLOAT) for size in (first.image, *rooms)]
     x_at, *places = (BARRIERS + sum(lines[:i]) for i in range(3))
     ring_at = BARRIERS + sum(lines)
-    places = [places[number % 2] // FLOAT for number in range(len(placed))]
-    shapes = [_shape(one.geometry, forward_one, terms) for one, forward_one in zip(placed[1:], others)]
+    regions, places = places, [places[number % 2] // FLOAT for number in range(len(placed))]
     pitch = _lines(max(shape["chunk_bytes"] for shape in shapes))
     slots = min(residence.MOST_SLOTS, (SHARED_LIMIT - LINE - ring_at) // pitch)
     if slots < _FEWEST_SLOTS:
         return f"gradients of {rooms[0]} and {rooms[1]} elements are too much", None
-    ring = Residence(warpgroups, slots, ring_at, pitch, 0, 0, LINE + ring_at + slots * pitch)
+    # Until the largest is made, what is behind earlier ones in its place is free.
+    largest = max(range(len(room)), key=room.__getitem__)
+    later = _lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
+    more = (lines[1 + largest % 2] - later) // pitch if largest + 2 < len(placed) else 0
+    more = min(more, residence.MOST_SLOTS - slots)
+    gap = regions[largest % 2] + later - ring_at - slots * pitch
+    bytes = LINE + ring_at + slots * pitch
+    ring = Residence(warpgroups, slots, ring_at, pitch, more, gap, bytes)
     weights = FirstWeights(first, x_at // FLOAT, places[0], places[1], 0)
     layers, packed_at, partial_at = [], 0, weights.size
-    outputs, d_sums_at = [_output(first, 0, places[0], None)], 0
+    copies = [*(shape["copies"] for shape in shapes), 1]
+    outputs, d_sums_at = [_output(first, 0, places[0], copies[0], None)], 0
     for number, (one, shape, computed) in enumerate(zip(others, shapes, inside), 1):
         g, found = placed[number].geometry, None
-        outputs.append(_output(one, one.written_at, places[number], None if computed else d_sums_at))
+        read_at = None if computed else d_sums_at
+        outputs.append(_output(one, one.written_at, places[number], copies[number], read_at))
         if computed:
             read_at = sum(sizes[: number - 1])
             found = _weights(g, places[number - 1], read_at, partial_at)
@@ -249,7 +268,7 @@ def _place(placed):
         layers.append(
             BackwardLayer(
                 layer=one,
-                rounds=ceil_div(one.tiles * shape["parts"], warpgroups),
+                slots=slots + (more if number > largest + 1 else 0),
                 at=places[number],
                 out=places[number - 1],
                 packed_at=packed_at,
@@ -266,15 +285,20 @@ def _lines(size):
     return ceil_div(size, LINE) * LINE
 
 
-def _shape(g, layer, terms):
+def _shape(g, terms):
     """How a layer's taps are multiplied."""
     K, N, taps = g.P * g.D3, g.C * g.D2, g.KH * g.KW
     steps = ceil_div(K, 8)
     run = max(count for count in (1, 2, 4) if g.D3 % count == 0 and 2 * steps % count == 0)
     column = steps * 8 * N * FLOAT
-    most = max(1, min(_MOST_COLUMNS // N, _MOST_CHUNK // column))
+    tiles = ceil_div(g.L * g.D1, BM)
+    warpgroups = residence.WARPGROUPS
+    takes_taps = N >= _WIDE
+    held = max(4 * steps, N // 2)
+    at_once = max(1, min(tiles, _MOST_HELD // held)) if takes_taps else 1
+    at_once = max(count for count in range(1, at_once + 1) if tiles % count == 0)
+    most = 1 if takes_taps else max(1, min(_MOST_COLUMNS // N, _MOST_CHUNK // column))
     together = max(count for count in range(1, most + 1) if taps % count == 0)
-    parts = residence.WARPGROUPS if layer.tiles == 1 and N % (8 * residence.WARPGROUPS) == 0 else 1
     return {
         "K": K,
         "steps": steps,
@@ -283,15 +307,19 @@ def _shape(g, layer, terms):
         "D": g.D2,
         "size": g.C * g.H * g.W * g.E1,
         "together": together,
-        "parts": parts if together == 1 else 1,
-        "wide": 2 if N // parts % 16 == 0 else 1,
+        "wide": 2 if N % 16 == 0 else 1,
+        "takes_taps": takes_taps,
+        "tiles": tiles,
+        "at_once": at_once,
+        "rounds": ceil_div(tiles, at_once if takes_taps else warpgroups),
+        "copies": 1 if takes_taps else min(tiles, warpgroups),
         "chunks": taps // together * (2 if terms > 1 else 1),
         "chunk_bytes": together * column,
     }
 
 
-def _output(layer, sums_at, at, d_sums_at):
-    return Output(layer.size, layer.group, layer.slope, sums_at, at, d_sums_at)
+def _output(layer, sums_at, *places):
+    return Output(layer.size, layer.group, layer.slope, sums_at, *places)
 
 
 def _is_inside(g):

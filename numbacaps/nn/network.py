@@ -124,7 +124,7 @@ class CapsNet:
         Returns
         -------
         str
-            A line for each layer, or one where a single kernel computes them all.
+            A line where a single kernel computes all layers; otherwise one for each, and why.
 
         Raises
         ------

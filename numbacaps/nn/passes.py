@@ -29,6 +29,8 @@ class ForwardPass:
     joined : bool
         Where the kernel of an input's gradient can compute that of the activation before it, it does. Of the
         published network's gradients that takes longer at ``tf32``, and less at ``ieee``.
+    why : str
+        Why it is not one kernel that computes all layers; for :meth:`explain`.
 
     Attributes
     ----------
@@ -40,8 +42,8 @@ class ForwardPass:
     lengths : device array (N, classes)
     """
 
-    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False, joined=False):
-        self.layers = [placed.layer for placed in layers]
+    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False, joined=False, why=""):
+        self.layers, self._why = [placed.layer for placed in layers], why
         self.convolutions, before = [], None
         for placed in layers:
             layer, activation, gradient = placed.layer, None, None
@@ -107,9 +109,10 @@ class ForwardPass:
         capsule_length(x, self.lengths, stream)
 
     def explain(self):
-        """A line for each layer: what computes its convolution, and whether its activation is in it."""
+        """A line for each layer: what computes its convolution, and where its activation is; then ``why``."""
         lines = enumerate(convolution.explain() for convolution in self.convolutions)
-        return "\n".join(f"layers[{number}]: {line}" for number, line in lines)
+        lines = [f"layers[{number}]: {line}" for number, line in lines]
+        return "\n".join([*lines, *([f"layer by layer: {self._why}"] if self._why else [])])
 
 
 class BackwardPass:

@@ -19,7 +19,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.activation import EPSILON, leaky, squash_factor
-from numbacaps.fused.epilogue import activate, activate_few, are_few
+from numbacaps.fused.epilogue import activate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     bulk_copy,
@@ -95,7 +95,10 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
         begin = shared_address(shared)
         start = (begin + 127) // 128 * 128
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
-        warp, lane = short(thread >> 5 & 31), short(thread & 31)
+        warp, lane = (
+            shuffle(short(thread >> 5 & 31), 0),
+            short(thread & 31),
+        )  # known to be the same of all lanes
         if thread < SLOTS:
             mbarrier_init(shared, start + 8 * thread, 1)
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
@@ -104,10 +107,10 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
             fence_proxy_async()  # the copy engine may see the barriers
         let_next_start()
         cuda.syncthreads()
-        wait_for_last()  # the batch is there, and the kernels are packed
         turn = short(0)
         if warp >= WARPS:
             fewer_registers(COPYING)
+            wait_for_last()  # the kernels are packed
             if warp == WARPS and lane == 0:
                 phases = short(-1)  # what nobody has filled yet counts as empty
                 opened = short(0)
@@ -124,10 +127,11 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
             for i in range(4 * thread, IMAGE, 4 * THREADS):
                 cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
             cp_async_commit()
+            wait_for_last()  # what packs lets this one start when batch and weights are there
             for image in range(image, short(images), short(cuda.gridDim.x)):
                 cp_async_wait(0)
                 meet(THREADS)
-                where = shared, start, floats, sums, outputs, image, images, thread
+                where = shared, start, floats, sums, outputs, image, images, thread, warp
                 compute_first(where)
                 beyond = image + cuda.gridDim.x
                 if beyond < images:
@@ -192,7 +196,7 @@ def _make_first(layer, place, keeps_sums):
 
     @cuda.jit(device=True, forceinline=True)
     def compute_first(where):
-        shared, _, floats, sums, outputs, image, _, thread = where
+        shared, _, floats, sums, outputs, image, _, thread, _ = where
         total = cuda.local.array(GROUP, np.float32)
         run = cuda.local.array(RUN, np.float32)
         weights = cuda.local.array(OWN, np.float32)
@@ -251,7 +255,7 @@ def _make_finish(layer, place, keeps_sums):
 
     @cuda.jit(device=True, forceinline=True)
     def finish(where):
-        shared, _, floats, sums, outputs, image, images, thread = where
+        shared, _, floats, sums, outputs, image, images, thread, warp = where
         total = cuda.local.array(WIDTH, np.float32)
         run = cuda.local.array(4, np.float32)
         lane = short(thread & 31)
@@ -313,7 +317,6 @@ def _make_layer(layer, place, keeps_sums):
     IN, OUT = layer.at, layer.out
     e = layer.epilogue
     BLOCKS, LANES, MASK, SLOPE = e.blocks, e.lanes, e.mask, np.float32(e.slope)
-    squash = activate_few if are_few(SUMS, 2, e) else activate
     WHOLE, KEEPS, KEEPS_OUTPUT = layer.shares == 1, keeps_sums, keeps_sums or layer.last
     WRITTEN, OUTPUT = layer.written_at, layer.output_at
     finish = _make_finish(layer, place, keeps_sums)
@@ -387,7 +390,7 @@ def _make_layer(layer, place, keeps_sums):
 
     @cuda.jit(device=True, forceinline=True)
     def compute(where, turn, phases):
-        shared, start, floats, sums, outputs, image, images, thread = where
+        shared, start, floats, sums, outputs, image, images, thread, warp = where
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
         high = cuda.local.array(FRAGMENTS, np.float32)
@@ -395,7 +398,7 @@ def _make_layer(layer, place, keeps_sums):
         loaded = cuda.local.array(FRAGMENTS, np.float32)
         run_at = cuda.local.array(RUNS, np.int32)
         chunk_at = cuda.local.array(BATCH, np.int64)
-        warp, lane = short(thread >> 5), short(thread & 31)
+        lane = short(thread & 31)
         warpgroup = short(warp >> 2)
         for i in range(RUNS):
             k = np.uint32((i * 4 + lane % 4) * RUN)
@@ -472,7 +475,7 @@ def _make_layer(layer, place, keeps_sums):
                     far = WRITTEN * images + image * SIZE
                     store(acc, sums, far, row, column)
                 if WHOLE:
-                    squash(acc, SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
+                    activate(acc, SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
                     if KEEPS_OUTPUT:
                         store(acc, outputs, OUTPUT * images + image * SIZE, row, column)
                 store(acc, shared, floats + OUT + share * SIZE, row, column)

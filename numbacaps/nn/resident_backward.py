@@ -7,8 +7,9 @@ each residue of the stride, and taps reach over the edge. Read the other way rou
     d_input[pixel * stride + tap, d1, (c, d2)] += sum over (p, d3) of d_sums[pixel, d1, (p, d3)] * kernel[tap]
 
 whose first operand is the same of all taps: a thread loads its part once, and keeps it in registers. The sums are
-added up in shared memory, tap after tap; all threads meet between two taps, so the order is fixed. While one tap is
-added, the tensor cores work on the next.
+added up in shared memory, tap after tap. Two warpgroups take the taps in turn: while one adds, the tensor cores work
+for the other, and between two taps they meet, so the order is fixed. Where columns are few, several taps are one
+product, and each warpgroup takes tiles of its own and adds to an input of its own.
 
 What reaches an output becomes in place what reaches the sums before its activation. A kernel's gradient is a
 sum over the images too, so a block leaves its image's part, for another kernel to add, of those kernels
@@ -21,7 +22,7 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, leaky, squash_gradient, squash_slopes
+from numbacaps.activation import EPSILON, squash_slopes
 from numbacaps.fused.intrinsics import TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     bulk_copy,
@@ -34,11 +35,14 @@ from numbacaps.fused.ptx import (
     let_next_start,
     load_run,
     mbarrier_arrive,
+    mbarrier_arrive_times,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
     meet,
+    meet_at,
     more_registers,
+    prefetch,
     shared_address,
     store_quad,
     store_run,
@@ -55,9 +59,10 @@ from numbacaps.nn.residence import COPYING_REGISTERS
 from numbacaps.nn.ring import in_turn, ring_of
 from numbacaps.target import at, cuda
 
-_ZERO = np.float32(0)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _OWN = 8  # elements of a squash group that a thread has, at most
-_AHEAD = 4  # times as many sums are loaded at once
+_FEW = 2  # times as many sums are loaded at once, twice that of many; the code of each has to be fetched
+_IN_FLIGHT = 24  # capsules' elements that a thread loads at once
 
 
 @cache
@@ -71,7 +76,7 @@ def make_resident_backward(place, classes):
         Capsules of the last layer.
     """
     ring, first = place.ring, place.first
-    WARPS, SLOTS, EMPTY = ring.warpgroups * 4, ring.slots, 8 * ring.slots
+    WARPS, SLOTS, EMPTY, GATE = ring.warpgroups * 4, ring.slots, 8 * ring.slots, 16 * ring.slots
     REGISTERS, COPYING = ring.registers, COPYING_REGISTERS
     X, IMAGE, THREADS = first.x, first.layer.image, ring.warpgroups * 128
     begin_with = _make_loss(place.outputs[-1], ring, classes)
@@ -80,7 +85,9 @@ def make_resident_backward(place, classes):
         compute += [_make_weights(layer, ring)] if layer.weights else []
         compute += [_make_input(layer, ring), _make_activation(output, ring)]
     compute = in_turn([*compute, _make_first_weights(first, ring)])
-    copy = in_turn([_make_copy(layer, ring) for layer in reversed(place.layers)])
+    ask = [_make_prefetch(output) for output in reversed(place.outputs[:-1])]
+    copy = [_make_copy(layer, ring) for layer in reversed(place.layers)]
+    copy = in_turn([*ask, *copy])
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(ring.threads, 1))
@@ -99,10 +106,15 @@ def make_resident_backward(place, classes):
         begin = shared_address(shared)
         start = (begin + 127) // 128 * 128
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
-        warp, lane = short(thread >> 5 & 31), short(thread & 31)
+        warp, lane = (
+            shuffle(short(thread >> 5 & 31), 0),
+            short(thread & 31),
+        )  # known to be the same of all lanes
         if thread < SLOTS:
             mbarrier_init(shared, start + 8 * thread, 1)
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
+            if thread == 0:
+                mbarrier_init(shared, start + GATE, WARPS)
             fence_proxy_async()  # the copy engine may see the barriers
         let_next_start()
         cuda.syncthreads()
@@ -112,34 +124,56 @@ def make_resident_backward(place, classes):
             fewer_registers(COPYING)
             if warp == WARPS and lane == 0:
                 phases = short(-1)  # what nobody has filled yet counts as empty
-                for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
-                    turn, phases = copy((shared, start, packed), turn, phases)
+                opened = short(1)
+                for image in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
+                    mbarrier_wait(shared, start + GATE, opened)  # the image before is done
+                    turn, phases = copy((shared, start, packed, sums, image, images), turn, phases)
+                    opened = short(opened ^ 1)
         else:
             more_registers(REGISTERS)
             phases = short(0)
             floats = short((start - begin) // 4)
             for image in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
                 read = sums, outputs, lengths, labels
-                which = image, images, thread
+                which = image, images, thread, warp
                 where = shared, start, floats, read, d_sums, partial, which
                 begin_with(where)
                 for i in range(4 * thread, IMAGE, 4 * THREADS):
                     cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
                 cp_async_commit()
                 turn, phases = compute(where, turn, phases)
+                fence_proxy_async()  # the copy engine may write over what was read here
+                cuda.syncwarp()
+                if lane == 0:
+                    mbarrier_arrive(shared, start + GATE)
 
     return resident_backward_kernel
+
+
+def _make_prefetch(output):
+    """Device function that asks for a layer's sums ahead, which may have left the cache."""
+    SIZE, SUMS, BYTES = output.size, output.sums_at, output.size * 4
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask(where, turn, phases):
+        _, _, _, sums, image, images = where
+        prefetch(sums, SUMS * images + image * SIZE, BYTES)
+        return turn, phases
+
+    return ask
 
 
 def _make_copy(one, ring):
     """Device function that fetches a layer's kernel, chunk after chunk, once a round of tiles."""
     ROUNDS, CHUNKS, BYTES = one.rounds, one.chunks, one.chunk_bytes
-    OFFSET, ELEMENTS, EMPTY = one.packed_at, one.chunk_bytes // 4, 8 * ring.slots
-    lies_at, phase_of, after = ring_of(ring, ring.slots)
+    OFFSET, ELEMENTS, EMPTY, SLOTS = one.packed_at, one.chunk_bytes // 4, 8 * ring.slots, one.slots
+    lies_at, phase_of, after = ring_of(ring, one.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def copy(where, turn, phases):
-        shared, start, packed = where
+        shared, start, packed, _, _, _ = where
+        if turn >= SLOTS:
+            turn = short(0)
         for _ in range(short(ROUNDS)):
             source = OFFSET
             for _ in range(short(CHUNKS)):
@@ -165,7 +199,7 @@ def _make_loss(output, ring, classes):
     def begin_with(where):
         shared, _, floats, read, _, _, which = where
         _, outputs, lengths, labels = read
-        image, images, thread = which
+        image, images, thread, warp = which
         label = labels[at(image)]
         for e in range(thread, SIZE, THREADS):
             capsule = np.uint32(np.uint32(e) // OF_CAPSULE)
@@ -190,20 +224,25 @@ def _make_activation(output, ring):
     RUNS, PARTS, THREADS = WIDTH // 4, output.size // WIDTH, ring.warpgroups * 128
     BITS = (output.group // WIDTH).bit_length() - 1
     SIZE, AT, SUMS = output.size, output.at, output.sums_at
-    WRITES, TO = output.d_sums_at is not None, output.d_sums_at or 0
+    WRITES, TO, COPIES = output.d_sums_at is not None, output.d_sums_at or 0, output.copies
     SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
     TURNS = -(-PARTS // THREADS)
-    AHEAD = -(-TURNS // -(-TURNS // _AHEAD))
+    AHEAD = min(TURNS, _FEW if TURNS <= 2 * _FEW else 2 * _FEW)
     ROUNDS, HELD = -(-TURNS // AHEAD), AHEAD * WIDTH
 
     @cuda.jit(device=True, forceinline=True)
-    def load(to, sums, begin, first):
+    def run_of(lane, r):
+        """Where one of a thread's runs lies: half of the lanes begin with the second, so all banks are busy."""
+        return (r ^ lane >> 2 & RUNS - 1) * 4
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(to, sums, begin, first, lane):
         """A thread's sums of some turns."""
         run = cuda.local.array(4, np.float32)
         for turn in range(AHEAD):
             e = min(first + turn * THREADS, PARTS - 1) * WIDTH
             for r in range(RUNS):
-                load_run(4, run, sums, begin + e + r * 4)
+                load_run(4, run, sums, begin + e + run_of(lane, r))
                 for j in range(4):
                     to[turn * WIDTH + r * 4 + j] = run[j]
 
@@ -211,30 +250,38 @@ def _make_activation(output, ring):
     def differentiate(where, turn, phases):
         shared, _, floats, read, d_sums, _, which = where
         sums, _, _, _ = read
-        image, images, thread = which
+        image, images, thread, warp = which
         ahead = cuda.local.array(HELD, np.float32)
         before = cuda.local.array(HELD, np.float32)
         gradient = cuda.local.array(WIDTH, np.float32)
+        scale = cuda.local.array(WIDTH, np.float32)
         run = cuda.local.array(4, np.float32)
         lane = short(thread & 31)
         begin = SUMS * images + image * SIZE
-        load(ahead, sums, begin, thread)
+        load(ahead, sums, begin, thread, lane)
         for around in range(short(ROUNDS)):
             for i in range(HELD):
                 before[i] = ahead[i]
             first = short(thread + around * (AHEAD * THREADS))
             if around < ROUNDS - 1:
-                load(ahead, sums, begin, first + AHEAD * THREADS)
+                load(ahead, sums, begin, first + AHEAD * THREADS, lane)
             for one in range(AHEAD):
                 part = short(first + one * THREADS)
                 e = short(min(part, PARTS - 1) * WIDTH)
                 square, dot = _ZERO, _ZERO
                 for r in range(RUNS):
-                    load_run(4, run, shared, floats + AT + e + r * 4)
+                    load_run(4, run, shared, floats + AT + e + run_of(lane, r))
                     for j in range(4):
                         gradient[r * 4 + j] = run[j]
+                    for other in range(1, COPIES):
+                        at_other = AT + other * SIZE + e
+                        load_run(4, run, shared, floats + at_other + run_of(lane, r))
+                        for j in range(4):
+                            gradient[r * 4 + j] += run[j]
                 for j in range(WIDTH):
-                    value = leaky(before[one * WIDTH + j], SLOPE)
+                    scale[j] = _ONE if before[one * WIDTH + j] > _ZERO else SLOPE
+                    before[one * WIDTH + j] *= scale[j]  # behind LeakyReLU
+                    value = before[one * WIDTH + j]
                     square += value * value
                     dot += value * gradient[j]
                 for bit in range(BITS):
@@ -242,15 +289,17 @@ def _make_activation(output, ring):
                     dot += shuffle(dot, lane ^ 1 << bit)
                 f, h = squash_slopes(square + REGULARISER)
                 along = dot * h
+                for j in range(WIDTH):
+                    d_value = gradient[j] * f + before[one * WIDTH + j] * along
+                    gradient[j] = d_value * scale[j]
                 if part < PARTS:
                     for r in range(RUNS):
                         for j in range(4):
-                            i = r * 4 + j
-                            value = before[one * WIDTH + i]
-                            run[j] = squash_gradient(value, gradient[i], f, along, SLOPE)
-                        store_run(4, shared, floats + AT + e + r * 4, run)
+                            run[j] = gradient[r * 4 + j]
+                        place = e + run_of(lane, r)
+                        store_run(4, shared, floats + AT + place, run)
                         if WRITES:
-                            store_run(4, d_sums, TO * images + image * SIZE + e + r * 4, run)
+                            store_run(4, d_sums, TO * images + image * SIZE + place, run)
         meet(THREADS)
         return turn, phases
 
@@ -265,20 +314,24 @@ def _make_input(one, ring):
     BY_ROW, BY_COLUMN, BY_D1, FIRST = layer.reads
     CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
     K, CAPSULE, BY_CAPSULE, STEPS, RUN = one.K, layer.D3, layer.by_capsule, one.steps, one.run
-    RUNS, FRAGMENTS = 2 * STEPS // RUN, 4 * STEPS
+    RUNS, FRAGMENTS, TURNS = 2 * STEPS // RUN, 4 * STEPS, one.at_once
     SPLIT = layer.terms > 1
-    LOW = FRAGMENTS if SPLIT else 1
-    ALL, BN, WIDE, D = one.columns, one.columns // one.parts, one.wide, one.D
-    B_MATRIX, STEP, PART = descriptor_strides(ALL * 16, 128), 2 * ALL, BN
+    HELD_ROWS, PART = TURNS * FRAGMENTS, FRAGMENTS if SPLIT else 1
+    BN, WIDE, D = one.columns, one.wide, one.D
+    B_MATRIX, STEP = descriptor_strides(BN * 16, 128), 2 * BN
     SUMS, TOGETHER, IN_TURN = BN // 2, one.together, one.taps // one.together
-    OF_TAP = one.N // one.parts // 8  # blocks of 8 columns
+    ALL_SUMS, ROWS_ADDED = TURNS * SUMS, 2 * TURNS
+    ROWS_HELD = 2 if SPLIT else ROWS_ADDED  # as many as registers are left for
+    OF_TAP = one.N // 8  # blocks of 8 columns
     RUN_OUT, PLACES = 2 * WIDE, OF_TAP // WIDE
-    HELD = 2 * PLACES * RUN_OUT
-    TAP_COLUMNS, PARTS, ROUNDS = layer.taps[1], one.parts, one.rounds
-    AT_ONCE = ring.warpgroups // one.parts
+    HELD = ROWS_HELD * PLACES * RUN_OUT
+    TAP_COLUMNS, ROUNDS, COPIES = layer.taps[1], one.rounds, one.copies
+    CHUNKS, WARPGROUPS = 2 if SPLIT else 1, ring.warpgroups
+    CHAINS = 2 if TURNS == 1 and not SPLIT else 1
+    OTHER = SUMS if CHAINS > 1 else 1
     AT, OUT, SIZE, THREADS = one.at, one.out, one.size, ring.warpgroups * 128
-    EMPTY, NEARER = 8 * ring.slots, TF32_NEARER
-    lies_at, phase_of, after = ring_of(ring, ring.slots)
+    EMPTY, SLOTS, NEARER = 8 * ring.slots, one.slots, TF32_NEARER
+    lies_at, phase_of, after = ring_of(ring, one.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def places_of(row):
@@ -290,10 +343,9 @@ def _make_input(one, ring):
         return place, short(down * BY_ROW + across * BY_COLUMN + d1 * BY_D1 + FIRST)
 
     @cuda.jit(device=True, forceinline=True)
-    def load(high, low, shared, begin, rows_at, lane):
-        """A thread's part of the first operand: all k's of two rows."""
+    def load(held, begin_to, shared, begin, row_at, below_at, lane):
+        """A thread's part of a tile's first operand: all k's of two rows."""
         values = cuda.local.array(RUN, np.float32)
-        row_at, below_at = rows_at
         for i in range(RUNS):
             k = np.uint32((i * 4 + lane % 4) * RUN)
             k = np.uint32(k if k < K else 0)  # multiplied by zeros
@@ -302,104 +354,174 @@ def _make_input(one, ring):
                 load_run(RUN, values, shared, begin + capsule + (below_at if half else row_at))
                 for j in range(RUN):
                     four = i * RUN + j
-                    to = four // 2 * 4 + four % 2 * 2 + half
-                    if SPLIT:
-                        high[to] = cut_tf32(values[j])
-                        low[to] = (values[j] - high[to]) * NEARER
-                    else:
-                        high[to] = values[j] * NEARER
+                    to = begin_to + four // 2 * 4 + four % 2 * 2 + half
+                    held[to] = values[j] if SPLIT else values[j] * NEARER
 
     @cuda.jit(device=True, forceinline=True)
-    def add(acc, shared, to, rows, rows_at, column_at, taps):
-        """Add a thread's sums of some taps, one after the other."""
+    def load_tiles(held, added_at, shared, begin, row, lane):
+        """The same of all tiles at once, and where their rows' first taps are added."""
+        for t in range(TURNS):
+            row_at, added_at[2 * t] = places_of(row + 64 * t)
+            below_at, added_at[2 * t + 1] = places_of(row + 64 * t + 8)
+            load(held, t * FRAGMENTS, shared, begin, row_at, below_at, lane)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(acc, held, shared, start, turn, phases):
+        """The products of all tiles with some taps, whose chunks are next in the ring."""
+        high = cuda.local.array(PART, np.float32)
+        low = cuda.local.array(PART, np.float32)
+        other = cuda.local.array(OTHER, np.float32)
+        mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
+        one, bits = after(turn, phases, 1)
+        if SPLIT:
+            mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
+        b_low = B_MATRIX + (start + lies_at(turn)) // 16
+        b_high = B_MATRIX + (start + lies_at(one if SPLIT else turn)) // 16
+        wgmma_fence()
+        for t in range(TURNS if SPLIT else 0):
+            to, of = t * SUMS, t * FRAGMENTS
+            if SPLIT:  # the small products first
+                for i in range(FRAGMENTS):
+                    high[i] = cut_tf32(held[of + i])
+                    low[i] = (held[of + i] - high[i]) * NEARER
+                wgmma_fence()
+                for k in range(STEPS):
+                    more = 1 if k > 0 else 0
+                    wgmma_fragment(BN, acc, to, high, k * 4, shared, b_low + k * STEP, more)
+                for k in range(STEPS):
+                    wgmma_fragment(BN, acc, to, low, k * 4, shared, b_high + k * STEP, 1)
+                for k in range(STEPS):
+                    wgmma_fragment(BN, acc, to, high, k * 4, shared, b_high + k * STEP, 1)
+                wgmma_commit()
+                wgmma_wait()
+        if not SPLIT:  # sums that do not wait for each other in turn
+            for k in range(STEPS):
+                b, more = b_high + k * STEP, 1 if k >= CHAINS else 0
+                for t in range(TURNS):
+                    of = t * FRAGMENTS + k * 4
+                    if k % CHAINS == 0:
+                        wgmma_fragment(BN, acc, t * SUMS, held, of, shared, b, more)
+                    else:
+                        wgmma_fragment(BN, other, 0, held, of, shared, b, more)
+            wgmma_commit()
+            wgmma_wait()
+            for i in range(SUMS if CHAINS > 1 else 0):
+                acc[i] += other[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(acc, shared, to, row, added_at, column_at, taps, barrier):
+        """Add a thread's sums of some taps, one after the other; others of its warpgroup add theirs."""
         held = cuda.local.array(HELD, np.float32)
         run = cuda.local.array(RUN_OUT, np.float32)
-        row_at, below_at = rows_at
         for j in range(TOGETHER):
             tap = np.uint32(taps * TOGETHER + j)
             tap_at = to + np.uint32(tap // TAP_COLUMNS) * TAP_ROW
             tap_at += np.uint32(tap % TAP_COLUMNS) * TAP_COLUMN
-            meet(THREADS)  # what the tap before added is there
-            for half in range(2):
-                for place in range(PLACES):
-                    begin = tap_at + (below_at if half else row_at)
-                    load_run(RUN_OUT, run, shared, begin + column_at[place])
-                    for i in range(RUN_OUT):
-                        held[(half * PLACES + place) * RUN_OUT + i] = run[i]
-            for half in range(2):
-                if half * 8 < rows:
+            if TOGETHER > 1:
+                meet_at(barrier, 128)  # what was added of the tap before is there
+            for some in range(0, ROWS_ADDED, ROWS_HELD):
+                for one in range(ROWS_HELD):  # before the first store, which they would wait for
+                    begin = tap_at + added_at[some + one]
+                    for place in range(PLACES):
+                        load_run(RUN_OUT, run, shared, begin + column_at[place])
+                        for i in range(RUN_OUT):
+                            held[(one * PLACES + place) * RUN_OUT + i] = run[i]
+                for one in range(ROWS_HELD):
+                    below = (some + one) // 2 * 64 + one % 2 * 8
+                    begin = tap_at + added_at[some + one]
                     for place in range(PLACES):
                         for i in range(RUN_OUT):
                             block = j * OF_TAP + place * WIDE + i // 2
-                            total = acc[block * 4 + half * 2 + i % 2]
-                            run[i] = held[(half * PLACES + place) * RUN_OUT + i] + total
-                        begin = tap_at + (below_at if half else row_at)
-                        store_run(RUN_OUT, shared, begin + column_at[place], run)
+                            which = (some + one) // 2 * SUMS + block * 4 + one % 2 * 2 + i % 2
+                            held[(one * PLACES + place) * RUN_OUT + i] += acc[which]
+                    if row + below < ROWS:
+                        for place in range(PLACES):
+                            for i in range(RUN_OUT):
+                                run[i] = held[(one * PLACES + place) * RUN_OUT + i]
+                            store_run(RUN_OUT, shared, begin + column_at[place], run)
 
     @cuda.jit(device=True, forceinline=True)
-    def compute(where, turn, phases):
-        shared, start, floats, _, _, _, which = where
-        _, images, thread = which
-        turns = short(IN_TURN if images > 0 else 0)  # the compiler would unroll what it can count
-        acc = cuda.local.array(SUMS, np.float32)
-        last = cuda.local.array(SUMS, np.float32)
-        high = cuda.local.array(FRAGMENTS, np.float32)
-        low = cuda.local.array(LOW, np.float32)
-        column_at = cuda.local.array(PLACES, np.int32)
-        warp, lane = short(thread >> 5), short(thread & 31)
-        for i in range(4 * thread, SIZE, 4 * THREADS):
+    def prepare(column_at, shared, floats, thread, lane):
+        """Fill the input with zeros, and find out where a thread's columns are added."""
+        for i in range(4 * thread, SIZE * COPIES, 4 * THREADS):
             store_quad(shared, floats + OUT + i, _ZERO, _ZERO, _ZERO, _ZERO)
-        part = short(np.uint32(warp >> 2) % PARTS)
-        tile = short(np.uint32(warp >> 2) // PARTS)
         for place in range(PLACES):
-            n = np.uint32(part * (OF_TAP * 8) + (place * 4 + lane % 4) * RUN_OUT)
+            n = np.uint32((place * 4 + lane % 4) * RUN_OUT)
             column_at[place] = short(np.uint32(n // D) * CHANNEL + np.uint32(n % D))
-        to = short(floats + OUT)
+        meet(THREADS)
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute_taps(where, turn, phases):
+        """Warpgroups take taps in turn: in a step one multiplies, the other adds what it multiplied before."""
+        shared, start, floats, _, _, _, which = where
+        _, images, thread, warp = which
+        steps = short(
+            IN_TURN + 1 if images > 0 else 0
+        )  # the compiler would unroll what it can count
+        acc = cuda.local.array(ALL_SUMS, np.float32)
+        held = cuda.local.array(HELD_ROWS, np.float32)
+        column_at = cuda.local.array(PLACES, np.int32)
+        added_at = cuda.local.array(ROWS_ADDED, np.int32)
+        lane = short(thread & 31)
+        if turn >= SLOTS:
+            turn = short(0)
+        prepare(column_at, shared, floats, thread, lane)
+        to, last = short(floats + OUT), short(IN_TURN)
+        for around in range(short(ROUNDS)):
+            row = short(around * (TURNS * 64) + (warp & 3) * 16 + lane // 4)
+            load_tiles(held, added_at, shared, floats + AT, row, lane)
+            for i in range(ALL_SUMS):
+                acc[i] = _ZERO
+            for step in range(steps):
+                if (step ^ warp >> 2) & 1 == 0:
+                    if step < last:
+                        multiply(acc, held, shared, start, turn, phases)
+                        for _ in range(CHUNKS):
+                            if lane == 0:
+                                to_empty = start + EMPTY + turn * 8
+                                mbarrier_arrive_times(shared, to_empty, WARPGROUPS)
+                            turn, phases = after(turn, phases, 1)
+                else:
+                    if step > 0:
+                        add(acc, shared, to, row, added_at, column_at, step - 1, 0)
+                    if step < last:
+                        turn, phases = after(turn, phases, CHUNKS)
+                meet(THREADS)
+        return turn, phases
+
+    @cuda.jit(device=True, forceinline=True)
+    def compute_tiles(where, turn, phases):
+        """A warpgroup takes tiles of its own."""
+        shared, start, floats, _, _, _, which = where
+        _, images, thread, warp = which
+        turns = short(IN_TURN if images > 0 else 0)
+        acc = cuda.local.array(ALL_SUMS, np.float32)
+        held = cuda.local.array(HELD_ROWS, np.float32)
+        column_at = cuda.local.array(PLACES, np.int32)
+        added_at = cuda.local.array(ROWS_ADDED, np.int32)
+        lane = short(thread & 31)
+        if turn >= SLOTS:
+            turn = short(0)
+        prepare(column_at, shared, floats, thread, lane)
+        tile = short(warp >> 2)
+        to = short(floats + OUT + (tile * SIZE if COPIES > 1 else 0))
         for _ in range(short(ROUNDS)):
             row = short(tile * 64 + (warp & 3) * 16 + lane // 4)
-            rows = short(ROWS - row)  # this one and those below it
-            from_first, to_first = places_of(row)
-            from_below, to_below = places_of(row + 8)
-            load(high, low, shared, floats + AT, (from_first, from_below), lane)
-            for i in range(SUMS):
-                last[i] = _ZERO
+            load_tiles(held, added_at, shared, floats + AT, row, lane)
             for taps in range(turns):
-                b = B_MATRIX + part * PART
-                mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
-                first = b + (start + lies_at(turn)) // 16
-                one, bits = after(turn, phases, 1)
-                if SPLIT:
-                    mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
-                    second = b + (start + lies_at(one)) // 16
-                    wgmma_fence()
-                    for k in range(STEPS):  # the small products first
-                        more = 1 if k > 0 else 0
-                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, first + k * STEP, more)
-                    for k in range(STEPS):
-                        wgmma_fragment(BN, acc, 0, low, k * 4, shared, second + k * STEP, 1)
-                    for k in range(STEPS):
-                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, second + k * STEP, 1)
-                else:
-                    wgmma_fence()
-                    for k in range(STEPS):
-                        more = 1 if k > 0 else 0
-                        wgmma_fragment(BN, acc, 0, high, k * 4, shared, first + k * STEP, more)
-                wgmma_commit()
-                if taps > 0:
-                    add(last, shared, to, rows, (to_first, to_below), column_at, taps - 1)
-                wgmma_wait()
-                for _ in range(2 if SPLIT else 1):
+                multiply(acc, held, shared, start, turn, phases)
+                for _ in range(CHUNKS):
                     if lane == 0:
                         mbarrier_arrive(shared, start + EMPTY + turn * 8)
                     turn, phases = after(turn, phases, 1)
-                for i in range(SUMS):
-                    last[i] = acc[i]
-            add(last, shared, to, rows, (to_first, to_below), column_at, turns - 1)
-            tile = short(tile + AT_ONCE)
+                if TOGETHER == 1:
+                    meet_at(2 + (warp >> 2), 128)
+                add(acc, shared, to, row, added_at, column_at, taps, 2 + (warp >> 2))
+            tile = short(tile + WARPGROUPS)
         meet(THREADS)
         return turn, phases
 
-    return compute
+    return compute_taps if one.takes_taps else compute_tiles
 
 
 def _make_weights(one, ring):
@@ -423,7 +545,7 @@ def _make_weights(one, ring):
     AT, TRANSPOSED, READ, IMAGE = one.at, w.at, w.read_at, C * H * W * 32
     TO, SIZE, E2 = w.partial_at, w.size, 8 * layer.D3
     WARPGROUPS, THREADS, WARPS = ring.warpgroups, ring.warpgroups * 128, ring.warpgroups * 4
-    ITEMS, NEARER, AHEAD = OH * BATCHES, TF32_NEARER, 2 * _AHEAD
+    ITEMS, NEARER, AHEAD = OH * BATCHES, TF32_NEARER, min(_IN_FLIGHT, -(-ALL_SLOTS // WARPS))
 
     @cuda.jit(device=True, forceinline=True)
     def transpose(shared, to, outputs, begin, warp, lane, small):
@@ -461,12 +583,12 @@ def _make_weights(one, ring):
     def compute(where, turn, phases):
         shared, start, floats, read, _, partial, which = where
         _, outputs, _, _ = read
-        image, images, thread = which
+        image, images, thread, warp = which
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
         fragment = cuda.local.array(FRAGMENTS, np.float32)
         loaded = cuda.local.array(FRAGMENTS, np.float32)
-        warp, lane = short(thread >> 5), short(thread & 31)
+        lane = short(thread & 31)
         warpgroup = short(warp >> 2)
         n = np.uint32((warp & 3) * 16 + lane // 4)
         below = np.uint32(n + 8)
@@ -543,7 +665,7 @@ def _make_first_weights(first, ring):
     @cuda.jit(device=True, forceinline=True)
     def compute(where, turn, phases):
         shared, _, floats, _, _, partial, which = where
-        image, images, thread = which
+        image, images, thread, warp = which
         total = cuda.local.array(K, np.float32)
         cp_async_wait(0)
         meet(THREADS)  # the image is there

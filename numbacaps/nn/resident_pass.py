@@ -1,5 +1,6 @@
 """Either pass by one kernel, for a network that fits in a multiprocessor."""
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -16,7 +17,7 @@ from numbacaps.nn.pack_network import make_pack_network
 from numbacaps.nn.pack_taps import taps_finder
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.state import starts_of
-from numbacaps.pipelines.fused import has_warpgroups, multiprocessors
+from numbacaps.pipelines.fused import has_warpgroups, multiprocessors, reduce_beside
 from numbacaps.target import SIMULATED, cuda
 
 _MOST_ROUNDS = 2  # images of a multiprocessor: with one it is the faster way, with eight it is not
@@ -24,8 +25,10 @@ _MOST_ROUNDS = 2  # images of a multiprocessor: with one it is the faster way, w
 
 def forward_pass(layers, N, dtype, keeps_sums=True):
     """The forward pass of a batch size that should take the least time; arguments are :class:`ForwardPass`'s."""
-    kind = ForwardPass if why_not(layers, dtype) or _are_many(N) else ResidentPass
-    return kind(layers, N, dtype, keeps_sums)
+    why = why_not(layers, dtype) or _why_slow(N)
+    if why:
+        return ForwardPass(layers, N, dtype, keeps_sums, why=why)
+    return ResidentPass(layers, N, dtype, keeps_sums)
 
 
 def backward_pass(forward):
@@ -34,9 +37,10 @@ def backward_pass(forward):
     return ResidentBackwardPass(forward) if resident else BackwardPass(forward)
 
 
-def _are_many(N):
-    """Whether kernels that take all images at once are faster, layer by layer."""
-    return N > _MOST_ROUNDS * multiprocessors()
+def _why_slow(N):
+    """Why kernels that take all images at once are faster, layer by layer; None where they are not."""
+    most = _MOST_ROUNDS * multiprocessors()
+    return f"{N} images are more than {most}, {_MOST_ROUNDS} a multiprocessor" if N > most else None
 
 
 def why_not(layers, dtype):
@@ -126,20 +130,33 @@ class ResidentBackwardPass(BackwardPass):
         self._place, images, floats = place, forward.images, [dtype] * 6
         kernel = make_resident_backward(place, forward.layers[-1].channels)
         types = (dtype, np.int64, *floats)
-        self._kernel = Compiled(kernel, types, 1, place.ring.bytes, early=True)
+        # Not early: blocks that wait for the forward pass delay it by more than a launch takes (measured).
+        self._kernel = Compiled(kernel, types, 1, place.ring.bytes)
         apart = [None if one.d_sums_at is None else (images, one.size) for one in place.outputs]
         self._all_d_sums, written = _one_behind_the_other([one for one in apart if one], dtype)
         written = iter(written)
         self._d_sums = [next(written) if shape else None for shape in apart]
         apart = [k for k, array in enumerate(self._d_sums) if array is not None]
-        self._apart = sorted(apart, key=lambda k: -forward.outputs[k - 1].size)
+        self._reduces = self._reductions(sorted(apart, key=lambda k: -forward.outputs[k - 1].size))
         self._parts, begin = [], 0
         computed = [place.first, *(one.weights for one in place.layers)]
         for which, shares in zip(computed, [1, *[place.ring.warpgroups] * len(place.layers)]):
             count = images * shares
-            self._parts.append(which and _Parts(count, which.size, images * which.partial_at, dtype))
+            self._parts.append(
+                which and _Parts(count, which.size, images * which.partial_at, dtype)
+            )
             begin += count * which.size if which else 0
         self._partial = cuda.device_array(begin, dtype)
+
+    def _reductions(self, numbers):
+        """What computes the gradients of these layers' kernels, beside each other: {layer: function}."""
+        placed = [self.forward.placed[k] for k in numbers]
+        geometries = [replace(one.geometry, N=self.forward.images) for one in placed]
+        dtype = self.forward.lengths.dtype
+        found = reduce_beside(geometries, dtype, placed[0].layer.precision) if placed else []
+        if found is None:
+            return {k: self.forward.convolutions[k].backward_kernel for k in numbers}
+        return {k: _with_room(reduce, dtype) for k, reduce in zip(numbers, found)}
 
     def pack(self, state, beside):
         """Nothing: the forward pass packs for both."""
@@ -154,11 +171,9 @@ class ResidentBackwardPass(BackwardPass):
         bytes = self._place.ring.bytes
         launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, bytes)
         beside.mark()
-        operands = [x, *forward.outputs]
-        for k in self._apart:
-            reduce = forward.convolutions[k].backward_kernel
-            work = partial(reduce, operands[k], self._d_sums[k], state.d_kernels[k])
-            if k == self._apart[0]:
+        for number, (k, reduce) in enumerate(self._reduces.items()):
+            work = partial(reduce, forward.outputs[k - 1], self._d_sums[k], state.d_kernels[k])
+            if number == 0:
                 work(stream)  # which takes longest, and starts early
             else:
                 beside.run_marked(work)
@@ -166,6 +181,12 @@ class ResidentBackwardPass(BackwardPass):
             if parts is not None:
                 beside.run_marked(partial(parts.add, self._partial, d_kernel))
         beside.join()
+
+
+def _with_room(reduce, dtype):
+    """A :class:`numbacaps.pipelines.fused.BulkReduce` with its workspace."""
+    room = cuda.device_array(reduce.partial_shape["partial"], dtype)
+    return lambda x, dy, dw, stream: reduce(x, dy, dw, stream, room)
 
 
 class PackedKernels:
@@ -185,25 +206,29 @@ class PackedKernels:
     """
 
     def __init__(self, placed, layers, backward):
-        begins, dtype = starts_of(placed)[1:], np.dtype(np.float32)
-        found = [
-            (finder, _forward_form(one, of), one.chunks * one.chunk_bytes // 4, begin)
-            for one, of, begin in zip(layers, placed[1:], begins)
-        ]
-        size = sum(elements for _, _, elements, _ in found)
-        others = backward_residence.place(placed).layers if backward else ()
-        found += [
-            (taps_finder, _backward_form(one), one.packed, begin)
-            for one, begin in zip(others, begins)
-        ]
-        self._all = cuda.device_array(sum(elements for _, _, elements, _ in found), dtype)
+        found, dtype = packings(placed, layers, backward), np.dtype(np.float32)
+        sizes = [elements for _, _, elements, _ in found]
+        self._all, size = cuda.device_array(sum(sizes), dtype), sum(sizes[: len(layers)])
         self.forward, self.backward = self._all[:size], self._all[size:]
-        kernel = make_pack_network(tuple(found))
-        self._kernel = Compiled(kernel, (dtype, dtype), 0, early=True)
+        self._kernel = Compiled(make_pack_network(found), (dtype, dtype), 0, early=True)
 
     def pack(self, state, stream):
         """Queue it."""
         launch(self._kernel, self._all.size, 1, (state.weights, self._all), stream)
+
+
+def packings(placed, layers, backward):
+    """What :func:`numbacaps.nn.pack_network.make_pack_network` takes; arguments as :class:`PackedKernels`'s."""
+    begins = starts_of(placed)[1:]
+    found = [
+        (finder, _forward_form(one, of), one.chunks * one.chunk_bytes // 4, begin)
+        for one, of, begin in zip(layers, placed[1:], begins)
+    ]
+    others = backward_residence.place(placed).layers if backward else ()
+    found += [
+        (taps_finder, _backward_form(one), one.packed, begin) for one, begin in zip(others, begins)
+    ]
+    return tuple(found)
 
 
 def _forward_form(one, placed):

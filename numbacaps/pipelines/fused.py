@@ -618,6 +618,30 @@ def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
     return MmaReduce(*which)
 
 
+def reduce_beside(geometries, dtype, precision):
+    """Products of kernels' gradients that are launched at the same time, and share the GPU; None where one cannot.
+
+    Parameters
+    ----------
+    geometries : sequence of numbacaps.geometry.Geometry
+        Of as many images, with G of 1.
+    dtype : numpy.dtype
+    precision : str
+        ``"tf32"`` or ``"tf32x3"``.
+
+    Returns
+    -------
+    list of BulkReduce, or None
+    """
+    products, terms = [implicit_gemm.forward(g) for g in geometries], _TERMS[precision]
+    sizes = [g.C * g.H * g.W * g.E1 + g.P * g.L * g.E3 for g in geometries]
+    found = bulk_reduction_tiles.choose_beside(products, sizes, geometries[0].N, terms)
+    return found and [
+        BulkReduce(product, g.N, 1, g.P * g.Q * g.E2, dtype, terms, *how)
+        for product, g, how in zip(products, geometries, found)
+    ]
+
+
 _alive = WeakValueDictionary()
 
 
