@@ -249,8 +249,8 @@ def _place(placed):
     more = (lines[1 + largest % 2] - later) // pitch if largest + 2 < len(placed) else 0
     more = min(more, residence.MOST_SLOTS - slots)
     gap = regions[largest % 2] + later - ring_at - slots * pitch
-    bytes = LINE + ring_at + slots * pitch
-    ring = Residence(warpgroups, slots, ring_at, pitch, more, gap, bytes)
+    size = LINE + ring_at + slots * pitch
+    ring = Residence(warpgroups, slots, ring_at, pitch, more, gap, size)
     weights = FirstWeights(first, x_at // FLOAT, places[0], places[1], 0)
     layers, packed_at, partial_at = [], 0, weights.size
     copies = [*(shape["copies"] for shape in shapes), 1]

@@ -95,10 +95,8 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
         begin = shared_address(shared)
         start = (begin + 127) // 128 * 128
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
-        warp, lane = (
-            shuffle(short(thread >> 5 & 31), 0),
-            short(thread & 31),
-        )  # known to be the same of all lanes
+        warp = shuffle(short(thread >> 5 & 31), 0)  # known to be the same of all lanes
+        lane = short(thread & 31)
         if thread < SLOTS:
             mbarrier_init(shared, start + 8 * thread, 1)
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)

@@ -106,10 +106,8 @@ def make_resident_backward(place, classes):
         begin = shared_address(shared)
         start = (begin + 127) // 128 * 128
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
-        warp, lane = (
-            shuffle(short(thread >> 5 & 31), 0),
-            short(thread & 31),
-        )  # known to be the same of all lanes
+        warp = shuffle(short(thread >> 5 & 31), 0)  # known to be the same of all lanes
+        lane = short(thread & 31)
         if thread < SLOTS:
             mbarrier_init(shared, start + 8 * thread, 1)
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
@@ -455,9 +453,8 @@ def _make_input(one, ring):
         """Warpgroups take taps in turn: in a step one multiplies, the other adds what it multiplied before."""
         shared, start, floats, _, _, _, which = where
         _, images, thread, warp = which
-        steps = short(
-            IN_TURN + 1 if images > 0 else 0
-        )  # the compiler would unroll what it can count
+        # A count that the compiler does not know: it would unroll the loop.
+        steps = short(IN_TURN + 1 if images > 0 else 0)
         acc = cuda.local.array(ALL_SUMS, np.float32)
         held = cuda.local.array(HELD_ROWS, np.float32)
         column_at = cuda.local.array(PLACES, np.int32)

@@ -132,11 +132,10 @@ class ResidentBackwardPass(BackwardPass):
         types = (dtype, np.int64, *floats)
         # Not early: blocks that wait for the forward pass delay it by more than a launch takes (measured).
         self._kernel = Compiled(kernel, types, 1, place.ring.bytes)
-        apart = [None if one.d_sums_at is None else (images, one.size) for one in place.outputs]
-        self._all_d_sums, written = _one_behind_the_other([one for one in apart if one], dtype)
-        written = iter(written)
-        self._d_sums = [next(written) if shape else None for shape in apart]
-        apart = [k for k, array in enumerate(self._d_sums) if array is not None]
+        apart = [k for k, one in enumerate(place.outputs) if one.d_sums_at is not None]
+        shapes = [(images, place.outputs[k].size) for k in apart]
+        self._all_d_sums, written = _one_behind_the_other(shapes, dtype)
+        self._d_sums = dict(zip(apart, written))
         self._reduces = self._reductions(sorted(apart, key=lambda k: -forward.outputs[k - 1].size))
         self._parts, begin = [], 0
         computed = [place.first, *(one.weights for one in place.layers)]
@@ -167,9 +166,9 @@ class ResidentBackwardPass(BackwardPass):
         beside.run(lambda other: margin_loss(forward.lengths, labels, *results, other))
         arrays = x, labels, forward.lengths, forward.all_sums, forward.all_outputs
         arrays += forward.packed.backward, self._all_d_sums, self._partial
-        how = min(forward.images, multiprocessors()), self._place.ring.threads
-        bytes = self._place.ring.bytes
-        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, bytes)
+        ring = self._place.ring
+        how = min(forward.images, multiprocessors()), ring.threads
+        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, ring.bytes)
         beside.mark()
         for number, (k, reduce) in enumerate(self._reduces.items()):
             work = partial(reduce, forward.outputs[k - 1], self._d_sums[k], state.d_kernels[k])
