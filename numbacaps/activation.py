@@ -8,12 +8,11 @@ Over each group a of consecutive elements of a = LeakyReLU(x), with n = sqrt(|a|
 and division: those of IEEE branch, which costs more than all else here.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import inverse_root
+from numbacaps.fused.intrinsics import expm1, inverse_root
 from numbacaps.target import cuda
 
 EPSILON = 1e-7  # keeps the length's gradient finite; the published value
@@ -52,7 +51,7 @@ def leaky(x, slope):
 def squash_factor(square):
     """What squash multiplies a group by, from |a|^2 + :data:`EPSILON`."""
     inverse = inverse_root(square)
-    return -math.expm1(-square * inverse) * inverse
+    return -expm1(-square * inverse) * inverse
 
 
 @cuda.jit(device=True, inline="always")
@@ -63,7 +62,7 @@ def squash_slopes(square):
     """
     inverse = inverse_root(square)
     length = square * inverse
-    less = math.expm1(-length)
+    less = expm1(-length)
     f = -less * inverse
     return f, (_ONE + less - f) * (inverse * inverse)
 

@@ -122,6 +122,9 @@ def shuffle(value, lane):
     return warp.values[turn, lane]
 
 
+expm1 = np.expm1  # which keeps the type, as a GPU does
+
+
 def inverse_root(value):
     """See :func:`numbacaps.fused.ptx.inverse_root`."""
     return 1 / np.sqrt(value)

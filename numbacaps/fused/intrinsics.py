@@ -51,6 +51,7 @@ cp_async = chosen.cp_async
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
 cut_tf32 = chosen.cut_tf32
+expm1 = chosen.expm1
 fence_proxy_async = chosen.fence_proxy_async
 let_next_start = chosen.let_next_start
 inverse_root = chosen.inverse_root

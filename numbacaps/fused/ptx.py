@@ -3,6 +3,8 @@
 Everything that leans on how Numba hands arrays to LLVM is here.
 """
 
+import math
+
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.cuda.core.targetconfig import ConfigStack
@@ -401,6 +403,9 @@ def mma(typing_context, acc, first, a, a_first, b, b_first):
 def shuffle(value, lane):
     """What a lane of the warp gives as ``value``; all of them take part."""
     return cuda.shfl_sync(0xFFFFFFFF, value, lane)
+
+
+expm1 = math.expm1
 
 
 @intrinsic
