@@ -33,7 +33,7 @@ from numbacaps.nn.resident_pass import backward_pass, forward_pass
 from numbacaps.nn.streams import Beside
 from numbacaps.target import cuda
 
-OURS = "capsnet"  # the forward pass as one kernel where that can be
+OURS = "capsnet"  # each pass as one kernel where that can be
 LAYERS = (
     "capsnet_layers"  # layer by layer, activations in the convolutions' kernels where they can be
 )

@@ -9,7 +9,15 @@ from math import prod
 from numbacaps.fused.warpgroup_tiles import BM, SHARED_LIMIT, WARPGROUP
 from numbacaps.launch import ceil_div
 from numbacaps.nn import residence
-from numbacaps.nn.residence import BARRIERS, FLOAT, LINE, FirstLayer, Residence, ResidentLayer
+from numbacaps.nn.residence import (
+    BARRIERS,
+    FLOAT,
+    LINE,
+    FirstLayer,
+    Residence,
+    ResidentLayer,
+    in_lines,
+)
 
 _MOST_DEPTH = 80  # k's whose fragments a thread holds
 _MOST_COLUMNS = 96  # of a product
@@ -235,17 +243,17 @@ def _place(placed):
             room[number] = max(room[number], _transposed(one.geometry))
     room[1] = max(room[1], warpgroups * WARPGROUP * first.K)
     rooms = max(room[0::2]), max(room[1::2])
-    lines = [_lines(size * FLOAT) for size in (first.image, *rooms)]
+    lines = [in_lines(size * FLOAT) for size in (first.image, *rooms)]
     x_at, *places = (BARRIERS + sum(lines[:i]) for i in range(3))
     ring_at = BARRIERS + sum(lines)
     regions, places = places, [places[number % 2] // FLOAT for number in range(len(placed))]
-    pitch = _lines(max(shape["chunk_bytes"] for shape in shapes))
+    pitch = in_lines(max(shape["chunk_bytes"] for shape in shapes))
     slots = min(residence.MOST_SLOTS, (SHARED_LIMIT - LINE - ring_at) // pitch)
     if slots < _FEWEST_SLOTS:
         return f"gradients of {rooms[0]} and {rooms[1]} elements are too much", None
     # Until the largest is made, what is behind earlier ones in its place is free.
     largest = max(range(len(room)), key=room.__getitem__)
-    later = _lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
+    later = in_lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
     more = (lines[1 + largest % 2] - later) // pitch if largest + 2 < len(placed) else 0
     more = min(more, residence.MOST_SLOTS - slots)
     gap = regions[largest % 2] + later - ring_at - slots * pitch
@@ -257,8 +265,8 @@ def _place(placed):
     outputs, d_sums_at = [_output(first, 0, places[0], copies[0], None)], 0
     for number, (one, shape, computed) in enumerate(zip(others, shapes, inside), 1):
         g, found = placed[number].geometry, None
-        read_at = None if computed else d_sums_at
-        outputs.append(_output(one, one.written_at, places[number], copies[number], read_at))
+        written_at = None if computed else d_sums_at
+        outputs.append(_output(one, one.written_at, places[number], copies[number], written_at))
         if computed:
             read_at = sum(sizes[: number - 1])
             found = _weights(g, places[number - 1], read_at, partial_at)
@@ -278,11 +286,6 @@ def _place(placed):
         )
         packed_at += layers[-1].packed
     return None, BackwardResidence(ring, weights, tuple(layers), tuple(outputs))
-
-
-def _lines(size):
-    """Bytes, to whole lines."""
-    return ceil_div(size, LINE) * LINE
 
 
 def _shape(g, terms):

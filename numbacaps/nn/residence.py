@@ -278,17 +278,17 @@ def place(placed, keeps_sums):
     room = [sizes[0]] + [size * parts for size, parts in zip(sizes[1:], shares)]
     first_room, second_room = max(room[0::2]), max(room[1::2])
     weights = g.P * g.Q * g.D2 * g.D3
-    lines = [_lines(size * FLOAT) for size in (image, weights, first_room, second_room)]
+    lines = [in_lines(size * FLOAT) for size in (image, weights, first_room, second_room)]
     image_at, kernel_at, first_at, second_at = (BARRIERS + sum(lines[:i]) for i in range(4))
     ring_at = second_at + lines[3]
     places = [(first_at, second_at)[number % 2] // FLOAT for number in range(len(placed))]
-    pitch = _lines(max(_chunk_bytes(product, terms) for product in products))
+    pitch = in_lines(max(_chunk_bytes(product, terms) for product in products))
     ring = min(MOST_SLOTS, (SHARED_LIMIT - LINE - ring_at) // pitch)
     if ring < _FEWEST_SLOTS:
         return f"outputs of {first_room} and {second_room} elements are too much", None, None, None
     # Once the largest of the second place's outputs was read, what is behind later ones is free.
     largest = max(range(1, last + 1, 2), key=room.__getitem__)
-    later = _lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
+    later = in_lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
     more = (lines[3] - later) // pitch if largest + 2 <= last else 0
     more = min(more, MOST_SLOTS - ring)
     residence = Residence(
@@ -325,7 +325,7 @@ def place(placed, keeps_sums):
     return None, residence, _first(placed[0], sizes[0], image, at), tuple(layers)
 
 
-def _lines(size):
+def in_lines(size):
     """Bytes, to whole lines."""
     return ceil_div(size, LINE) * LINE
 
