@@ -68,6 +68,19 @@ def squash_slopes(square):
 
 
 @cuda.jit(device=True, inline="always")
+def squash_slopes_of_result(square):
+    """(f, k) of the same gradient told by the result y: dy * f + y * (y . dy) * k.
+
+    Since y is a * f, k is h / f^2 = (exp(-n) - f) / (1 - exp(-n))^2.
+    """
+    inverse = inverse_root(square)
+    less = expm1(-square * inverse)
+    f = -less * inverse
+    other = inverse_root(less * less)
+    return f, (_ONE + less - f) * (other * other)
+
+
+@cuda.jit(device=True, inline="always")
 def squash_gradient(x, dy, f, along, slope):
     """What reaches an element x before LeakyReLU and squash; ``along`` is (a . dy) * h of its group."""
     gradient = dy * f + leaky(x, slope) * along

@@ -261,7 +261,7 @@ def test_networks_are_the_same_wherever_activations_are(name, rng):
     for arrays in zip(*found):
         for have in arrays[:-1]:
             np.testing.assert_allclose(have, arrays[-1], rtol=1e-10, atol=1e-14)
-    inference = ForwardPass(net.layers, len(labels), net.dtype, keeps_sums=False)
+    inference = ForwardPass(net.layers, len(labels), net.dtype, for_gradients=False)
     inference.pack(net.state, beside)
     inference.launch(x, net.state, beside)
     np.testing.assert_array_equal(inference.lengths.copy_to_host(), found[0][0])

@@ -170,9 +170,9 @@ def test_large_outputs_do_not_fit():
 
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
-    ("name", "precision", "keeps_sums"), [("published", "tf32", True), ("uneven", "tf32x3", False)]
+    ("name", "precision", "for_gradients"), [("published", "tf32", True), ("uneven", "tf32x3", False)]
 )
-def test_kernel(name, precision, keeps_sums, monkeypatch):
+def test_kernel(name, precision, for_gradients, monkeypatch):
     from numba import float32, int64, types
     from numba.cuda import dispatcher
 
@@ -182,9 +182,9 @@ def test_kernel(name, precision, keeps_sums, monkeypatch):
     monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
-    _, place, first, layers = residence.place(placed, keeps_sums)
+    _, place, first, layers = residence.place(placed, for_gradients)
     classes = placed[-1].layer.channels
-    which = (first, layers, place, classes, layers[-1].size // classes, keeps_sums)
+    which = (first, layers, place, classes, layers[-1].size // classes, for_gradients)
     kernel = make_resident_forward(*which)
     array = types.Array(float32, 1, "C")
     text, _ = cuda.compile_ptx(kernel, (array,) * 6 + (int64,), cc=(9, 0))
@@ -194,7 +194,9 @@ def test_kernel(name, precision, keeps_sums, monkeypatch):
     products = 3 if precision == "tf32x3" else 1
     for BN in {one.BN for one in layers}:
         count = sum(
-            one.taps[1] * one.groups * one.batch * products for one in layers if one.BN == BN
+            one.taps[1] * one.groups * one.batch * products * (2 if one.follows else 1)
+            for one in layers
+            if one.BN == BN
         )
         assert text.count(f"wgmma.mma_async.sync.aligned.m64n{BN}k8.f32.tf32.tf32") == count
     # Of a register that was loaded and only handed on, the assembler thinks that it is free.
@@ -212,7 +214,7 @@ def _run(forward, net, x):
     forward.pack(net.state, beside)
     forward.launch(cuda.to_device(x), net.state, beside)
     cuda.synchronize()
-    arrays = [forward.lengths, *forward.sums, *forward.outputs]
+    arrays = [forward.lengths, *forward.outputs]
     return [array.copy_to_host() for array in arrays if array is not None]
 
 
@@ -249,11 +251,23 @@ def _check(name, precision, N, rng):
     for have, want in zip(found, wanted, strict=True):
         assert np.abs(want).max() > 0
         assert_close(have, want.astype(np.float64), 1 << 12, precision)
+    for k, group in enumerate(layer.squash for layer in resident.layers):
+        _check_slopes(found[1 + k].reshape(N, -1, group), resident.slopes[k].copy_to_host())
     for one, other in zip(_run(resident, net, x), found):
         np.testing.assert_array_equal(one, other)
     inference = _run(_resident(net.layers, N, net.dtype, False), net, x)
     for one, other in zip(inference, (found[0], found[-1]), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def _check_slopes(results, slopes):
+    """Both numbers of every group of results, from the length that the first one says it had before."""
+    results, slopes = results.astype(np.float64), slopes.astype(np.float64)
+    f, k = slopes[..., 0], slopes[..., 1]
+    length = np.sqrt((results**2).sum(axis=-1) / f**2 + 1e-7)
+    shorter = -np.expm1(-length)
+    np.testing.assert_allclose(f, shorter / length, rtol=1e-5)
+    np.testing.assert_allclose(k, (1 - shorter - shorter / length) / shorter**2, rtol=1e-3)
 
 
 @pytest.mark.tiers("gpu")

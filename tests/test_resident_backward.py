@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,10 +81,13 @@ def _check_places(placed):
 @pytest.mark.tiers("simulator", "gpu")
 def test_what_does_not_fit_says_why():
     placed = list(placed_layers("published"))
-    wide = SimpleNamespace(geometry=SimpleNamespace(P=11, D1=4, D3=8, C=4, D2=16))
+    layer = placed[1].layer
+    wide = SimpleNamespace(geometry=SimpleNamespace(P=11, D1=4, D3=8, C=4, D2=16), layer=layer)
     assert "88 elements of a row of outputs" in backward_residence.why_not([placed[0], wide])
-    wide = SimpleNamespace(geometry=SimpleNamespace(P=10, D1=4, D3=8, C=7, D2=16))
+    wide = SimpleNamespace(geometry=SimpleNamespace(P=10, D1=4, D3=8, C=7, D2=16), layer=layer)
     assert "112 elements of a row of inputs" in backward_residence.why_not([placed[0], wide])
+    steep = SimpleNamespace(geometry=placed[1].geometry, layer=replace(layer, slope=-0.1))
+    assert "layers[1]: its slope is negative" in backward_residence.why_not([placed[0], steep])
 
 
 @pytest.mark.tiers("simulator", "gpu")
@@ -208,6 +212,13 @@ def test_one_kernel_is_clean(name, dtype, rng):
     _check(name, "tf32", 3, rng)
 
 
+def _sums(layer, outputs, slopes):
+    """What a layer's activation was of."""
+    results, factors = outputs.copy_to_host(), slopes.copy_to_host()[..., 0]
+    activated = results / np.repeat(factors, layer.squash, axis=1)
+    return np.where(activated > 0, activated, activated / np.float32(layer.slope))
+
+
 def _check(name, precision, N, rng):
     net = network(name, precision)
     if resident_pass.why_not(net.layers, _FLOAT32):
@@ -223,9 +234,10 @@ def _check(name, precision, N, rng):
     # From the same sums: of those of another precision some are on the other side of 0.
     other = network(name, "ieee")
     same = ForwardPass(other.layers, N, net.dtype)
-    arrays = (same.lengths, *same.sums, *same.outputs)
-    for to, array in zip(arrays, (forward.lengths, *forward.sums, *forward.outputs)):
+    for to, array in zip((same.lengths, *same.outputs), (forward.lengths, *forward.outputs)):
         to.copy_to_device(array)
+    for to, *which in zip(same.sums, forward.layers, forward.outputs, forward.slopes):
+        to.copy_to_device(_sums(*which))
     wanted = _gradients(BackwardPass(same), other, x, labels)
     for have, want in zip(found, wanted, strict=True):
         assert np.abs(want).max() > 0

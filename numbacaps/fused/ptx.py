@@ -93,6 +93,8 @@ def meet_at(typing_context, barrier, number):
 
 # At most so many of this thread's groups of copies are still on their way.
 cp_async_wait = _with_number("cp.async.wait_group {};")
+# The same of a warpgroup's groups of products.
+wgmma_wait_but = _with_number("wgmma.wait_group.sync.aligned {};")
 
 
 @intrinsic
@@ -225,18 +227,31 @@ def bulk_copy(typing_context, shared, address, array, index, size, barrier):
 
 
 @intrinsic
-def prefetch(typing_context, array, index, size):
-    """Let ``size`` bytes from array[index] on come to the L2 cache; both are multiples of 16 bytes."""
+def bulk_store(typing_context, array, index, shared, address, size):
+    """Copy ``size`` bytes from a shared address to array[index], as a group of this thread's.
+
+    Both lie at multiples of 16 bytes.
+    """
 
     def codegen(context, builder, signature, arguments):
-        array, index, size = arguments
+        array, index, _, address, size = arguments
         place = builder.gep(_data(context, builder, signature.args[0], array), [index])
-        operands = [builder.ptrtoint(place, _I64), builder.trunc(size, _I32)]
-        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
-        _asm(builder, _VOID, operands, text, "l,r,~{memory}")
+        operands = [
+            builder.ptrtoint(place, _I64),
+            builder.trunc(address, _I32),
+            builder.trunc(size, _I32),
+        ]
+        text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
+        _asm(builder, _VOID, operands, text + " cp.async.bulk.commit_group;", "l,r,r,~{memory}")
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, types.int64), codegen
+    arguments = (array, types.int64, shared, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
+# What this thread copied out was read; and it was written.
+bulk_store_read = _instruction("cp.async.bulk.wait_group.read 0;")
+bulk_store_wait = _instruction("cp.async.bulk.wait_group 0;")
 
 
 _BEFORE_MAPS = 14  # what the driver takes for two arrays
@@ -418,6 +433,16 @@ def inverse_root(typing_context, value):
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
     return value(value), codegen
+
+
+@intrinsic
+def larger(typing_context, one, other):
+    """The larger of two numbers; of a number and NaN the number."""
+
+    def codegen(context, builder, signature, arguments):
+        return _asm(builder, _F32, arguments, "max.f32 $0, $1, $2;", "=f,f,f", False)
+
+    return types.float32(types.float32, types.float32), codegen
 
 
 @intrinsic

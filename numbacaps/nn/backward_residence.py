@@ -39,8 +39,8 @@ class Output:
     size, group : int
         Elements of an image, and how many are squashed together.
     slope : float
-    sums_at : int
-        Elements of an image before the layer's sums, in global memory.
+    slopes_at, output_at : int
+        Groups of an image before the layer's, and elements of it before the layer's output, in global memory.
     at, copies : int
         Where the gradient lies in shared memory, in elements; and how many of it, one behind the other, whose sum it is.
     d_sums_at : int or None
@@ -50,7 +50,8 @@ class Output:
     size: int
     group: int
     slope: float
-    sums_at: int
+    slopes_at: int
+    output_at: int
     at: int
     copies: int
     d_sums_at: int | None
@@ -211,6 +212,9 @@ def why_not(placed):
     placed : sequence of numbacaps.nn.layer.PlacedLayer
         Whose forward pass can.
     """
+    for number, one in enumerate(placed):
+        if one.layer.slope < 0:
+            return f"layers[{number}]: its slope is negative, so outputs do not tell the signs of sums"
     for number, one in enumerate(placed[1:], 1):
         g = one.geometry
         if g.P * g.D3 > _MOST_DEPTH:
@@ -262,14 +266,14 @@ def _place(placed):
     weights = FirstWeights(first, x_at // FLOAT, places[0], places[1], 0)
     layers, packed_at, partial_at = [], 0, weights.size
     copies = [*(shape["copies"] for shape in shapes), 1]
-    outputs, d_sums_at = [_output(first, 0, places[0], copies[0], None)], 0
+    outputs, d_sums_at = [_output(first, 0, 0, places[0], copies[0], None)], 0
     for number, (one, shape, computed) in enumerate(zip(others, shapes, inside), 1):
         g, found = placed[number].geometry, None
         written_at = None if computed else d_sums_at
-        outputs.append(_output(one, one.written_at, places[number], copies[number], written_at))
+        read = one.slopes_at, one.output_at
+        outputs.append(_output(one, *read, places[number], copies[number], written_at))
         if computed:
-            read_at = sum(sizes[: number - 1])
-            found = _weights(g, places[number - 1], read_at, partial_at)
+            found = _weights(g, places[number - 1], outputs[number - 1].output_at, partial_at)
             partial_at += warpgroups * found.size
         else:
             d_sums_at += one.size
@@ -321,8 +325,8 @@ def _shape(g, terms):
     }
 
 
-def _output(layer, sums_at, *places):
-    return Output(layer.size, layer.group, layer.slope, sums_at, *places)
+def _output(layer, *places):
+    return Output(layer.size, layer.group, layer.slope, *places)
 
 
 def _is_inside(g):

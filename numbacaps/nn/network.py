@@ -348,7 +348,7 @@ class _Inference:
     def __init__(self, network, N):
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
-        self.forward = forward_pass(network.layers, N, network.dtype, keeps_sums=False)
+        self.forward = forward_pass(network.layers, N, network.dtype, for_gradients=False)
         self._state, self._beside, self._packed = network.state, network._beside, None
         operands = self._slot.x, self._state, self._beside
         self._launch = Repeated(

@@ -22,8 +22,8 @@ class ForwardPass:
     N : int
         Images.
     dtype : numpy.dtype
-    keeps_sums : bool
-        Every layer's ``sums`` are written, which a backward pass reads.
+    for_gradients : bool
+        What a backward pass reads is written: every layer's ``sums``.
     apart : bool
         Every activation is a kernel of its own, also where a convolution's could compute it.
     joined : bool
@@ -42,25 +42,25 @@ class ForwardPass:
     lengths : device array (N, classes)
     """
 
-    def __init__(self, layers, N, dtype, keeps_sums=True, apart=False, joined=False, why=""):
+    def __init__(self, layers, N, dtype, for_gradients=True, apart=False, joined=False, why=""):
         self.layers, self._why = [placed.layer for placed in layers], why
         self.convolutions, before = [], None
         for placed in layers:
             layer, activation, gradient = placed.layer, None, None
             if layer.squash is not None and not apart:
-                activation = Activation(float(layer.slope), int(layer.squash), keeps_sums)
+                activation = Activation(float(layer.slope), int(layer.squash), for_gradients)
                 gradient = replace(activation, keeps_sums=True, backward=True) if joined else None
             how = (layer.algorithm, layer.precision, dtype, activation, before)
             self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
             before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
-        self._allocate(shapes, dtype, keeps_sums)
+        self._allocate(shapes, dtype, for_gradients)
         self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
 
-    def _allocate(self, shapes, dtype, keeps_sums):
+    def _allocate(self, shapes, dtype, for_gradients):
         """Make room for ``sums`` and ``outputs``."""
         self.sums = [
-            cuda.device_array(shape, dtype) if keeps_sums or not convolution.activates else None
+            cuda.device_array(shape, dtype) if for_gradients or not convolution.activates else None
             for shape, convolution in zip(shapes, self.convolutions)
         ]
         self.outputs = [cuda.device_array(shape, dtype) for shape in shapes]

@@ -92,6 +92,8 @@ class ResidentLayer:
         at once; how many there are, and their bytes; and how many are multiplied in one go.
     slots : int
         Of the ring, that its chunks take.
+    follows : bool
+        Products of a step are queued before the last step's are done, whose chunks the ring holds so long.
     leaves : bool
         Behind it the further slots are free, which later layers take.
     terms : int
@@ -105,8 +107,8 @@ class ResidentLayer:
         Where the input and the result lie in shared memory, in elements.
     packed_at : int
         Where the packed kernel begins.
-    written_at, output_at : int
-        Elements of an image before the layer's sums, and its outputs, in global memory.
+    slopes_at, output_at : int
+        Groups of an image before the layer's, and elements of it before the layer's output, in global memory.
     last : bool
     group, slope
         Of the activation, as the first layer's.
@@ -131,6 +133,7 @@ class ResidentLayer:
     chunk_bytes: int
     batch: int
     slots: int
+    follows: bool
     leaves: bool
     terms: int
     tiles: int
@@ -142,7 +145,7 @@ class ResidentLayer:
     at: int
     out: int
     packed_at: int
-    written_at: int
+    slopes_at: int
     output_at: int
     last: bool
     group: int
@@ -257,18 +260,20 @@ def _columns(product):
     return ceil_div(product.N, 8) * 8
 
 
-def place(placed, keeps_sums):
+def place(placed, for_gradients):
     """(why not, residence, first layer, other layers), of a network each of whose layers can stay.
 
     Parameters
     ----------
     placed : sequence of numbacaps.nn.layer.PlacedLayer
         The first of the tuple is None where all of it fits, otherwise nothing else counts.
-    keeps_sums : bool
+    for_gradients : bool
+        All outputs are written, not the last one alone.
     """
     terms = _TERMS[placed[1].layer.precision]
     warpgroups = WARPGROUPS
     sizes = [one.geometry.P * one.geometry.L * one.geometry.E3 for one in placed]
+    groups = [size // int(one.layer.squash) for size, one in zip(sizes, placed)]
     g = placed[0].geometry
     image = g.C * g.H * g.W * g.E1
     last = len(placed) - 1
@@ -315,8 +320,8 @@ def place(placed, keeps_sums):
                 at=places[number - 1],
                 out=places[number],
                 packed_at=packed_at,
-                written_at=sum(sizes[:number]),
-                output_at=sum(sizes[:number]) if keeps_sums else 0,
+                slopes_at=sum(groups[:number]),
+                output_at=sum(sizes[:number]) if for_gradients else 0,
                 last=number == last,
             )
         )
@@ -380,7 +385,8 @@ def _resident(one, product, terms, warpgroups, shares, slots, **places):
     BN = _columns(product)
     channels, chunks = _chunks(product)
     groups = channels * product.D // 8
-    tiles = ceil_div(product.M(1), BM)
+    tiles, batch = ceil_div(product.M(1), BM), _batch(product, terms, shares, slots)
+    steps = chunks // (shares * batch)
     return ResidentLayer(
         N=product.N,
         D=product.D,
@@ -401,8 +407,9 @@ def _resident(one, product, terms, warpgroups, shares, slots, **places):
         run=run_of(product.D),
         chunks=chunks,
         chunk_bytes=_chunk_bytes(product, terms),
-        batch=_batch(product, terms, shares, slots),
+        batch=batch,
         slots=slots,
+        follows=terms == 1 and steps % 2 == 0 and 2 * shares * batch <= slots,
         terms=terms,
         tiles=tiles,
         rounds=ceil_div(tiles, warpgroups),

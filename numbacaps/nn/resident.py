@@ -18,11 +18,13 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, leaky, squash_factor
-from numbacaps.fused.epilogue import activate
+from numbacaps.activation import EPSILON, leaky, squash_slopes_of_result
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     bulk_copy,
+    bulk_store,
+    bulk_store_read,
+    bulk_store_wait,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -46,10 +48,12 @@ from numbacaps.fused.ptx import (
     wgmma_fence,
     wgmma_fragment,
     wgmma_wait,
+    wgmma_wait_but,
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.nn.residence import COPYING_REGISTERS
 from numbacaps.nn.ring import in_turn, ring_of
+from numbacaps.nn.squash_tile import make_squash_tile
 from numbacaps.target import at, cuda
 
 _ZERO = np.float32(0)
@@ -57,7 +61,7 @@ _OWN = 8  # elements of a squash group that a thread has, at most
 
 
 @cache
-def make_resident_forward(first, layers, place, classes, E, keeps_sums):
+def make_resident_forward(first, layers, place, classes, E, for_gradients):
     """Kernel for a network's forward pass.
 
     Parameters
@@ -68,16 +72,16 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
     place : numbacaps.nn.residence.Residence
     classes, E : int
         Capsules of the last layer, and elements of each.
-    keeps_sums : bool
-        Every layer's sums and output are written; otherwise the last output alone.
+    for_gradients : bool
+        Every layer's output is written, and its squash's slopes; otherwise the last output alone.
     """
     WARPS, THREADS, IMAGE = place.warpgroups * 4, place.warpgroups * 128, first.image
     SLOTS, EMPTY, GATE = place.slots, 8 * place.slots, 16 * place.slots
     REGISTERS, COPYING = place.registers, COPYING_REGISTERS
     X, KERNEL, WEIGHTS = first.x, first.kernel, first.K * first.N
     LENGTHS, CLASSES, OF_CAPSULE = layers[-1].out, classes, E
-    compute_first = _make_first(first, place, keeps_sums)
-    compute = in_turn([_make_layer(layer, place, keeps_sums) for layer in layers])
+    compute_first = _make_first(first, place, for_gradients)
+    compute = in_turn([_make_layer(layer, place, for_gradients) for layer in layers])
     copy = in_turn([_make_copy(layer, place) for layer in layers])
 
     @kept_on_disk
@@ -86,8 +90,8 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
         x,  # in   (N, C, H, W, E1)
         kernel,  # in   the first layer's
         packed,  # in   the others', one behind the other as the layers say
-        sums,  # out  every layer's, one behind the other, where they are kept
-        outputs,  # out  the same behind the activation, or the last layer's alone
+        slopes,  # out  every layer's, (groups, 2), one behind the other
+        outputs,  # out  every layer's, or the last one's alone
         lengths,  # out  (N, classes)
         images,
     ):
@@ -128,8 +132,10 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
             wait_for_last()  # what packs lets this one start when batch and weights are there
             for image in range(image, short(images), short(cuda.gridDim.x)):
                 cp_async_wait(0)
+                if thread == 0:
+                    bulk_store_read()  # the last image's outputs were read
                 meet(THREADS)
-                where = shared, start, floats, sums, outputs, image, images, thread, warp
+                where = shared, start, floats, slopes, outputs, image, images, thread, warp
                 compute_first(where)
                 beyond = image + cuda.gridDim.x
                 if beyond < images:
@@ -146,6 +152,8 @@ def make_resident_forward(first, layers, place, classes, E, keeps_sums):
                         square += shuffle(square, lane ^ 1 << bit)
                     if lane == 0:
                         lengths[at(image * CLASSES + capsule)] = math.sqrt(square)
+            if thread == 0:
+                bulk_store_wait()
 
     return resident_forward_kernel
 
@@ -179,7 +187,7 @@ def _make_copy(layer, place):
     return copy
 
 
-def _make_first(layer, place, keeps_sums):
+def _make_first(layer, place, keeps):
     """Device function for the first layer; a thread computes a squash group of one pixel."""
     GROUP, SIZE = layer.group, layer.size
     BESIDE, OF_PIXEL = layer.N // layer.P // layer.group, layer.N // layer.group
@@ -188,13 +196,14 @@ def _make_first(layer, place, keeps_sums):
     ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
     C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
     X, KERNEL, OUT, THREADS = layer.x, layer.kernel, layer.out, place.warpgroups * 128
-    KEEPS, SLOPE = keeps_sums, np.float32(layer.slope)
+    KEEPS, SLOPE = keeps, np.float32(layer.slope)
     REGULARISER, RUN = np.float32(EPSILON), layer.run
     RUNS, OWN = layer.group // layer.run, layer.K * layer.group
+    end = _make_end(layer.out, layer.size, 0, place, keeps)
 
     @cuda.jit(device=True, forceinline=True)
     def compute_first(where):
-        shared, _, floats, sums, outputs, image, _, thread, _ = where
+        shared, _, floats, slopes, _, image, _, thread, _ = where
         total = cuda.local.array(GROUP, np.float32)
         run = cuda.local.array(RUN, np.float32)
         weights = cuda.local.array(OWN, np.float32)
@@ -226,34 +235,49 @@ def _make_first(layer, place, keeps_sums):
             for j in range(GROUP):
                 value = leaky(total[j], SLOPE)
                 square += value * value
-            factor = squash_factor(square + REGULARISER)
+            factor, slope = squash_slopes_of_result(square + REGULARISER)
+            if KEEPS:
+                group = np.uint32(image * SIZE + e) // GROUP
+                store_pair(slopes, 2 * group, factor, slope)
             for r in range(RUNS):
                 for j in range(RUN):
-                    run[j] = total[r * RUN + j]
-                if KEEPS:
-                    store_run(RUN, sums, image * SIZE + e + r * RUN, run)
-                for j in range(RUN):
-                    run[j] = leaky(run[j], SLOPE) * factor
+                    run[j] = leaky(total[r * RUN + j], SLOPE) * factor
                 store_run(RUN, shared, floats + OUT + e + r * RUN, run)
-                if KEEPS:
-                    store_run(RUN, outputs, image * SIZE + e + r * RUN, run)
-        meet(THREADS)
+        end(where)
 
     return compute_first
 
 
-def _make_finish(layer, place, keeps_sums):
+def _make_end(out, size, output_at, place, keeps):
+    """Device function that writes a layer's output, where it is kept, while the next one is computed."""
+    OUT, SIZE, OUTPUT, KEEPS, THREADS = out, size, output_at, keeps, place.warpgroups * 128
+
+    @cuda.jit(device=True, forceinline=True)
+    def end(where):
+        shared, start, _, _, outputs, image, images, thread, _ = where
+        if KEEPS:
+            fence_proxy_async()  # the copy engine may see the output
+            if thread == 0:
+                bulk_store_read()  # where the next layer writes
+        meet(THREADS)
+        if KEEPS and thread == 0:
+            to = OUTPUT * images + image * SIZE
+            bulk_store(outputs, to, shared, start + 4 * OUT, 4 * SIZE)
+
+    return end
+
+
+def _make_finish(layer, place, keeps):
     """Device function that adds the shares of a layer's sums and squashes them; lanes share a group."""
     SIZE, SHARES, WIDTH = layer.size, layer.shares, gcd(layer.group, _OWN)
     BITS = (layer.group // WIDTH).bit_length() - 1
     RUNS, PARTS, THREADS = WIDTH // 4, layer.size // WIDTH, place.warpgroups * 128
-    OUT, WRITTEN, OUTPUT = layer.out, layer.written_at, layer.output_at
-    KEEPS, KEEPS_OUTPUT = keeps_sums, keeps_sums or layer.last
+    OUT, SLOPES, GROUPS, KEEPS = layer.out, layer.slopes_at, layer.size // layer.group, keeps
     SLOPE, REGULARISER = np.float32(layer.slope), np.float32(EPSILON)
 
     @cuda.jit(device=True, forceinline=True)
     def finish(where):
-        shared, _, floats, sums, outputs, image, images, thread, warp = where
+        shared, _, floats, slopes, _, image, images, thread, warp = where
         total = cuda.local.array(WIDTH, np.float32)
         run = cuda.local.array(4, np.float32)
         lane = short(thread & 31)
@@ -274,25 +298,21 @@ def _make_finish(layer, place, keeps_sums):
                 square += value * value
             for bit in range(BITS):
                 square += shuffle(square, lane ^ 1 << bit)
-            factor = squash_factor(square + REGULARISER)
+            factor, slope = squash_slopes_of_result(square + REGULARISER)
             if inside:
-                far = image * SIZE + e
+                if KEEPS and lane & (1 << BITS) - 1 == 0:
+                    group = np.uint32((first + lane) >> BITS)
+                    to = SLOPES * images + image * GROUPS + group
+                    store_pair(slopes, 2 * to, factor, slope)
                 for r in range(RUNS):
                     for j in range(4):
-                        run[j] = total[r * 4 + j]
-                    if KEEPS:
-                        store_run(4, sums, WRITTEN * images + far + r * 4, run)
-                    for j in range(4):
-                        run[j] = leaky(run[j], SLOPE) * factor
+                        run[j] = leaky(total[r * 4 + j], SLOPE) * factor
                     store_run(4, shared, floats + OUT + e + r * 4, run)
-                    if KEEPS_OUTPUT:
-                        store_run(4, outputs, OUTPUT * images + far + r * 4, run)
-        meet(THREADS)
 
     return finish
 
 
-def _make_layer(layer, place, keeps_sums):
+def _make_layer(layer, place, keeps):
     """Device function for a layer's products, on warpgroups, and its activation."""
     BN, N, D = layer.BN, layer.N, layer.D
     ROWS, D1, COLUMNS = layer.rows, layer.D1, layer.columns
@@ -310,14 +330,15 @@ def _make_layer(layer, place, keeps_sums):
     TILES, ROUNDS, SHARES = layer.tiles, layer.rounds, layer.shares
     WARPGROUPS, THREADS = place.warpgroups, place.warpgroups * 128
     STEPS, TOGETHER = layer.chunks // (SHARES * BATCH), SHARES * BATCH
+    # Steps in turn whose fragments have registers of their own, so that one's products can follow the other's.
+    HALVES = 2 if layer.follows else 1
+    LATER, HELD = HALVES - 1, HALVES * FRAGMENTS
     OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
     CAPSULE, BY_CAPSULE, SIZE = layer.D3, layer.by_capsule, layer.size
     IN, OUT = layer.at, layer.out
-    e = layer.epilogue
-    BLOCKS, LANES, MASK, SLOPE = e.blocks, e.lanes, e.mask, np.float32(e.slope)
-    WHOLE, KEEPS, KEEPS_OUTPUT = layer.shares == 1, keeps_sums, keeps_sums or layer.last
-    WRITTEN, OUTPUT = layer.written_at, layer.output_at
-    finish = _make_finish(layer, place, keeps_sums)
+    WHOLE, SLOPES, GROUPS_OUT = layer.shares == 1, layer.slopes_at, layer.size // layer.group
+    finish = _make_finish(layer, place, keeps)
+    end = _make_end(layer.out, layer.size, layer.output_at, place, keeps or layer.last)
     SLOTS, EMPTY, GATE, LEAVES = layer.slots, 8 * place.slots, 16 * place.slots, layer.leaves
     N_FULL, NEARER = N == BN, TF32_NEARER
     lies_at, phase_of, after = ring_of(place, layer.slots)
@@ -347,6 +368,8 @@ def _make_layer(layer, place, keeps_sums):
     def result_of_column(n):
         n = np.uint32(n)
         return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
+
+    squash = make_squash_tile(layer, result_of, result_of_column, keeps)
 
     @cuda.jit(device=True, forceinline=True)
     def load(to, shared, origin, run_at, rows_at, chunk):
@@ -387,11 +410,38 @@ def _make_layer(layer, place, keeps_sums):
         return after(turn, phases, 1)
 
     @cuda.jit(device=True, forceinline=True)
+    def leave(shared, start, lane, turn):
+        """Leave the chunks from there on to the copy engine, in the name of all that share the sum."""
+        for _ in range(BATCH):
+            if lane == 0:
+                mbarrier_arrive_times(shared, start + EMPTY + turn * 8, SHARES)
+            turn = short(turn + 1 if turn < SLOTS - 1 else 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(acc, part, high, first, low, shared, chunk_at):
+        """Queue the products with the chunks that lie there."""
+        for chain in range(PARTS):  # in three terms the small products first
+            for r in range(BATCH):
+                for tap in range(TAP_COLUMNS):
+                    for group in range(GROUPS):
+                        b_high = chunk_at[r] + (tap * PARTS * GROUPS + group) * PART
+                        b_low = b_high + GROUPS * PART
+                        k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
+                        if not SPLIT:
+                            wgmma_fragment(BN, acc, 0, high, first + k, shared, b_high, 1)
+                        elif chain == 0:
+                            more = 1 if r + tap + group > 0 else 0
+                            wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
+                            wgmma_fragment(BN, part, 0, high, k, shared, b_low, 1)
+                        else:
+                            wgmma_fragment(BN, part, 0, high, k, shared, b_high, 1)
+
+    @cuda.jit(device=True, forceinline=True)
     def compute(where, turn, phases):
-        shared, start, floats, sums, outputs, image, images, thread, warp = where
+        shared, start, floats, slopes, _, image, images, thread, warp = where
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
-        high = cuda.local.array(FRAGMENTS, np.float32)
+        high = cuda.local.array(HELD, np.float32)
         low = cuda.local.array(LOW, np.float32)
         loaded = cuda.local.array(FRAGMENTS, np.float32)
         run_at = cuda.local.array(RUNS, np.int32)
@@ -417,75 +467,62 @@ def _make_layer(layer, place, keeps_sums):
                 part[i] = _ZERO
             busy = tile < TILES and share < SHARES
             if busy:
-                for step in range(short(STEPS)):
-                    if SHARES > 1:
-                        turn, phases = after(turn, phases, share * BATCH)
-                    for i in range(FRAGMENTS):
-                        if SPLIT:
-                            high[i] = cut_tf32(loaded[i])
-                            low[i] = (loaded[i] - high[i]) * NEARER
-                        else:
-                            high[i] = loaded[i] * NEARER
-                    one, bits = turn, phases
-                    for r in range(BATCH):
-                        mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
-                        chunk_at[r] = B_MATRIX + (start + lies_at(one)) // 16
-                        one, bits = after(one, bits, 1)
-                    wgmma_fence()
-                    for chain in range(PARTS):  # in three terms the small products first
+                before = turn
+                for some in range(short(STEPS // HALVES)):
+                    for half in range(HALVES):
+                        step = short(some * HALVES + half)
+                        if SHARES > 1:
+                            turn, phases = after(turn, phases, share * BATCH)
+                        for i in range(FRAGMENTS):
+                            if SPLIT:
+                                high[i] = cut_tf32(loaded[i])
+                                low[i] = (loaded[i] - high[i]) * NEARER
+                            else:
+                                high[half * FRAGMENTS + i] = loaded[i] * NEARER
+                        one, bits = turn, phases
                         for r in range(BATCH):
-                            for tap in range(TAP_COLUMNS):
-                                for group in range(GROUPS):
-                                    b_high = chunk_at[r] + (tap * PARTS * GROUPS + group) * PART
-                                    b_low = b_high + GROUPS * PART
-                                    k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
-                                    if not SPLIT:
-                                        wgmma_fragment(BN, acc, 0, high, k, shared, b_high, 1)
-                                    elif chain == 0:
-                                        more = 1 if r + tap + group > 0 else 0
-                                        wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
-                                        wgmma_fragment(BN, part, 0, high, k, shared, b_low, 1)
-                                    else:
-                                        wgmma_fragment(BN, part, 0, high, k, shared, b_high, 1)
-                    wgmma_commit()
-                    if step < STEPS - 1:
-                        ahead = (step + 1) * TOGETHER + share * BATCH
-                        load(loaded, shared, origin, run_at, rows_at, ahead)
-                    elif ROUNDS > 1:  # the next tile's
-                        _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
-                        load(loaded, shared, origin, run_at, rows_at, 0)
+                            mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
+                            chunk_at[r] = B_MATRIX + (start + lies_at(one)) // 16
+                            one, bits = after(one, bits, 1)
+                        wgmma_fence()
+                        multiply(acc, part, high, half * FRAGMENTS, low, shared, chunk_at)
+                        wgmma_commit()
+                        if step < STEPS - 1:
+                            ahead = (step + 1) * TOGETHER + share * BATCH
+                            load(loaded, shared, origin, run_at, rows_at, ahead)
+                        elif ROUNDS > 1:  # the next tile's
+                            _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
+                            load(loaded, shared, origin, run_at, rows_at, 0)
+                        wgmma_wait_but(LATER)
+                        if SPLIT:
+                            for i in range(SUMS):
+                                acc[i] += part[i]
+                        if step >= LATER:  # read are the chunks of this step, or of the one before
+                            leave(shared, start, lane, before if LATER > 0 else turn)
+                        before = turn
+                        turn, phases = after(turn, phases, TOGETHER - share * BATCH)
+                if LATER > 0:
                     wgmma_wait()
-                    if SPLIT:
-                        for i in range(SUMS):
-                            acc[i] += part[i]
-                    for _ in range(BATCH):
-                        if lane == 0:
-                            mbarrier_arrive_times(shared, start + EMPTY + turn * 8, SHARES)
-                        turn, phases = after(turn, phases, 1)
-                    if SHARES > 1:
-                        turn, phases = after(turn, phases, TOGETHER - (share + 1) * BATCH)
+                    leave(shared, start, lane, before)
             else:
                 for _ in range(short(STEPS * TOGETHER)):
                     turn, phases = pass_by(shared, start, lane, turn, phases)
             column = short(lane % 4 * 2)
             if busy:
-                if WHOLE and KEEPS:
-                    far = WRITTEN * images + image * SIZE
-                    store(acc, sums, far, row, column)
                 if WHOLE:
-                    activate(acc, SUMS, 2, 2, BLOCKS, LANES, MASK, SLOPE)
-                    if KEEPS_OUTPUT:
-                        store(acc, outputs, OUTPUT * images + image * SIZE, row, column)
+                    squash(acc, slopes, SLOPES * images + image * GROUPS_OUT, row, lane)
                 store(acc, shared, floats + OUT + share * SIZE, row, column)
             tile, row = short(tile + WARPGROUPS), short(row + WARPGROUPS * 64)
         if LEAVES:
             fence_proxy_async()  # the copy engine may write over what was read here
             cuda.syncwarp()
             if lane == 0:
+                bulk_store_read()
                 mbarrier_arrive(shared, start + GATE)
-        meet(THREADS)
         if not WHOLE:
+            meet(THREADS)
             finish(where)
+        end(where)
         return turn, phases
 
     return compute

@@ -22,7 +22,6 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, squash_slopes
 from numbacaps.fused.intrinsics import TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     bulk_copy,
@@ -42,7 +41,6 @@ from numbacaps.fused.ptx import (
     meet,
     meet_at,
     more_registers,
-    prefetch,
     shared_address,
     store_quad,
     store_run,
@@ -85,9 +83,7 @@ def make_resident_backward(place, classes):
         compute += [_make_weights(layer, ring)] if layer.weights else []
         compute += [_make_input(layer, ring), _make_activation(output, ring)]
     compute = in_turn([*compute, _make_first_weights(first, ring)])
-    ask = [_make_prefetch(output) for output in reversed(place.outputs[:-1])]
-    copy = [_make_copy(layer, ring) for layer in reversed(place.layers)]
-    copy = in_turn([*ask, *copy])
+    copy = in_turn([_make_copy(layer, ring) for layer in reversed(place.layers)])
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(ring.threads, 1))
@@ -95,8 +91,8 @@ def make_resident_backward(place, classes):
         x,  # in   (N, C, H, W, E1)
         labels,  # in   (N,), int64
         lengths,  # in   (N, classes)
-        sums,  # in   every layer's, one behind the other
-        outputs,  # in   the same behind the activation
+        slopes,  # in   of every layer's squash, (groups, 2), one behind the other
+        outputs,  # in   every layer's, likewise
         packed,  # in   all kernels but the first, one behind the other as the layers say
         d_sums,  # out  what reaches the sums of layers whose kernel's gradient is not computed here
         partial,  # out  parts of the kernels' gradients that are, one kernel behind the other
@@ -123,16 +119,16 @@ def make_resident_backward(place, classes):
             if warp == WARPS and lane == 0:
                 phases = short(-1)  # what nobody has filled yet counts as empty
                 opened = short(1)
-                for image in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
+                for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
                     mbarrier_wait(shared, start + GATE, opened)  # the image before is done
-                    turn, phases = copy((shared, start, packed, sums, image, images), turn, phases)
+                    turn, phases = copy((shared, start, packed), turn, phases)
                     opened = short(opened ^ 1)
         else:
             more_registers(REGISTERS)
             phases = short(0)
             floats = short((start - begin) // 4)
             for image in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
-                read = sums, outputs, lengths, labels
+                read = slopes, outputs, lengths, labels
                 which = image, images, thread, warp
                 where = shared, start, floats, read, d_sums, partial, which
                 begin_with(where)
@@ -148,19 +144,6 @@ def make_resident_backward(place, classes):
     return resident_backward_kernel
 
 
-def _make_prefetch(output):
-    """Device function that asks for a layer's sums ahead, which may have left the cache."""
-    SIZE, SUMS, BYTES = output.size, output.sums_at, output.size * 4
-
-    @cuda.jit(device=True, forceinline=True)
-    def ask(where, turn, phases):
-        _, _, _, sums, image, images = where
-        prefetch(sums, SUMS * images + image * SIZE, BYTES)
-        return turn, phases
-
-    return ask
-
-
 def _make_copy(one, ring):
     """Device function that fetches a layer's kernel, chunk after chunk, once a round of tiles."""
     ROUNDS, CHUNKS, BYTES = one.rounds, one.chunks, one.chunk_bytes
@@ -169,7 +152,7 @@ def _make_copy(one, ring):
 
     @cuda.jit(device=True, forceinline=True)
     def copy(where, turn, phases):
-        shared, start, packed, _, _, _ = where
+        shared, start, packed = where
         if turn >= SLOTS:
             turn = short(0)
         for _ in range(short(ROUNDS)):
@@ -189,7 +172,7 @@ def _make_copy(one, ring):
 def _make_loss(output, ring, classes):
     """Device function for what reaches the class capsules."""
     SIZE, AT, THREADS, CLASSES = output.size, output.at, ring.warpgroups * 128, classes
-    OF_CAPSULE, OUTPUT = output.size // classes, output.sums_at
+    OF_CAPSULE, OUTPUT = output.size // classes, output.output_at
     PRESENT, ABSENT, WEIGHT = map(np.float32, (MARGIN_PRESENT, MARGIN_ABSENT, WEIGHT_ABSENT))
     TWO = np.float32(2)
 
@@ -221,12 +204,12 @@ def _make_activation(output, ring):
     WIDTH = gcd(output.group, _OWN)
     RUNS, PARTS, THREADS = WIDTH // 4, output.size // WIDTH, ring.warpgroups * 128
     BITS = (output.group // WIDTH).bit_length() - 1
-    SIZE, AT, SUMS = output.size, output.at, output.sums_at
+    SIZE, AT, OUTPUT = output.size, output.at, output.output_at
+    SLOPES, GROUPS = output.slopes_at, output.size // output.group
     WRITES, TO, COPIES = output.d_sums_at is not None, output.d_sums_at or 0, output.copies
-    SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
-    TURNS = -(-PARTS // THREADS)
+    SLOPE, TURNS = np.float32(output.slope), -(-PARTS // THREADS)
     AHEAD = min(TURNS, _FEW if TURNS <= 2 * _FEW else 2 * _FEW)
-    ROUNDS, HELD = -(-TURNS // AHEAD), AHEAD * WIDTH
+    ROUNDS, HELD, PAIRS = -(-TURNS // AHEAD), AHEAD * WIDTH, AHEAD * 2
 
     @cuda.jit(device=True, forceinline=True)
     def run_of(lane, r):
@@ -234,66 +217,68 @@ def _make_activation(output, ring):
         return (r ^ lane >> 2 & RUNS - 1) * 4
 
     @cuda.jit(device=True, forceinline=True)
-    def load(to, sums, begin, first, lane):
-        """A thread's sums of some turns."""
+    def load(results, pairs, outputs, slopes, begins, first, lane):
+        """A thread's outputs of some turns, and their groups' slopes."""
         run = cuda.local.array(4, np.float32)
+        output, group = begins
         for turn in range(AHEAD):
-            e = min(first + turn * THREADS, PARTS - 1) * WIDTH
+            part = min(first + turn * THREADS, PARTS - 1)
             for r in range(RUNS):
-                load_run(4, run, sums, begin + e + run_of(lane, r))
+                load_run(4, run, outputs, output + part * WIDTH + run_of(lane, r))
                 for j in range(4):
-                    to[turn * WIDTH + r * 4 + j] = run[j]
+                    results[turn * WIDTH + r * 4 + j] = run[j]
+            load_run(2, run, slopes, 2 * (group + (part >> BITS)))
+            pairs[2 * turn], pairs[2 * turn + 1] = run[0], run[1]
 
     @cuda.jit(device=True, forceinline=True)
     def differentiate(where, turn, phases):
         shared, _, floats, read, d_sums, _, which = where
-        sums, _, _, _ = read
+        slopes, outputs, _, _ = read
         image, images, thread, warp = which
         ahead = cuda.local.array(HELD, np.float32)
-        before = cuda.local.array(HELD, np.float32)
+        pairs_ahead = cuda.local.array(PAIRS, np.float32)
+        result = cuda.local.array(HELD, np.float32)
+        pairs = cuda.local.array(PAIRS, np.float32)
         gradient = cuda.local.array(WIDTH, np.float32)
-        scale = cuda.local.array(WIDTH, np.float32)
         run = cuda.local.array(4, np.float32)
         lane = short(thread & 31)
-        begin = SUMS * images + image * SIZE
-        load(ahead, sums, begin, thread, lane)
+        begins = OUTPUT * images + image * SIZE, SLOPES * images + image * GROUPS
+        load(ahead, pairs_ahead, outputs, slopes, begins, thread, lane)
         for around in range(short(ROUNDS)):
             for i in range(HELD):
-                before[i] = ahead[i]
+                result[i] = ahead[i]
+            for i in range(PAIRS):
+                pairs[i] = pairs_ahead[i]
             first = short(thread + around * (AHEAD * THREADS))
             if around < ROUNDS - 1:
-                load(ahead, sums, begin, first + AHEAD * THREADS, lane)
+                behind = first + AHEAD * THREADS
+                load(ahead, pairs_ahead, outputs, slopes, begins, behind, lane)
             for one in range(AHEAD):
                 part = short(first + one * THREADS)
-                e = short(min(part, PARTS - 1) * WIDTH)
-                square, dot = _ZERO, _ZERO
-                for r in range(RUNS):
-                    load_run(4, run, shared, floats + AT + e + run_of(lane, r))
-                    for j in range(4):
-                        gradient[r * 4 + j] = run[j]
-                    for other in range(1, COPIES):
-                        at_other = AT + other * SIZE + e
-                        load_run(4, run, shared, floats + at_other + run_of(lane, r))
+                e = short(part * WIDTH)
+                dot = _ZERO
+                if part < PARTS:
+                    for r in range(RUNS):
+                        load_run(4, run, shared, floats + AT + e + run_of(lane, r))
                         for j in range(4):
-                            gradient[r * 4 + j] += run[j]
-                for j in range(WIDTH):
-                    scale[j] = _ONE if before[one * WIDTH + j] > _ZERO else SLOPE
-                    before[one * WIDTH + j] *= scale[j]  # behind LeakyReLU
-                    value = before[one * WIDTH + j]
-                    square += value * value
-                    dot += value * gradient[j]
+                            gradient[r * 4 + j] = run[j]
+                        for other in range(1, COPIES):
+                            at_other = AT + other * SIZE + e
+                            load_run(4, run, shared, floats + at_other + run_of(lane, r))
+                            for j in range(4):
+                                gradient[r * 4 + j] += run[j]
+                    for j in range(WIDTH):
+                        dot += result[one * WIDTH + j] * gradient[j]
                 for bit in range(BITS):
-                    square += shuffle(square, lane ^ 1 << bit)
                     dot += shuffle(dot, lane ^ 1 << bit)
-                f, h = squash_slopes(square + REGULARISER)
-                along = dot * h
-                for j in range(WIDTH):
-                    d_value = gradient[j] * f + before[one * WIDTH + j] * along
-                    gradient[j] = d_value * scale[j]
+                along = dot * pairs[2 * one + 1]
                 if part < PARTS:
                     for r in range(RUNS):
                         for j in range(4):
-                            run[j] = gradient[r * 4 + j]
+                            value = result[one * WIDTH + r * 4 + j]
+                            scale = _ONE if value > _ZERO else SLOPE
+                            d_value = gradient[r * 4 + j] * pairs[2 * one] + value * along
+                            run[j] = d_value * scale
                         place = e + run_of(lane, r)
                         store_run(4, shared, floats + AT + place, run)
                         if WRITES:
@@ -325,8 +310,6 @@ def _make_input(one, ring):
     HELD = ROWS_HELD * PLACES * RUN_OUT
     TAP_COLUMNS, ROUNDS, COPIES = layer.taps[1], one.rounds, one.copies
     CHUNKS, WARPGROUPS = 2 if SPLIT else 1, ring.warpgroups
-    CHAINS = 2 if TURNS == 1 and not SPLIT else 1
-    OTHER = SUMS if CHAINS > 1 else 1
     AT, OUT, SIZE, THREADS = one.at, one.out, one.size, ring.warpgroups * 128
     EMPTY, SLOTS, NEARER = 8 * ring.slots, one.slots, TF32_NEARER
     lies_at, phase_of, after = ring_of(ring, one.slots)
@@ -368,7 +351,6 @@ def _make_input(one, ring):
         """The products of all tiles with some taps, whose chunks are next in the ring."""
         high = cuda.local.array(PART, np.float32)
         low = cuda.local.array(PART, np.float32)
-        other = cuda.local.array(OTHER, np.float32)
         mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
         one, bits = after(turn, phases, 1)
         if SPLIT:
@@ -394,17 +376,17 @@ def _make_input(one, ring):
                 wgmma_wait()
         if not SPLIT:  # sums that do not wait for each other in turn
             for k in range(STEPS):
-                b, more = b_high + k * STEP, 1 if k >= CHAINS else 0
+                b, more = b_high + k * STEP, 1 if k > 0 else 0
                 for t in range(TURNS):
                     of = t * FRAGMENTS + k * 4
-                    if k % CHAINS == 0:
-                        wgmma_fragment(BN, acc, t * SUMS, held, of, shared, b, more)
-                    else:
-                        wgmma_fragment(BN, other, 0, held, of, shared, b, more)
+                    wgmma_fragment(BN, acc, t * SUMS, held, of, shared, b, more)
             wgmma_commit()
             wgmma_wait()
-            for i in range(SUMS if CHAINS > 1 else 0):
-                acc[i] += other[i]
+
+    @cuda.jit(device=True, forceinline=True)
+    def below(one):
+        """Rows from a thread's first one to this one."""
+        return one // 2 * 64 + one % 2 * 8
 
     @cuda.jit(device=True, forceinline=True)
     def add(acc, shared, to, row, added_at, column_at, taps, barrier):
@@ -420,22 +402,20 @@ def _make_input(one, ring):
             for some in range(0, ROWS_ADDED, ROWS_HELD):
                 for one in range(ROWS_HELD):  # before the first store, which they would wait for
                     begin = tap_at + added_at[some + one]
-                    for place in range(PLACES):
-                        load_run(RUN_OUT, run, shared, begin + column_at[place])
-                        for i in range(RUN_OUT):
-                            held[(one * PLACES + place) * RUN_OUT + i] = run[i]
+                    if row + below(some + one) < ROWS:
+                        for place in range(PLACES):
+                            load_run(RUN_OUT, run, shared, begin + column_at[place])
+                            for i in range(RUN_OUT):
+                                held[(one * PLACES + place) * RUN_OUT + i] = run[i]
                 for one in range(ROWS_HELD):
-                    below = (some + one) // 2 * 64 + one % 2 * 8
                     begin = tap_at + added_at[some + one]
-                    for place in range(PLACES):
-                        for i in range(RUN_OUT):
-                            block = j * OF_TAP + place * WIDE + i // 2
-                            which = (some + one) // 2 * SUMS + block * 4 + one % 2 * 2 + i % 2
-                            held[(one * PLACES + place) * RUN_OUT + i] += acc[which]
-                    if row + below < ROWS:
+                    if row + below(some + one) < ROWS:
                         for place in range(PLACES):
                             for i in range(RUN_OUT):
-                                run[i] = held[(one * PLACES + place) * RUN_OUT + i]
+                                block = j * OF_TAP + place * WIDE + i // 2
+                                which = (some + one) // 2 * SUMS + block * 4
+                                which += (some + one) % 2 * 2 + i % 2
+                                run[i] = held[(one * PLACES + place) * RUN_OUT + i] + acc[which]
                             store_run(RUN_OUT, shared, begin + column_at[place], run)
 
     @cuda.jit(device=True, forceinline=True)

@@ -23,17 +23,19 @@ from numbacaps.target import SIMULATED, cuda
 _MOST_ROUNDS = 2  # images of a multiprocessor: with one it is the faster way, with eight it is not
 
 
-def forward_pass(layers, N, dtype, keeps_sums=True):
+def forward_pass(layers, N, dtype, for_gradients=True):
     """The forward pass of a batch size that should take the least time; arguments are :class:`ForwardPass`'s."""
     why = why_not(layers, dtype) or _why_slow(N)
+    if for_gradients:  # each backward pass reads what its own forward pass leaves
+        why = why or backward_residence.why_not(layers)
     if why:
-        return ForwardPass(layers, N, dtype, keeps_sums, why=why)
-    return ResidentPass(layers, N, dtype, keeps_sums)
+        return ForwardPass(layers, N, dtype, for_gradients, why=why)
+    return ResidentPass(layers, N, dtype, for_gradients)
 
 
 def backward_pass(forward):
-    """The backward pass that should take the least time behind a forward pass."""
-    resident = isinstance(forward, ResidentPass) and not backward_residence.why_not(forward.placed)
+    """The backward pass behind a forward pass."""
+    resident = isinstance(forward, ResidentPass)
     return ResidentBackwardPass(forward) if resident else BackwardPass(forward)
 
 
@@ -55,50 +57,53 @@ def why_not(layers, dtype):
 class ResidentPass(ForwardPass):
     """The same of a network that can stay in a multiprocessor; a block takes image after image.
 
+    Sums before activations never leave it: gradients read the outputs and the squashes' slopes.
+
     Parameters
     ----------
-    layers, N, dtype, keeps_sums
-        As those of :class:`numbacaps.nn.passes.ForwardPass`. Where the sums are not kept, of the outputs only
+    layers, N, dtype, for_gradients
+        As those of :class:`numbacaps.nn.passes.ForwardPass`. Where it is not for gradients, of the outputs only
         the last one is written.
 
     Attributes
     ----------
     placed : sequence of PlacedLayer
     images : int
-    all_sums, all_outputs : device array
-        ``sums`` and ``outputs``, one behind the other.
+    slopes : list of device array (N, groups, 2)
+        Of every layer's squash; see :func:`numbacaps.activation.squash_slopes_of_result`.
+    all_slopes, all_outputs : device array
+        ``slopes`` and ``outputs``, one behind the other.
     packed : PackedKernels
     """
 
-    def __init__(self, layers, N, dtype, keeps_sums=True):
+    def __init__(self, layers, N, dtype, for_gradients=True):
         from numbacaps.nn.resident import make_resident_forward
 
-        super().__init__(layers, N, dtype, keeps_sums)
-        _, place, first, others = residence.place(layers, keeps_sums)
-        last = layers[-1]
+        super().__init__(layers, N, dtype, for_gradients)
+        _, place, first, others = residence.place(layers, for_gradients)
         self.placed, self.images = layers, N
         self._place, self._others = place, others
-        backward = keeps_sums and not backward_residence.why_not(layers)
-        self.packed = PackedKernels(layers, others, backward)
-        classes = last.layer.channels
-        which = first, others, place, classes, others[-1].size // classes, keeps_sums
+        self.packed = PackedKernels(layers, others, for_gradients)
+        groups = [int(layer.squash) for layer in self.layers] if for_gradients else []
+        shapes = [(*out.shape[:1], out.shape[1] // of, 2) for out, of in zip(self.outputs, groups)]
+        self.all_slopes, self.slopes = _one_behind_the_other(shapes, dtype)
+        classes = layers[-1].layer.channels
+        which = first, others, place, classes, others[-1].size // classes, for_gradients
         kernel = make_resident_forward(*which)
         self._kernel = Compiled(kernel, [dtype] * 6, 1, place.bytes, early=True)
 
-    def _allocate(self, shapes, dtype, keeps_sums):
-        written = shapes if keeps_sums else shapes[-1:]
-        self.all_sums, sums = _one_behind_the_other(written, dtype)
+    def _allocate(self, shapes, dtype, for_gradients):
+        written = shapes if for_gradients else shapes[-1:]
         self.all_outputs, outputs = _one_behind_the_other(written, dtype)
         absent = [None] * (len(shapes) - len(written))
-        self.sums = sums if keeps_sums else [None] * len(shapes)
-        self.outputs = absent + outputs
+        self.sums, self.outputs = [None] * len(shapes), absent + outputs
 
     def pack(self, state, beside):
         self.packed.pack(state, beside.stream)
 
     def launch(self, x, state, beside):
         packed, place = self.packed.forward, self._place
-        arrays = x, state.kernels[0], packed, self.all_sums, self.all_outputs, self.lengths
+        arrays = x, state.kernels[0], packed, self.all_slopes, self.all_outputs, self.lengths
         how = min(self.images, multiprocessors()), place.threads
         launch_tiles(self._kernel, *how, (*arrays, self.images), beside.stream, place.bytes)
 
@@ -119,7 +124,7 @@ class ResidentBackwardPass(BackwardPass):
     Parameters
     ----------
     forward : ResidentPass
-        Whose results it reads; one that keeps its sums.
+        Whose results it reads; one for gradients.
     """
 
     def __init__(self, forward):
@@ -164,7 +169,7 @@ class ResidentBackwardPass(BackwardPass):
         forward, stream = self.forward, beside.stream
         results = state.step, state.losses, state.hits
         beside.run(lambda other: margin_loss(forward.lengths, labels, *results, other))
-        arrays = x, labels, forward.lengths, forward.all_sums, forward.all_outputs
+        arrays = x, labels, forward.lengths, forward.all_slopes, forward.all_outputs
         arrays += forward.packed.backward, self._all_d_sums, self._partial
         ring = self._place.ring
         how = min(forward.images, multiprocessors()), ring.threads
