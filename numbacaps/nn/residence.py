@@ -220,8 +220,8 @@ def _why_not_any(one):
         return f"G is {g.G}"
     if layer.squash not in _GROUPS:
         return f"groups of {layer.squash} elements are not squashed: {_GROUPS} are"
-    if g.P * g.L * g.E3 % 4:
-        return "its output is no multiple of 16 bytes"
+    if g.L * g.E3 % 4:
+        return "a channel of its output is no multiple of 16 bytes"
     if not implicit_gemm.forward(g).inside:
         return "windows reach over the edge"
     return None

@@ -25,7 +25,6 @@ from numbacaps.fused.ptx import (
     bulk_store,
     bulk_store_read,
     bulk_store_wait,
-    cp_async,
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
@@ -39,10 +38,12 @@ from numbacaps.fused.ptx import (
     mbarrier_init,
     mbarrier_wait,
     meet,
+    meet_at,
     more_registers,
     shared_address,
     store_pair,
     store_run,
+    unforeseen,
     wait_for_last,
     wgmma_commit,
     wgmma_fence,
@@ -52,11 +53,12 @@ from numbacaps.fused.ptx import (
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.nn.residence import COPYING_REGISTERS
-from numbacaps.nn.ring import in_turn, ring_of
+from numbacaps.nn.ring import in_turn, make_fetch, ring_of
 from numbacaps.nn.squash_tile import make_squash_tile
 from numbacaps.target import at, cuda
 
 _ZERO = np.float32(0)
+_UNROLLED = 6  # steps, at most: of more the code takes longer to be fetched than it saves
 _OWN = 8  # elements of a squash group that a thread has, at most
 
 
@@ -83,6 +85,7 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
     compute_first = _make_first(first, place, for_gradients)
     compute = in_turn([_make_layer(layer, place, for_gradients) for layer in layers])
     copy = in_turn([_make_copy(layer, place) for layer in layers])
+    fetch = make_fetch(THREADS)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(place.threads, 1))
@@ -124,23 +127,19 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
             phases = short(0)
             floats = short((start - begin) // 4)
             image = short(cuda.blockIdx.x)
-            for i in range(4 * thread, WEIGHTS, 4 * THREADS):
-                cp_async(16, shared, start + 4 * (KERNEL + i), kernel, i, True)
-            for i in range(4 * thread, IMAGE, 4 * THREADS):
-                cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
+            fetch(shared, start + 4 * KERNEL, kernel, 0, WEIGHTS, thread)
+            fetch(shared, start + 4 * X, x, image * IMAGE, IMAGE, thread)
             cp_async_commit()
             wait_for_last()  # what packs lets this one start when batch and weights are there
             for image in range(image, short(images), short(cuda.gridDim.x)):
                 cp_async_wait(0)
-                if thread == 0:
-                    bulk_store_read()  # the last image's outputs were read
+                bulk_store_read()  # the last image's outputs
                 meet(THREADS)
                 where = shared, start, floats, slopes, outputs, image, images, thread, warp
                 compute_first(where)
                 beyond = image + cuda.gridDim.x
                 if beyond < images:
-                    for i in range(4 * thread, IMAGE, 4 * THREADS):
-                        cp_async(16, shared, start + 4 * (X + i), x, beyond * IMAGE + i, True)
+                    fetch(shared, start + 4 * X, x, beyond * IMAGE, IMAGE, thread)
                 cp_async_commit()
                 turn, phases = compute(where, turn, phases)
                 for capsule in range(warp, CLASSES, WARPS):
@@ -152,8 +151,7 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
                         square += shuffle(square, lane ^ 1 << bit)
                     if lane == 0:
                         lengths[at(image * CLASSES + capsule)] = math.sqrt(square)
-            if thread == 0:
-                bulk_store_wait()
+            bulk_store_wait()
 
     return resident_forward_kernel
 
@@ -164,24 +162,27 @@ def _make_copy(layer, place):
     OFFSET, ELEMENTS = layer.packed_at, layer.chunk_bytes // 4
     SLOTS, EMPTY, GATE = layer.slots, 8 * place.slots, 16 * place.slots
     RING = place.ring
-    lies_at, phase_of, after = ring_of(place, layer.slots)
+    lies_at, phase_of, following, _ = ring_of(place, layer.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def copy(where, turn, phases):
         shared, start, packed, opened = where
         if turn >= SLOTS:
             turn = short(0)
-        for _ in range(short(ROUNDS)):
-            source = OFFSET
-            for _ in range(short(CHUNKS)):
+        around = short(0)
+        while around < ROUNDS:
+            source, chunk = OFFSET, short(0)
+            while chunk < CHUNKS:
                 full = start + turn * 8
                 if SLOTS > RING and turn >= RING:
                     mbarrier_wait(shared, start + GATE, opened)  # what lay there was read
                 mbarrier_wait(shared, full + EMPTY, phase_of(turn, phases))
                 mbarrier_expect(shared, full, BYTES)
-                bulk_copy(shared, start + lies_at(turn), packed, source, BYTES, full)
+                bulk_copy(shared, CHUNK * lies_at(start, turn), packed, source, BYTES, full)
                 source += ELEMENTS
-                turn, phases = after(turn, phases, 1)
+                turn, phases = following(turn, phases)
+                chunk = unforeseen(chunk + 1)
+            around = unforeseen(around + 1)
         return turn, phases
 
     return copy
@@ -216,7 +217,8 @@ def _make_first(layer, place, keeps):
                 for j in range(RUN):
                     weights[k * GROUP + r * RUN + j] = run[j]
         begin = short(np.uint32(thread) // OF_PIXEL)
-        for pixel in range(begin if begin < AT_ONCE else short(PIXELS), short(PIXELS), AT_ONCE):
+        pixel = begin if begin < AT_ONCE else short(PIXELS)
+        while pixel < PIXELS:
             slot = np.uint32(np.uint32(pixel) // COLUMNS) * ROW
             slot += np.uint32(np.uint32(pixel) % COLUMNS) * COLUMN + FIRST
             e = (p * PIXELS + pixel) * D3 + d3
@@ -243,6 +245,7 @@ def _make_first(layer, place, keeps):
                 for j in range(RUN):
                     run[j] = leaky(total[r * RUN + j], SLOPE) * factor
                 store_run(RUN, shared, floats + OUT + e + r * RUN, run)
+            pixel = unforeseen(pixel + AT_ONCE)
         end(where)
 
     return compute_first
@@ -255,10 +258,9 @@ def _make_end(out, size, output_at, place, keeps):
     @cuda.jit(device=True, forceinline=True)
     def end(where):
         shared, start, _, _, outputs, image, images, thread, _ = where
+        bulk_store_read()  # from where the next layer writes
         if KEEPS:
             fence_proxy_async()  # the copy engine may see the output
-            if thread == 0:
-                bulk_store_read()  # where the next layer writes
         meet(THREADS)
         if KEEPS and thread == 0:
             to = OUTPUT * images + image * SIZE
@@ -281,7 +283,8 @@ def _make_finish(layer, place, keeps):
         total = cuda.local.array(WIDTH, np.float32)
         run = cuda.local.array(4, np.float32)
         lane = short(thread & 31)
-        for first in range(thread - lane, PARTS, THREADS):  # whole warps, because lanes meet
+        first = short(thread - lane)
+        while first < PARTS:  # whole warps, because lanes meet
             e = min(first + lane, PARTS - 1) * WIDTH
             inside = first + lane < PARTS
             square = _ZERO
@@ -308,6 +311,7 @@ def _make_finish(layer, place, keeps):
                     for j in range(4):
                         run[j] = leaky(total[r * 4 + j], SLOPE) * factor
                     store_run(4, shared, floats + OUT + e + r * 4, run)
+            first = unforeseen(first + THREADS)
 
     return finish
 
@@ -330,18 +334,20 @@ def _make_layer(layer, place, keeps):
     TILES, ROUNDS, SHARES = layer.tiles, layer.rounds, layer.shares
     WARPGROUPS, THREADS = place.warpgroups, place.warpgroups * 128
     STEPS, TOGETHER = layer.chunks // (SHARES * BATCH), SHARES * BATCH
+    UNROLLS = STEPS <= _UNROLLED
     # Steps in turn whose fragments have registers of their own, so that one's products can follow the other's.
     HALVES = 2 if layer.follows else 1
     LATER, HELD = HALVES - 1, HALVES * FRAGMENTS
     OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
-    CAPSULE, BY_CAPSULE, SIZE = layer.D3, layer.by_capsule, layer.size
+    D3, BY_CAPSULE, CAPSULES, SIZE = layer.D3, layer.by_capsule, layer.N // layer.D3, layer.size
     IN, OUT = layer.at, layer.out
     WHOLE, SLOPES, GROUPS_OUT = layer.shares == 1, layer.slopes_at, layer.size // layer.group
     finish = _make_finish(layer, place, keeps)
-    end = _make_end(layer.out, layer.size, layer.output_at, place, keeps or layer.last)
+    KEEPS, OUTPUT = keeps or layer.last, layer.output_at
+    end = _make_end(layer.out, layer.size, OUTPUT, place, KEEPS and not WHOLE)
     SLOTS, EMPTY, GATE, LEAVES = layer.slots, 8 * place.slots, 16 * place.slots, layer.leaves
     N_FULL, NEARER = N == BN, TF32_NEARER
-    lies_at, phase_of, after = ring_of(place, layer.slots)
+    lies_at, phase_of, following, after = ring_of(place, layer.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def slot_of(row):
@@ -367,7 +373,7 @@ def _make_layer(layer, place, keeps):
     @cuda.jit(device=True, forceinline=True)
     def result_of_column(n):
         n = np.uint32(n)
-        return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
+        return np.uint32(n // D3) * BY_CAPSULE + np.uint32(n % D3)
 
     squash = make_squash_tile(layer, result_of, result_of_column, keeps)
 
@@ -402,12 +408,21 @@ def _make_layer(layer, place, keeps):
                         store_pair(array, to + result_of_column(n), acc[i], acc[i + 1])
 
     @cuda.jit(device=True, forceinline=True)
+    def write_tile(shared, start, outputs, begin, tile):
+        """Let a tile's rows of every capsule be written while the next tiles are computed."""
+        first = short(tile * 64)
+        count = short(min(64, ROWS - first)) * D3
+        for p in range(short(CAPSULES)):
+            at_row = p * BY_CAPSULE + first * D3
+            bulk_store(outputs, begin + at_row, shared, start + 4 * (OUT + at_row), 4 * count)
+
+    @cuda.jit(device=True, forceinline=True)
     def pass_by(shared, start, lane, turn, phases):
         """Leave a chunk to others."""
         mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
         if lane == 0:
             mbarrier_arrive(shared, start + EMPTY + turn * 8)
-        return after(turn, phases, 1)
+        return following(turn, phases)
 
     @cuda.jit(device=True, forceinline=True)
     def leave(shared, start, lane, turn):
@@ -438,7 +453,7 @@ def _make_layer(layer, place, keeps):
 
     @cuda.jit(device=True, forceinline=True)
     def compute(where, turn, phases):
-        shared, start, floats, slopes, _, image, images, thread, warp = where
+        shared, start, floats, slopes, outputs, image, images, thread, warp = where
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
         high = cuda.local.array(HELD, np.float32)
@@ -468,9 +483,10 @@ def _make_layer(layer, place, keeps):
             busy = tile < TILES and share < SHARES
             if busy:
                 before = turn
-                for some in range(short(STEPS // HALVES)):
+                first = short(0)
+                while first < STEPS:
                     for half in range(HALVES):
-                        step = short(some * HALVES + half)
+                        step = short(first + half)
                         if SHARES > 1:
                             turn, phases = after(turn, phases, share * BATCH)
                         for i in range(FRAGMENTS):
@@ -482,17 +498,19 @@ def _make_layer(layer, place, keeps):
                         one, bits = turn, phases
                         for r in range(BATCH):
                             mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
-                            chunk_at[r] = B_MATRIX + (start + lies_at(one)) // 16
-                            one, bits = after(one, bits, 1)
+                            chunk_at[r] = B_MATRIX + lies_at(start, one)
+                            one, bits = following(one, bits)
+                        ahead = short(step + 1 if step < STEPS - 1 else 0)
+                        if step == STEPS - 1:  # the next tile's
+                            _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
+                        chunk = ahead * TOGETHER + share * BATCH
+                        if not SPLIT:  # before the products, which take the warp until the last has begun
+                            load(loaded, shared, origin, run_at, rows_at, chunk)
                         wgmma_fence()
                         multiply(acc, part, high, half * FRAGMENTS, low, shared, chunk_at)
                         wgmma_commit()
-                        if step < STEPS - 1:
-                            ahead = (step + 1) * TOGETHER + share * BATCH
-                            load(loaded, shared, origin, run_at, rows_at, ahead)
-                        elif ROUNDS > 1:  # the next tile's
-                            _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
-                            load(loaded, shared, origin, run_at, rows_at, 0)
+                        if SPLIT:
+                            load(loaded, shared, origin, run_at, rows_at, chunk)
                         wgmma_wait_but(LATER)
                         if SPLIT:
                             for i in range(SUMS):
@@ -500,7 +518,11 @@ def _make_layer(layer, place, keeps):
                         if step >= LATER:  # read are the chunks of this step, or of the one before
                             leave(shared, start, lane, before if LATER > 0 else turn)
                         before = turn
-                        turn, phases = after(turn, phases, TOGETHER - share * BATCH)
+                        if TOGETHER > 1:
+                            turn, phases = after(turn, phases, TOGETHER - share * BATCH)
+                        else:
+                            turn, phases = following(turn, phases)
+                    first = short(first + HALVES) if UNROLLS else unforeseen(first + HALVES)
                 if LATER > 0:
                     wgmma_wait()
                     leave(shared, start, lane, before)
@@ -512,12 +534,17 @@ def _make_layer(layer, place, keeps):
                 if WHOLE:
                     squash(acc, slopes, SLOPES * images + image * GROUPS_OUT, row, lane)
                 store(acc, shared, floats + OUT + share * SIZE, row, column)
+                if WHOLE and KEEPS:
+                    fence_proxy_async()  # the copy engine may see the tile
+                    meet_at(2 + warpgroup, 128)
+                    if warp & 3 == 0 and lane == 0:
+                        write_tile(shared, start, outputs, image * SIZE + OUTPUT * images, tile)
             tile, row = short(tile + WARPGROUPS), short(row + WARPGROUPS * 64)
         if LEAVES:
             fence_proxy_async()  # the copy engine may write over what was read here
+            bulk_store_read()
             cuda.syncwarp()
             if lane == 0:
-                bulk_store_read()
                 mbarrier_arrive(shared, start + GATE)
         if not WHOLE:
             meet(THREADS)

@@ -22,10 +22,9 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import TF32_NEARER, descriptor_strides, short, shuffle
+from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
     bulk_copy,
-    cp_async,
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
@@ -45,6 +44,7 @@ from numbacaps.fused.ptx import (
     store_quad,
     store_run,
     to_tf32,
+    unforeseen,
     wait_for_last,
     wgmma_commit,
     wgmma_fence,
@@ -54,7 +54,7 @@ from numbacaps.fused.ptx import (
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.nn.margin_loss import MARGIN_ABSENT, MARGIN_PRESENT, WEIGHT_ABSENT
 from numbacaps.nn.residence import COPYING_REGISTERS
-from numbacaps.nn.ring import in_turn, ring_of
+from numbacaps.nn.ring import in_turn, make_fetch, ring_of
 from numbacaps.target import at, cuda
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -84,6 +84,7 @@ def make_resident_backward(place, classes):
         compute += [_make_input(layer, ring), _make_activation(output, ring)]
     compute = in_turn([*compute, _make_first_weights(first, ring)])
     copy = in_turn([_make_copy(layer, ring) for layer in reversed(place.layers)])
+    fetch = make_fetch(THREADS)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(ring.threads, 1))
@@ -132,8 +133,7 @@ def make_resident_backward(place, classes):
                 which = image, images, thread, warp
                 where = shared, start, floats, read, d_sums, partial, which
                 begin_with(where)
-                for i in range(4 * thread, IMAGE, 4 * THREADS):
-                    cp_async(16, shared, start + 4 * (X + i), x, image * IMAGE + i, True)
+                fetch(shared, start + 4 * X, x, image * IMAGE, IMAGE, thread)
                 cp_async_commit()
                 turn, phases = compute(where, turn, phases)
                 fence_proxy_async()  # the copy engine may write over what was read here
@@ -148,22 +148,25 @@ def _make_copy(one, ring):
     """Device function that fetches a layer's kernel, chunk after chunk, once a round of tiles."""
     ROUNDS, CHUNKS, BYTES = one.rounds, one.chunks, one.chunk_bytes
     OFFSET, ELEMENTS, EMPTY, SLOTS = one.packed_at, one.chunk_bytes // 4, 8 * ring.slots, one.slots
-    lies_at, phase_of, after = ring_of(ring, one.slots)
+    lies_at, phase_of, following, _ = ring_of(ring, one.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def copy(where, turn, phases):
         shared, start, packed = where
         if turn >= SLOTS:
             turn = short(0)
-        for _ in range(short(ROUNDS)):
-            source = OFFSET
-            for _ in range(short(CHUNKS)):
+        around = short(0)
+        while around < ROUNDS:
+            source, chunk = OFFSET, short(0)
+            while chunk < CHUNKS:
                 full = start + turn * 8
                 mbarrier_wait(shared, full + EMPTY, phase_of(turn, phases))
                 mbarrier_expect(shared, full, BYTES)
-                bulk_copy(shared, start + lies_at(turn), packed, source, BYTES, full)
+                bulk_copy(shared, CHUNK * lies_at(start, turn), packed, source, BYTES, full)
                 source += ELEMENTS
-                turn, phases = after(turn, phases, 1)
+                turn, phases = following(turn, phases)
+                chunk = unforeseen(chunk + 1)
+            around = unforeseen(around + 1)
         return turn, phases
 
     return copy
@@ -182,7 +185,8 @@ def _make_loss(output, ring, classes):
         _, outputs, lengths, labels = read
         image, images, thread, warp = which
         label = labels[at(image)]
-        for e in range(thread, SIZE, THREADS):
+        e = short(thread)
+        while e < SIZE:
             capsule = np.uint32(np.uint32(e) // OF_CAPSULE)
             length = lengths[at(image * CLASSES + capsule)]
             element = outputs[at(OUTPUT * images + image * SIZE + e)]
@@ -194,6 +198,7 @@ def _make_loss(output, ring, classes):
             if length != _ZERO:  # NaN stays NaN
                 gradient = d_length * (element / length)
             shared[at(floats + AT + e)] = gradient
+            e = unforeseen(e + THREADS)
         meet(THREADS)
 
     return begin_with
@@ -312,7 +317,7 @@ def _make_input(one, ring):
     CHUNKS, WARPGROUPS = 2 if SPLIT else 1, ring.warpgroups
     AT, OUT, SIZE, THREADS = one.at, one.out, one.size, ring.warpgroups * 128
     EMPTY, SLOTS, NEARER = 8 * ring.slots, one.slots, TF32_NEARER
-    lies_at, phase_of, after = ring_of(ring, one.slots)
+    lies_at, phase_of, following, after = ring_of(ring, one.slots)
 
     @cuda.jit(device=True, forceinline=True)
     def places_of(row):
@@ -352,11 +357,11 @@ def _make_input(one, ring):
         high = cuda.local.array(PART, np.float32)
         low = cuda.local.array(PART, np.float32)
         mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
-        one, bits = after(turn, phases, 1)
+        one, bits = following(turn, phases)
         if SPLIT:
             mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
-        b_low = B_MATRIX + (start + lies_at(turn)) // 16
-        b_high = B_MATRIX + (start + lies_at(one if SPLIT else turn)) // 16
+        b_low = B_MATRIX + lies_at(start, turn)
+        b_high = B_MATRIX + lies_at(start, one if SPLIT else turn)
         wgmma_fence()
         for t in range(TURNS if SPLIT else 0):
             to, of = t * SUMS, t * FRAGMENTS
@@ -421,8 +426,10 @@ def _make_input(one, ring):
     @cuda.jit(device=True, forceinline=True)
     def prepare(column_at, shared, floats, thread, lane):
         """Fill the input with zeros, and find out where a thread's columns are added."""
-        for i in range(4 * thread, SIZE * COPIES, 4 * THREADS):
+        i = short(4 * thread)
+        while i < SIZE * COPIES:
             store_quad(shared, floats + OUT + i, _ZERO, _ZERO, _ZERO, _ZERO)
+            i = unforeseen(i + 4 * THREADS)
         for place in range(PLACES):
             n = np.uint32((place * 4 + lane % 4) * RUN_OUT)
             column_at[place] = short(np.uint32(n // D) * CHANNEL + np.uint32(n % D))
@@ -432,9 +439,7 @@ def _make_input(one, ring):
     def compute_taps(where, turn, phases):
         """Warpgroups take taps in turn: in a step one multiplies, the other adds what it multiplied before."""
         shared, start, floats, _, _, _, which = where
-        _, images, thread, warp = which
-        # A count that the compiler does not know: it would unroll the loop.
-        steps = short(IN_TURN + 1 if images > 0 else 0)
+        _, _, thread, warp = which
         acc = cuda.local.array(ALL_SUMS, np.float32)
         held = cuda.local.array(HELD_ROWS, np.float32)
         column_at = cuda.local.array(PLACES, np.int32)
@@ -449,7 +454,8 @@ def _make_input(one, ring):
             load_tiles(held, added_at, shared, floats + AT, row, lane)
             for i in range(ALL_SUMS):
                 acc[i] = _ZERO
-            for step in range(steps):
+            step = short(0)
+            while step <= last:
                 if (step ^ warp >> 2) & 1 == 0:
                     if step < last:
                         multiply(acc, held, shared, start, turn, phases)
@@ -457,21 +463,21 @@ def _make_input(one, ring):
                             if lane == 0:
                                 to_empty = start + EMPTY + turn * 8
                                 mbarrier_arrive_times(shared, to_empty, WARPGROUPS)
-                            turn, phases = after(turn, phases, 1)
+                            turn, phases = following(turn, phases)
                 else:
                     if step > 0:
                         add(acc, shared, to, row, added_at, column_at, step - 1, 0)
                     if step < last:
                         turn, phases = after(turn, phases, CHUNKS)
                 meet(THREADS)
+                step = unforeseen(step + 1)
         return turn, phases
 
     @cuda.jit(device=True, forceinline=True)
     def compute_tiles(where, turn, phases):
         """A warpgroup takes tiles of its own."""
         shared, start, floats, _, _, _, which = where
-        _, images, thread, warp = which
-        turns = short(IN_TURN if images > 0 else 0)
+        _, _, thread, warp = which
         acc = cuda.local.array(ALL_SUMS, np.float32)
         held = cuda.local.array(HELD_ROWS, np.float32)
         column_at = cuda.local.array(PLACES, np.int32)
@@ -485,15 +491,17 @@ def _make_input(one, ring):
         for _ in range(short(ROUNDS)):
             row = short(tile * 64 + (warp & 3) * 16 + lane // 4)
             load_tiles(held, added_at, shared, floats + AT, row, lane)
-            for taps in range(turns):
+            taps = short(0)
+            while taps < IN_TURN:
                 multiply(acc, held, shared, start, turn, phases)
                 for _ in range(CHUNKS):
                     if lane == 0:
                         mbarrier_arrive(shared, start + EMPTY + turn * 8)
-                    turn, phases = after(turn, phases, 1)
+                    turn, phases = following(turn, phases)
                 if TOGETHER == 1:
                     meet_at(2 + (warp >> 2), 128)
                 add(acc, shared, to, row, added_at, column_at, taps, 2 + (warp >> 2))
+                taps = unforeseen(taps + 1)
             tile = short(tile + WARPGROUPS)
         meet(THREADS)
         return turn, phases

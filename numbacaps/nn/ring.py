@@ -1,8 +1,13 @@
-"""The ring in shared memory through which packed kernels come, and device functions in a row that hand it on."""
+"""The ring in shared memory through which packed kernels come, and device functions in a row that hand it on.
+
+What a kernel does once an image has to be fetched as code too, so loops count in a way that the compilers do
+not unroll (:func:`numbacaps.fused.ptx.unforeseen`).
+"""
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import short
+from numbacaps.fused.intrinsics import CHUNK, short
+from numbacaps.fused.ptx import cp_async, unforeseen
 from numbacaps.target import cuda
 
 
@@ -21,21 +26,42 @@ def in_turn(functions):
     return chained
 
 
-def ring_of(place, slots):
-    """Device functions for the ring's first so many slots: where one lies, its phase, and what comes after some.
-
-    A place in the ring is a slot's number, and a bit for every slot: the phase that its barriers are in.
-    """
-    RING, RING_AT, PITCH, GAP, SLOTS = place.ring, place.ring_at, place.pitch, place.gap, slots
-    ALL = (1 << slots) - 1
+def make_fetch(threads):
+    """Device function by which so many threads ask for some floats, a multiple of 4, of an array."""
+    THREADS = threads
 
     @cuda.jit(device=True, forceinline=True)
-    def lies_at(turn):
-        return RING_AT + turn * PITCH + (GAP if turn >= RING else 0)
+    def fetch(shared, address, array, begin, size, thread):
+        i = short(4 * thread)
+        while i < size:
+            cp_async(16, shared, address + 4 * i, array, begin + i, True)
+            i = unforeseen(i + 4 * THREADS)
+
+    return fetch
+
+
+def ring_of(place, slots):
+    """Device functions for the ring's first so many slots: where one lies, its phase, and the next place, or a later one.
+
+    A place in the ring is a slot's number, and a bit for every slot: the phase that its barriers are in. Where
+    it lies is counted as descriptors do, in 16 bytes.
+    """
+    RING, PITCH, GAP, SLOTS = place.ring, place.pitch // CHUNK, place.gap // CHUNK, slots
+    RING_AT, ALL = place.ring_at // CHUNK, (1 << slots) - 1
+
+    @cuda.jit(device=True, forceinline=True)
+    def lies_at(start, turn):
+        begin = np.uint32(np.uint32(start) // CHUNK) + RING_AT
+        return np.uint32(begin + turn * PITCH + (GAP if turn >= RING else 0))
 
     @cuda.jit(device=True, forceinline=True)
     def phase_of(turn, phases):
-        return short(phases >> (turn & 31) & 1)
+        return short(np.uint32(phases) >> (turn & 31) & 1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def following(turn, phases):
+        flipped = np.uint32(np.uint32(1) << (turn & 31))
+        return short(turn + 1 if turn < SLOTS - 1 else 0), short(phases ^ flipped)
 
     @cuda.jit(device=True, forceinline=True)
     def after(turn, phases, count):
@@ -44,4 +70,4 @@ def ring_of(place, slots):
         turn = short(turn + count)
         return short(turn - SLOTS if turn >= SLOTS else turn), short(phases ^ bits)
 
-    return lies_at, phase_of, after
+    return lies_at, phase_of, following, after

@@ -10,7 +10,7 @@ import numpy as np
 
 from numbacaps.activation import EPSILON, leaky, squash_slopes_of_result
 from numbacaps.fused.intrinsics import short, shuffle
-from numbacaps.fused.ptx import larger, store_pair
+from numbacaps.fused.ptx import larger, store_pair_where
 from numbacaps.target import cuda
 
 _ZERO = np.float32(0)
@@ -61,7 +61,7 @@ def make_squash_tile(layer, place_of, column_of, keeps):
     @cuda.jit(device=True, forceinline=True)
     def squash(sums, slopes, begin, row, lane):
         """``begin``: groups before the image's; ``row``: the lane's first."""
-        own = lane & FEW_LANES
+        own = np.uint32(lane & FEW_LANES)
         for i in range(SUMS):
             value = sums[i]
             sums[i] = larger(value, SLOPE * value) if MONOTONE else leaky(value, SLOPE)
@@ -77,12 +77,13 @@ def make_squash_tile(layer, place_of, column_of, keeps):
                     square += shuffle(square, lane ^ 4 << bit)
             factor, slope = squash_slopes_of_result(square + REGULARISER)
             if KEEPS:
-                group = short(some + own)
-                first = short(row - (lane >> 2 & DOWN) + group % _ROWS * 8)
-                n = short((group // _ROWS * BLOCKS) * _COLUMNS + (lane & 3) // ACROSS * ACROSS * 2)
-                if first < ROWS and n < N:
-                    e = np.uint32(place_of(first) + column_of(n))
-                    store_pair(slopes, 2 * (begin + np.uint32(e // GROUP)), factor, slope)
+                # A group's number, some + own, is its block's and its row's; in parts the compiler knows more.
+                first = short(row - (lane >> 2 & DOWN) + (own if ACROSS > 1 else some) % _ROWS * 8)
+                n = np.uint32((some // _ROWS + np.uint32(own // _ROWS)) * BLOCKS * _COLUMNS)
+                n += np.uint32(np.uint32(lane & 3) // ACROSS * ACROSS * 2)
+                e = np.uint32(place_of(first) + column_of(n))
+                to = 2 * (begin + np.uint32(e // GROUP))
+                store_pair_where(first < ROWS and n < N, slopes, to, factor, slope)
             for k in range(min(ACROSS, GROUPS - some)):
                 its_factor = shuffle(factor, (lane & ~FEW_LANES) + k)
                 for block in range(BLOCKS):
