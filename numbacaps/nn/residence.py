@@ -357,10 +357,16 @@ def _chunk_bytes(product, terms):
 
 
 def _batch(product, terms, shares, slots):
-    """How many chunks are multiplied in one go, of which a thread holds the fragments and the ring all."""
+    """(chunks multiplied in one go, whether steps of so many follow each other).
+
+    A thread holds their fragments, and the ring all of them; of steps that follow, twice.
+    """
     depth, count = _chunks(product)[0] * product.D, _chunks(product)[1] // shares
     most = min(_AT_ONCE[terms] // (len(product.tap_columns) * depth), slots // shares)
-    return max(some for some in range(1, max(1, most) + 1) if count % some == 0)
+    sizes = [some for some in range(1, max(1, most) + 1) if count % some == 0]
+    pairs = [some for some in sizes if count // some % 2 == 0 and 2 * shares * some <= slots]
+    follows = terms == 1 and bool(pairs)
+    return max(pairs if follows else sizes), follows
 
 
 def _first(one, size, image, at):
@@ -385,8 +391,7 @@ def _resident(one, product, terms, warpgroups, shares, slots, **places):
     BN = _columns(product)
     channels, chunks = _chunks(product)
     groups = channels * product.D // 8
-    tiles, batch = ceil_div(product.M(1), BM), _batch(product, terms, shares, slots)
-    steps = chunks // (shares * batch)
+    tiles, (batch, follows) = ceil_div(product.M(1), BM), _batch(product, terms, shares, slots)
     return ResidentLayer(
         N=product.N,
         D=product.D,
@@ -409,7 +414,7 @@ def _resident(one, product, terms, warpgroups, shares, slots, **places):
         chunk_bytes=_chunk_bytes(product, terms),
         batch=batch,
         slots=slots,
-        follows=terms == 1 and steps % 2 == 0 and 2 * shares * batch <= slots,
+        follows=follows,
         terms=terms,
         tiles=tiles,
         rounds=ceil_div(tiles, warpgroups),

@@ -59,6 +59,7 @@ from numbacaps.target import at, cuda
 
 _ZERO = np.float32(0)
 _UNROLLED = 6  # steps, at most: of more the code takes longer to be fetched than it saves
+_SHARING = 16  # lanes that share a capsule's length
 _OWN = 8  # elements of a squash group that a thread has, at most
 
 
@@ -82,6 +83,8 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
     REGISTERS, COPYING = place.registers, COPYING_REGISTERS
     X, KERNEL, WEIGHTS = first.x, first.kernel, first.K * first.N
     LENGTHS, CLASSES, OF_CAPSULE = layers[-1].out, classes, E
+    LANES, LANE_BITS, ROUND = _SHARING, _SHARING.bit_length() - 1, THREADS // _SHARING
+    TURNS = -(-classes // ROUND)
     compute_first = _make_first(first, place, for_gradients)
     compute = in_turn([_make_layer(layer, place, for_gradients) for layer in layers])
     copy = in_turn([_make_copy(layer, place) for layer in layers])
@@ -142,15 +145,19 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
                     fetch(shared, start + 4 * X, x, beyond * IMAGE, IMAGE, thread)
                 cp_async_commit()
                 turn, phases = compute(where, turn, phases)
-                for capsule in range(warp, CLASSES, WARPS):
-                    square = _ZERO
-                    for e in range(lane, OF_CAPSULE, 32):
-                        element = shared[at(floats + LENGTHS + capsule * OF_CAPSULE + e)]
+                capsule = short(thread // LANES)
+                while capsule < TURNS * ROUND:  # whole warps, because lanes meet
+                    e, square = short(lane % LANES), _ZERO
+                    own = floats + LENGTHS + min(capsule, CLASSES - 1) * OF_CAPSULE
+                    while e < OF_CAPSULE:
+                        element = shared[at(own + e)]
                         square += element * element
-                    for bit in range(5):
+                        e = unforeseen(e + LANES)
+                    for bit in range(LANE_BITS):
                         square += shuffle(square, lane ^ 1 << bit)
-                    if lane == 0:
+                    if lane % LANES == 0 and capsule < CLASSES:
                         lengths[at(image * CLASSES + capsule)] = math.sqrt(square)
+                    capsule = unforeseen(capsule + ROUND)
             bulk_store_wait()
 
     return resident_forward_kernel
@@ -443,7 +450,8 @@ def _make_layer(layer, place, keeps):
                         b_low = b_high + GROUPS * PART
                         k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
                         if not SPLIT:
-                            wgmma_fragment(BN, acc, 0, high, first + k, shared, b_high, 1)
+                            more = 0 if STEPS == 1 and r + tap + group == 0 else 1
+                            wgmma_fragment(BN, acc, 0, high, first + k, shared, b_high, more)
                         elif chain == 0:
                             more = 1 if r + tap + group > 0 else 0
                             wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
