@@ -5,6 +5,7 @@ import pytest
 from cases import nan
 
 from numbacaps import launch
+from numbacaps.activation import squash_slopes, squash_slopes_of_result
 from numbacaps.nn.adam import Adam, adam_step
 from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
 from numbacaps.nn.he_normal import he_normal
@@ -238,3 +239,29 @@ def test_many_images():
     y = nan(x.shape, "float32")
     leaky_relu(cuda.to_device(x), y, 0.1)
     np.testing.assert_array_equal(y.copy_to_host(), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_slopes_of_squash_at_any_length(dtype):
+    """From where the root is regularised to where exp(-n) is 0."""
+
+    @cuda.jit
+    def kernel(squares, slopes):
+        i = cuda.grid(1)
+        if i < squares.size:
+            slopes[i, 0], slopes[i, 1] = squash_slopes(squares[i])
+            slopes[i, 2], slopes[i, 3] = squash_slopes_of_result(squares[i])
+
+    squares = np.geomspace(1e-7, 1e6, 40 if SIMULATED else 4000).astype(dtype)
+    found = nan((squares.size, 4), dtype)
+    kernel[-(-squares.size // 32), 32](_device(squares, dtype), found)
+    f, h, again, k = found.copy_to_host().astype(np.float64).T
+    length = np.sqrt(squares.astype(np.float64))
+    wanted = -np.expm1(-length) / length
+    slope = (np.exp(-length) - wanted) / length**2
+    near, lost = (5e-7, 2e-3) if dtype == "float32" else (1e-14, 1e-11)
+    np.testing.assert_allclose(f, wanted, rtol=near)
+    np.testing.assert_array_equal(again, f)
+    # exp(-n) - f loses digits where n is small.
+    np.testing.assert_allclose(h, slope, rtol=lost)
+    np.testing.assert_allclose(k, slope / wanted**2, rtol=lost)

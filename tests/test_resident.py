@@ -170,7 +170,8 @@ def test_large_outputs_do_not_fit():
 
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
-    ("name", "precision", "for_gradients"), [("published", "tf32", True), ("uneven", "tf32x3", False)]
+    ("name", "precision", "for_gradients"),
+    [("published", "tf32", True), ("uneven", "tf32x3", False)],
 )
 def test_kernel(name, precision, for_gradients, monkeypatch):
     from numba import float32, int64, types
@@ -198,12 +199,15 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
             for one in layers
             if one.BN == BN
         )
-        assert text.count(f"wgmma.mma_async.sync.aligned.m64n{BN}k8.f32.tf32.tf32") == count
+        found = text.count(f"wgmma.mma_async.sync.aligned.m64n{BN}k8.f32.tf32.tf32")
+        assert found >= count  # of a few steps the compiler unrolls the loop
     # Of a register that was loaded and only handed on, the assembler thinks that it is free.
     assert multiplied(text) and not multiplied(text) & loaded(text)
     assert f"setmaxnreg.inc.sync.aligned.u32 {place.registers};" in text
     assert f"bar.sync 1, {place.warpgroups * 128};" in text
     assert "cp.async.bulk.shared::cluster" in text and "cp.async.cg.shared.global" in text
+    # Unrolled, loops are more code, all of which is fetched once an image.
+    assert text.count("cp.async.bulk.shared::cluster") == len(layers)
     for instruction in ("launch_dependents", "wait"):
         assert text.count(f"griddepcontrol.{instruction};") == (1 if "launch" in instruction else 2)
 
@@ -271,12 +275,17 @@ def _check_slopes(results, slopes):
 
 
 @pytest.mark.tiers("gpu")
-def test_a_network_takes_it_for_few_images_and_explains_it():
-    net = network("published")
+def test_a_network_takes_it_where_it_is_faster_and_explains_it():
+    net = network("published", "tf32x3")
     if resident_pass.why_not(net.layers, _FLOAT32):
         pytest.skip("this GPU has no warpgroup products")
-    assert "all layers in one kernel" in net.explain(128)
     most = 2 * resident_pass.multiprocessors()
+    assert "all layers in one kernel" in net.explain(most)
+    assert "all layers in one kernel" in network("published", "tf32").explain(most + 1)
     *lines, why = net.explain(most + 1).splitlines()
     assert len(lines) == 5 and lines[0].startswith("layers[0]: ")
-    assert why.endswith(f"{most + 1} images are more than {most}, 2 a multiprocessor")
+    assert why.endswith(
+        f"{most + 1} images in three terms are more than {most}, 2 a multiprocessor"
+    )
+    forward = resident_pass.forward_pass(net.layers, most + 1, net.dtype)
+    assert isinstance(forward, resident_pass.ResidentPass)  # for gradients

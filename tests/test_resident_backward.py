@@ -165,6 +165,8 @@ def test_kernel(name, precision, monkeypatch):
     # Of a register that was loaded and only handed on, the assembler thinks that it is free.
     assert multiplied(text) and not multiplied(text) & loaded(text)
     assert f"bar.sync 1, {place.ring.warpgroups * 128};" in text
+    # Unrolled, loops are more code, all of which is fetched once an image.
+    assert text.count("cp.async.bulk.shared::cluster") == len(place.layers)
     for instruction in ("launch_dependents", "wait"):
         assert text.count(f"griddepcontrol.{instruction};") == 1
 

@@ -378,7 +378,7 @@ def as_it_is(typing_context, value, nothing):
 
 @intrinsic
 def unforeseen(typing_context, value):
-    """``value``, of which the compiler does not know that it is: a loop that counts so is not unrolled."""
+    """``value``, of which LLVM does not know that it is: a loop that counts so it does not unroll."""
 
     def codegen(context, builder, signature, arguments):
         return _asm(builder, _I32, arguments, "mov.b32 $0, $1;", "=r,r")

@@ -214,7 +214,9 @@ def why_not(placed):
     """
     for number, one in enumerate(placed):
         if one.layer.slope < 0:
-            return f"layers[{number}]: its slope is negative, so outputs do not tell the signs of sums"
+            return (
+                f"layers[{number}]: its slope is negative, so outputs do not tell the signs of sums"
+            )
     for number, one in enumerate(placed[1:], 1):
         g = one.geometry
         if g.P * g.D3 > _MOST_DEPTH:

@@ -270,7 +270,7 @@ def place(placed, for_gradients):
     for_gradients : bool
         All outputs are written, not the last one alone.
     """
-    terms = _TERMS[placed[1].layer.precision]
+    terms = terms_of(placed)
     warpgroups = WARPGROUPS
     sizes = [one.geometry.P * one.geometry.L * one.geometry.E3 for one in placed]
     groups = [size // int(one.layer.squash) for size, one in zip(sizes, placed)]
@@ -328,6 +328,11 @@ def place(placed, for_gradients):
         packed_at += layers[-1].chunks * layers[-1].chunk_bytes // FLOAT
     at = image_at // FLOAT, kernel_at // FLOAT, places[0]
     return None, residence, _first(placed[0], sizes[0], image, at), tuple(layers)
+
+
+def terms_of(placed):
+    """Terms of the products of a network for which there is no :func:`why_not`."""
+    return _TERMS[placed[1].layer.precision]
 
 
 def in_lines(size):

@@ -512,7 +512,9 @@ def _make_layer(layer, place, keeps):
                         if step == STEPS - 1:  # the next tile's
                             _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
                         chunk = ahead * TOGETHER + share * BATCH
-                        if not SPLIT:  # before the products, which take the warp until the last has begun
+                        if (
+                            not SPLIT
+                        ):  # before the products, which take the warp until the last has begun
                             load(loaded, shared, origin, run_at, rows_at, chunk)
                         wgmma_fence()
                         multiply(acc, part, high, half * FRAGMENTS, low, shared, chunk_at)

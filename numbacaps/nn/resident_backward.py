@@ -60,6 +60,7 @@ from numbacaps.target import at, cuda
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _OWN = 8  # elements of a squash group that a thread has, at most
 _FEW = 2  # times as many sums are loaded at once, twice that of many; the code of each has to be fetched
+_PIXELS = 3  # of which a thread takes the first layer's windows at once
 _IN_FLIGHT = 24  # capsules' elements that a thread loads at once
 
 
@@ -658,28 +659,36 @@ def _make_first_weights(first, ring):
         n_at = np.uint32(n // D3) * (PIXELS * D3) + np.uint32(n % D3)
         for k in range(K):
             total[k] = _ZERO
-        for pixel in range(short(share) if share < SHARES else PIXELS, PIXELS, SHARES):
-            slot = np.uint32(np.uint32(pixel) // COLUMNS) * ROW
-            slot += np.uint32(np.uint32(pixel) % COLUMNS) * COLUMN + FIRST
-            gradient = shared[at(floats + AT + n_at + pixel * D3)]
-            for c in range(C):
-                for kh in range(KH):
-                    for kw in range(KW):
-                        for d2 in range(D2):
-                            tap = slot + c * CHANNEL + kh * TAP_ROW + kw * TAP_COLUMN + d2
-                            k = ((c * KH + kh) * KW + kw) * D2 + d2
-                            total[k] += shared[at(floats + X + tap)] * gradient
+        first = short(share) if share < SHARES else short(PIXELS)
+        while first < PIXELS:
+            for one in range(_PIXELS):
+                pixel = np.uint32(min(first + one * SHARES, PIXELS - 1))
+                slot = np.uint32(pixel // COLUMNS) * ROW
+                slot = floats + X + FIRST + short(slot + np.uint32(pixel % COLUMNS) * COLUMN)
+                gradient = shared[at(floats + AT + short(n_at + pixel * D3))]
+                if first + one * SHARES >= PIXELS:
+                    gradient = _ZERO
+                for c in range(C):
+                    for kh in range(KH):
+                        for kw in range(KW):
+                            for d2 in range(D2):
+                                tap = slot + c * CHANNEL + kh * TAP_ROW + kw * TAP_COLUMN + d2
+                                k = ((c * KH + kh) * KW + kw) * D2 + d2
+                                total[k] += shared[at(tap)] * gradient
+            first = unforeseen(first + _PIXELS * SHARES)
         if share < SHARES:
             for k in range(K):
                 shared[at(floats + SHARES_AT + (share * K + k) * N + n)] = total[k]
         meet(THREADS)
-        for i in range(thread, SIZE, THREADS):
+        i = short(thread)
+        while i < SIZE:
             d3, k = np.uint32(np.uint32(i) % D3), np.uint32(np.uint32(i) // D3)
             own = np.uint32(k % K) * N + np.uint32(k // K) * D3 + d3
             whole = _ZERO
             for other in range(SHARES):
                 whole += shared[at(floats + SHARES_AT + other * (K * N) + own)]
             partial[at(TO * images + image * SIZE + i)] = whole
+            i = unforeseen(i + THREADS)
         meet(THREADS)  # the next image's may come
         return turn, phases
 

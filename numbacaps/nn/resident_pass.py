@@ -20,14 +20,16 @@ from numbacaps.nn.state import starts_of
 from numbacaps.pipelines.fused import has_warpgroups, multiprocessors, reduce_beside
 from numbacaps.target import SIMULATED, cuda
 
-_MOST_ROUNDS = 2  # images of a multiprocessor: with one it is the faster way, with eight it is not
+_MOST_ROUNDS = 2  # images of a multiprocessor in three terms, no gradients wanted; everywhere else it is faster
 
 
 def forward_pass(layers, N, dtype, for_gradients=True):
     """The forward pass of a batch size that should take the least time; arguments are :class:`ForwardPass`'s."""
-    why = why_not(layers, dtype) or _why_slow(N)
+    why = why_not(layers, dtype)
     if for_gradients:  # each backward pass reads what its own forward pass leaves
         why = why or backward_residence.why_not(layers)
+    elif not why:
+        why = _why_slow(layers, N)
     if why:
         return ForwardPass(layers, N, dtype, for_gradients, why=why)
     return ResidentPass(layers, N, dtype, for_gradients)
@@ -39,10 +41,12 @@ def backward_pass(forward):
     return ResidentBackwardPass(forward) if resident else BackwardPass(forward)
 
 
-def _why_slow(N):
+def _why_slow(layers, N):
     """Why kernels that take all images at once are faster, layer by layer; None where they are not."""
     most = _MOST_ROUNDS * multiprocessors()
-    return f"{N} images are more than {most}, {_MOST_ROUNDS} a multiprocessor" if N > most else None
+    if residence.terms_of(layers) == 1 or N <= most:
+        return None
+    return f"{N} images in three terms are more than {most}, {_MOST_ROUNDS} a multiprocessor"
 
 
 def why_not(layers, dtype):
