@@ -512,14 +512,13 @@ def _make_layer(layer, place, keeps):
                         if step == STEPS - 1:  # the next tile's
                             _, rows_at = rows_of(tile + WARPGROUPS, warp, lane)
                         chunk = ahead * TOGETHER + share * BATCH
-                        if (
-                            not SPLIT
-                        ):  # before the products, which take the warp until the last has begun
+                        # Before the products: with many in the queue the warp stands still.
+                        if not SPLIT:
                             load(loaded, shared, origin, run_at, rows_at, chunk)
                         wgmma_fence()
                         multiply(acc, part, high, half * FRAGMENTS, low, shared, chunk_at)
                         wgmma_commit()
-                        if SPLIT:
+                        if SPLIT:  # fragments that are only cut would be taken for free
                             load(loaded, shared, origin, run_at, rows_at, chunk)
                         wgmma_wait_but(LATER)
                         if SPLIT:
