@@ -59,7 +59,7 @@ from numbacaps.target import at, cuda
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _OWN = 8  # elements of a squash group that a thread has, at most
-_FEW = 2  # times as many sums are loaded at once, twice that of many; the code of each has to be fetched
+_FEW = 2  # turns whose outputs are loaded at once, twice that of many; the code of each has to be fetched
 _PIXELS = 3  # of which a thread takes the first layer's windows at once
 _IN_FLIGHT = 24  # capsules' elements that a thread loads at once
 

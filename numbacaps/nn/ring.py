@@ -1,7 +1,7 @@
 """The ring in shared memory through which packed kernels come, and device functions in a row that hand it on.
 
-What a kernel does once an image has to be fetched as code too, so loops count in a way that the compilers do
-not unroll (:func:`numbacaps.fused.ptx.unforeseen`).
+What a kernel does once an image has to be fetched as code too, so loops count in a way that LLVM does not
+unroll (:func:`numbacaps.fused.ptx.unforeseen`).
 """
 
 import numpy as np
