@@ -212,6 +212,31 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
         assert text.count(f"griddepcontrol.{instruction};") == (1 if "launch" in instruction else 2)
 
 
+@pytest.mark.tiers("ptx")
+@pytest.mark.parametrize(("channels", "columns", "squash"), [(12, 8, 8), (8, 16, 4), (16, 4, 4)])
+def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeypatch):
+    from numba import float32, int64, types
+    from numba.cuda import dispatcher
+
+    from numbacaps.nn.resident import make_resident_forward
+
+    gpu = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
+    layers = (
+        Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8),
+        Layer(channels, (8, columns), window=5, squash=squash, precision="tf32"),
+    )
+    placed = chain(layers, (1, 16, 16, 1, 1), _FLOAT32)
+    assert residence.why_not(placed) is None
+    _, place, first, others = residence.place(placed, True)
+    which = (first, others, place, channels, others[-1].size // channels, True)
+    array = types.Array(float32, 1, "C")
+    kinds = (array,) * 6 + (int64,)
+    text, _ = cuda.compile_ptx(make_resident_forward(*which), kinds, cc=(9, 0))
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+
+
 def _run(forward, net, x):
     """Everything that a forward pass leaves, of an image the elements in a row."""
     beside = Beside(0)
@@ -287,5 +312,4 @@ def test_a_network_takes_it_where_it_is_faster_and_explains_it():
     assert why.endswith(
         f"{most + 1} images in three terms are more than {most}, 2 a multiprocessor"
     )
-    forward = resident_pass.forward_pass(net.layers, most + 1, net.dtype)
-    assert isinstance(forward, resident_pass.ResidentPass)  # for gradients
+    assert "all layers in one kernel" in net.explain(most + 1, gradients=True)

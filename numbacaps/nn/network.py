@@ -114,12 +114,15 @@ class CapsNet:
         shape = (len(x), self.classes, *self.layers[-1].output_shape[3:])
         return capsules.reshape(shape), lengths
 
-    def explain(self, N):
+    def explain(self, N, gradients=False):
         """Which kernels compute the layers for a batch of N images, and why; where activations are.
 
         Parameters
         ----------
         N : int
+        gradients : bool
+            Where gradients are wanted; the backward pass is one kernel where the forward pass is. Otherwise of
+            inference.
 
         Returns
         -------
@@ -135,7 +138,8 @@ class CapsNet:
             raise TypeError(f"N is {N!r}; it takes an int")
         if N < 1:
             raise ValueError(f"N is {N}; it takes at least 1")
-        return self._inference(int(N)).forward.explain()
+        which = self._training if gradients else self._inference
+        return which(int(N)).forward.explain()
 
     def loss_and_gradients(self, x, labels):
         """The margin loss of a batch, and its gradient of every kernel; no weight moves.
@@ -375,8 +379,8 @@ class _Training:
         self._state, self._adam = network.state, network.adam
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
-        self._forward = forward_pass(network.layers, N, network.dtype)
-        self._backward = backward_pass(self._forward)
+        self.forward = forward_pass(network.layers, N, network.dtype)
+        self._backward = backward_pass(self.forward)
         self._turn = 0
 
     @cached_property
@@ -390,7 +394,7 @@ class _Training:
         return [self._repeated(partial(self._launch_step, slot)) for slot in self._slots]
 
     def _repeated(self, work):
-        return Repeated(work, self._computing, self._forward.capturable)
+        return Repeated(work, self._computing, self.forward.capturable)
 
     def _launch_gradients(self, batch):
         self._beside.forget()

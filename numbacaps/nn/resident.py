@@ -80,7 +80,7 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
     """
     WARPS, THREADS, IMAGE = place.warpgroups * 4, place.warpgroups * 128, first.image
     SLOTS, EMPTY, GATE = place.slots, 8 * place.slots, 16 * place.slots
-    REGISTERS, COPYING = place.registers, COPYING_REGISTERS
+    REGISTERS, COPYING, OPENS = place.registers, COPYING_REGISTERS, place.more > 0
     X, KERNEL, WEIGHTS = first.x, first.kernel, first.K * first.N
     LENGTHS, CLASSES, OF_CAPSULE = layers[-1].out, classes, E
     LANES, LANE_BITS, ROUND = _SHARING, _SHARING.bit_length() - 1, THREADS // _SHARING
@@ -124,6 +124,8 @@ def make_resident_forward(first, layers, place, classes, E, for_gradients):
                 opened = short(0)
                 for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
                     turn, phases = copy((shared, start, packed, opened), turn, phases)
+                    if OPENS:  # an image that needed no further slot was let through as well
+                        mbarrier_wait(shared, start + GATE, opened)
                     opened = short(opened ^ 1)
         else:
             more_registers(REGISTERS)
@@ -204,7 +206,7 @@ def _make_first(layer, place, keeps):
     ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
     C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
     X, KERNEL, OUT, THREADS = layer.x, layer.kernel, layer.out, place.warpgroups * 128
-    KEEPS, SLOPE = keeps, np.float32(layer.slope)
+    KEEPS, SLOPE, GROUPS = keeps, np.float32(layer.slope), layer.size // layer.group
     REGULARISER, RUN = np.float32(EPSILON), layer.run
     RUNS, OWN = layer.group // layer.run, layer.K * layer.group
     end = _make_end(layer.out, layer.size, 0, place, keeps)
@@ -246,7 +248,7 @@ def _make_first(layer, place, keeps):
                 square += value * value
             factor, slope = squash_slopes_of_result(square + REGULARISER)
             if KEEPS:
-                group = np.uint32(image * SIZE + e) // GROUP
+                group = image * GROUPS + np.uint32(e // GROUP)
                 store_pair(slopes, 2 * group, factor, slope)
             for r in range(RUNS):
                 for j in range(RUN):

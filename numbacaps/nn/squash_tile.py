@@ -21,6 +21,8 @@ _ROWS = 2  # a lane's, 8 apart
 def make_squash_tile(layer, place_of, column_of, keeps):
     """Device function that squashes a lane's sums, (blocks, rows, 2), in place; all lanes of a warp call it together.
 
+    ``squash(sums, slopes, before, row, lane)`` takes how many groups come before the image's, and the lane's first row.
+
     Parameters
     ----------
     layer : numbacaps.nn.residence.ResidentLayer
@@ -34,7 +36,7 @@ def make_squash_tile(layer, place_of, column_of, keeps):
     N, ROWS, GROUP, SLOPE = layer.N, layer.rows, layer.group, np.float32(e.slope)
     GROUPS, FEW_LANES = layer.BN // _COLUMNS // BLOCKS * _ROWS, ACROSS - 1
     REGULARISER, MONOTONE, KEEPS = np.float32(EPSILON), 0 <= e.slope <= 1, keeps
-    DOWN_BITS, SUMS = DOWN.bit_length(), layer.BN // 2
+    DOWN_BITS = DOWN.bit_length()
 
     @cuda.jit(device=True, forceinline=True)
     def part_of(group, block):
@@ -58,37 +60,48 @@ def make_squash_tile(layer, place_of, column_of, keeps):
         mine = other if second else one
         return mine + shuffle(one if second else other, lane ^ 1 << bit)
 
-    @cuda.jit(device=True, forceinline=True)
-    def squash(sums, slopes, begin, row, lane):
-        """``begin``: groups before the image's; ``row``: the lane's first."""
-        own = np.uint32(lane & FEW_LANES)
-        for i in range(SUMS):
-            value = sums[i]
-            sums[i] = larger(value, SLOPE * value) if MONOTONE else leaky(value, SLOPE)
-        for some in range(0, GROUPS, ACROSS):
-            square = square_of(sums, some)
+    def squash_from(some):
+        """Device function for as many groups as lanes share one, and all behind: of loops the compiler unrolls few."""
+        rest = squash_from(some + ACROSS) if some + ACROSS < GROUPS else None
+        HERE, FIRST, ENDS = min(ACROSS, GROUPS - some), some, rest is None
+
+        @cuda.jit(device=True, forceinline=True)
+        def squash_some(sums, slopes, before, row, lane):
+            own = np.uint32(lane & FEW_LANES)
+            for k in range(HERE):
+                for block in range(BLOCKS):
+                    at = part_of(FIRST + k, block)
+                    for i in range(2):
+                        value = sums[at + i]
+                        lower = larger(value, SLOPE * value) if MONOTONE else leaky(value, SLOPE)
+                        sums[at + i] = lower
+            square = square_of(sums, FIRST)
             if ACROSS > 1:
-                square = exchange(square, square_of(sums, some + 1), lane, 0)
+                square = exchange(square, square_of(sums, FIRST + 1), lane, 0)
             if ACROSS > 2:
-                behind = exchange(square_of(sums, some + 2), square_of(sums, some + 3), lane, 0)
+                behind = exchange(square_of(sums, FIRST + 2), square_of(sums, FIRST + 3), lane, 0)
                 square = exchange(square, behind, lane, 1)
             for bit in range(DOWN_BITS):
                 if DOWN >> bit & 1:
                     square += shuffle(square, lane ^ 4 << bit)
             factor, slope = squash_slopes_of_result(square + REGULARISER)
             if KEEPS:
-                # A group's number, some + own, is its block's and its row's; in parts the compiler knows more.
-                first = short(row - (lane >> 2 & DOWN) + (own if ACROSS > 1 else some) % _ROWS * 8)
-                n = np.uint32((some // _ROWS + np.uint32(own // _ROWS)) * BLOCKS * _COLUMNS)
+                # A group's number, FIRST + own, is its block's and its row's; in parts the compiler knows more.
+                first = short(row - (lane >> 2 & DOWN) + (own if ACROSS > 1 else FIRST) % _ROWS * 8)
+                n = np.uint32((FIRST // _ROWS + np.uint32(own // _ROWS)) * BLOCKS * _COLUMNS)
                 n += np.uint32(np.uint32(lane & 3) // ACROSS * ACROSS * 2)
                 e = np.uint32(place_of(first) + column_of(n))
-                to = 2 * (begin + np.uint32(e // GROUP))
+                to = 2 * (before + np.uint32(e // GROUP))
                 store_pair_where(first < ROWS and n < N, slopes, to, factor, slope)
-            for k in range(min(ACROSS, GROUPS - some)):
+            for k in range(HERE):
                 its_factor = shuffle(factor, (lane & ~FEW_LANES) + k)
                 for block in range(BLOCKS):
-                    at = part_of(some + k, block)
+                    at = part_of(FIRST + k, block)
                     sums[at] *= its_factor
                     sums[at + 1] *= its_factor
+            if not ENDS:
+                rest(sums, slopes, before, row, lane)
 
-    return squash
+        return squash_some
+
+    return squash_from(0)
