@@ -44,6 +44,7 @@ from numbacaps.fused.reduction import make_add_splits
 from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
+from numbacaps.nn.few_rows import make_few_rows
 from numbacaps.nn.pack_network import make_pack_network
 from numbacaps.nn.resident import make_resident_forward
 from numbacaps.nn.resident_backward import make_resident_backward
@@ -377,7 +378,7 @@ def test_every_factory_is_compiled_here():
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
     covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles, make_differentiate}
     # In test_resident and test_resident_backward, with their parts.
-    covered |= {make_resident_forward, make_squash_tile, make_fetch}
+    covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch}
     covered |= {make_resident_backward, make_pack_network}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]

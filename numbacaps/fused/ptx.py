@@ -172,18 +172,16 @@ def _on_barrier(text, values=0):
         _asm(builder, _VOID, operands, text, ",".join(["r"] * len(operands)) + ",~{memory}")
         return context.get_dummy_value()
 
-    if values:
+    def nothing(typing_context, shared, address):
+        return types.void(shared, types.int64), codegen
 
-        @intrinsic
-        def instruction(typing_context, shared, address, value):
-            return types.void(shared, types.int64, types.int64), codegen
-    else:
+    def one(typing_context, shared, address, value):
+        return types.void(shared, types.int64, types.int64), codegen
 
-        @intrinsic
-        def instruction(typing_context, shared, address):
-            return types.void(shared, types.int64), codegen
+    def two(typing_context, shared, address, value, other):
+        return types.void(shared, types.int64, types.int64, types.int64), codegen
 
-    return instruction
+    return intrinsic((nothing, one, two)[values])
 
 
 mbarrier_init = _on_barrier("mbarrier.init.shared::cta.b64 [$0], $1;", 1)
@@ -194,6 +192,12 @@ mbarrier_wait = _on_barrier(
     "{ .reg .pred done; again: "
     "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; }",
     1,
+)
+# Where the last operand is 0 it does not wait: a branch that divides no block of the compiler's.
+mbarrier_wait_where = _on_barrier(
+    "{ .reg .pred done, skip; setp.eq.b32 skip, $2, 0; @skip bra over; again: "
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; over: }",
+    2,
 )
 
 
@@ -420,6 +424,28 @@ def mma(typing_context, acc, first, a, a_first, b, b_first):
 
     arguments = (acc, types.int64, a, types.int64, b, types.int64)
     return types.void(*arguments), codegen
+
+
+@intrinsic
+def load_matrices(typing_context, to, shared, address):
+    """Four matrices of 8 rows of 16 bytes: a lane gives the shared address of a row, and to[:4] is, of each of them,
+    element lane % 4 of row lane // 4."""
+    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+
+    def codegen(context, builder, signature, arguments):
+        target, _, _ = signature.args
+        to, _, address = arguments
+        address = builder.trunc(address, _I32)
+        returned = ir.LiteralStructType([_F32] * 4)
+        constraints = "=f,=f,=f,=f,r,~{memory}"
+        loaded = _asm(builder, returned, [address], text, constraints)
+        data = _data(context, builder, target, to)
+        for i in range(4):
+            element = builder.extract_value(loaded, i)
+            builder.store(element, builder.gep(data, [ir.Constant(_I64, i)]))
+        return context.get_dummy_value()
+
+    return types.void(to, shared, types.int64), codegen
 
 
 @cuda.jit(device=True, inline="always")

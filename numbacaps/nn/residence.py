@@ -17,11 +17,13 @@ _FEWEST_SLOTS = 2
 _DEPTH = 16  # k's of a chunk, of one tap
 _AT_ONCE = {1: 72, 3: 48}  # k's whose fragments a thread can hold, by terms
 _MOST_COLUMNS = 128
+_FEW_ROWS = 8  # columns of a warp's product
 _MOST_WEIGHTS = 96  # of the first layer, that a thread keeps
 _GROUPS = (4, 8, 16, 32)  # elements that are squashed together
 _REGISTERS = 65536  # of a multiprocessor
 COPYING_REGISTERS = 24
 WARPGROUPS = 2  # that multiply
+WARPS = 4  # of a warpgroup
 _TERMS = {"tf32": 1, "tf32x3": 3}
 
 
@@ -79,7 +81,7 @@ class ResidentLayer:
         Columns of the product, elements of a channel's row, rows d1 of a pixel, elements of a result's row,
         all rows of the product, and pixels of a row of the result.
     BN : int
-        Columns of a tile: all, to a multiple of 8.
+        Columns of a tile: all, to a multiple of 8; of few rows, of 16.
     reads : tuple of int
         Elements in shared memory from where one row of pixels, one pixel, one d1 reads to the next; and where the
         first one reads.
@@ -97,6 +99,8 @@ class ResidentLayer:
     leaves : bool
         Behind it the further slots are free, which later layers take.
     terms : int
+    few : bool
+        Rows are the columns of products that warps make; see :mod:`numbacaps.nn.few_rows`.
     tiles, rounds, shares : int
         Tiles of 64 rows; how often a warpgroup takes one; into how many parts a tile's sum is cut.
     results : tuple of int
@@ -136,6 +140,7 @@ class ResidentLayer:
     follows: bool
     leaves: bool
     terms: int
+    few: bool
     tiles: int
     rounds: int
     shares: int
@@ -256,8 +261,13 @@ def _activation(one):
     return Activation(float(one.layer.slope), int(one.layer.squash))
 
 
+def _is_few(product):
+    return product.M(1) <= _FEW_ROWS
+
+
 def _columns(product):
-    return ceil_div(product.N, 8) * 8
+    multiple = 16 if _is_few(product) else 8
+    return ceil_div(product.N, multiple) * multiple
 
 
 def place(placed, for_gradients):
@@ -341,7 +351,9 @@ def in_lines(size):
 
 
 def _shares(product, warpgroups):
-    """Into how many parts the sum of a tile is cut, so that more warpgroups have one."""
+    """Into how many parts the sum of a tile is cut, so that more warpgroups have one, or all warps."""
+    if _is_few(product):
+        return WARPS * warpgroups
     tiles = ceil_div(product.M(1), BM)
     chunks = _chunks(product)[1]
     wanted = max(1, warpgroups // tiles)
@@ -366,6 +378,8 @@ def _batch(product, terms, shares, slots):
 
     A thread holds their fragments, and the ring all of them; of steps that follow, twice.
     """
+    if _is_few(product):
+        return 1, False
     depth, count = _chunks(product)[0] * product.D, _chunks(product)[1] // shares
     most = min(_AT_ONCE[terms] // (len(product.tap_columns) * depth), slots // shares)
     sizes = [some for some in range(1, max(1, most) + 1) if count % some == 0]
@@ -421,6 +435,7 @@ def _resident(one, product, terms, warpgroups, shares, slots, **places):
         slots=slots,
         follows=follows,
         terms=terms,
+        few=_is_few(product),
         tiles=tiles,
         rounds=ceil_div(tiles, warpgroups),
         shares=shares,

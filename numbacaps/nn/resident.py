@@ -37,6 +37,7 @@ from numbacaps.fused.ptx import (
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
+    mbarrier_wait_where,
     meet,
     meet_at,
     more_registers,
@@ -52,6 +53,8 @@ from numbacaps.fused.ptx import (
     wgmma_wait_but,
 )
 from numbacaps.kernel_cache import kept_on_disk
+from numbacaps.nn.few_rows import make_few_rows
+from numbacaps.nn.places import places_of
 from numbacaps.nn.residence import COPYING_REGISTERS
 from numbacaps.nn.ring import in_turn, make_fetch, ring_of
 from numbacaps.nn.squash_tile import make_squash_tile
@@ -278,6 +281,30 @@ def _make_end(out, size, output_at, place, keeps):
     return end
 
 
+def _make_conclude(layer, place, keeps):
+    """Device function that a layer ends with, when its sums or shares of them are in shared memory."""
+    WHOLE, LEAVES, GATE = layer.shares == 1, layer.leaves, 16 * place.slots
+    THREADS, KEEPS = place.warpgroups * 128, keeps or layer.last
+    finish = _make_finish(layer, place, keeps)
+    end = _make_end(layer.out, layer.size, layer.output_at, place, KEEPS and not WHOLE)
+
+    @cuda.jit(device=True, forceinline=True)
+    def conclude(where):
+        shared, start, _, _, _, _, _, thread, _ = where
+        if LEAVES:
+            fence_proxy_async()  # the copy engine may write over what was read here
+            bulk_store_read()
+            cuda.syncwarp()
+            if thread & 31 == 0:
+                mbarrier_arrive(shared, start + GATE)
+        if not WHOLE:
+            meet(THREADS)
+            finish(where)
+        end(where)
+
+    return conclude
+
+
 def _make_finish(layer, place, keeps):
     """Device function that adds the shares of a layer's sums and squashes them; lanes share a group."""
     SIZE, SHARES, WIDTH = layer.size, layer.shares, gcd(layer.group, _OWN)
@@ -326,10 +353,17 @@ def _make_finish(layer, place, keeps):
 
 
 def _make_layer(layer, place, keeps):
-    """Device function for a layer's products, on warpgroups, and its activation."""
+    """Device function for a layer's products and its activation."""
+    conclude = _make_conclude(layer, place, keeps)
+    if layer.few:
+        return make_few_rows(layer, place, conclude)
+    return _make_tiles(layer, place, keeps, conclude)
+
+
+def _make_tiles(layer, place, keeps, conclude):
+    """The same on warpgroups, a tile of 64 rows each."""
     BN, N, D = layer.BN, layer.N, layer.D
-    ROWS, D1, COLUMNS = layer.rows, layer.D1, layer.columns
-    BY_ROW, BY_COLUMN, BY_D1, FIRST = layer.reads
+    ROWS, FIRST = layer.rows, layer.reads[-1]
     CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
     TAP_ROWS, TAP_COLUMNS = layer.taps
     CHANNELS, GROUPS, RUN, BATCH = layer.channels_at_once, layer.groups, layer.run, layer.batch
@@ -343,46 +377,22 @@ def _make_layer(layer, place, keeps):
     TILES, ROUNDS, SHARES = layer.tiles, layer.rounds, layer.shares
     WARPGROUPS, THREADS = place.warpgroups, place.warpgroups * 128
     STEPS, TOGETHER = layer.chunks // (SHARES * BATCH), SHARES * BATCH
-    UNROLLS = STEPS <= _UNROLLED
+    UNROLLS, OTHERS = STEPS <= _UNROLLED, SHARES > 1 and TOGETHER < layer.slots
     # Steps in turn whose fragments have registers of their own, so that one's products can follow the other's.
     HALVES = 2 if layer.follows else 1
     LATER, HELD = HALVES - 1, HALVES * FRAGMENTS
-    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
     D3, BY_CAPSULE, CAPSULES, SIZE = layer.D3, layer.by_capsule, layer.N // layer.D3, layer.size
-    IN, OUT = layer.at, layer.out
+    IN, OUT, KEEPS, OUTPUT = layer.at, layer.out, keeps or layer.last, layer.output_at
     WHOLE, SLOPES, GROUPS_OUT = layer.shares == 1, layer.slopes_at, layer.size // layer.group
-    finish = _make_finish(layer, place, keeps)
-    KEEPS, OUTPUT = keeps or layer.last, layer.output_at
-    end = _make_end(layer.out, layer.size, OUTPUT, place, KEEPS and not WHOLE)
-    SLOTS, EMPTY, GATE, LEAVES = layer.slots, 8 * place.slots, 16 * place.slots, layer.leaves
-    N_FULL, NEARER = N == BN, TF32_NEARER
+    SLOTS, EMPTY, N_FULL, NEARER = layer.slots, 8 * place.slots, N == BN, TF32_NEARER
     lies_at, phase_of, following, after = ring_of(place, layer.slots)
-
-    @cuda.jit(device=True, forceinline=True)
-    def slot_of(row):
-        """Where a row of the image's product begins to read."""
-        row = np.uint32(row if row < ROWS else 0)
-        pixel = np.uint32(row // D1)
-        slot = np.uint32(pixel // COLUMNS) * BY_ROW + np.uint32(pixel % COLUMNS) * BY_COLUMN
-        return short(slot + np.uint32(row % D1) * BY_D1)
+    slot_of, result_of, result_of_column = places_of(layer)
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of(tile, warp, lane):
         """A thread's first row of a tile, and where it and the one 8 below begin to read."""
         row = short(tile * 64 + (warp & 3) * 16 + lane // 4)
         return row, (slot_of(row), slot_of(row + 8))
-
-    @cuda.jit(device=True, forceinline=True)
-    def result_of(row):
-        """Where its results lie."""
-        pixel = np.uint32(row // D1)
-        to = np.uint32(pixel // COLUMNS) * OUT_ROW + np.uint32(pixel % COLUMNS) * OUT_COLUMN
-        return to + np.uint32(row % D1) * OUT_D1
-
-    @cuda.jit(device=True, forceinline=True)
-    def result_of_column(n):
-        n = np.uint32(n)
-        return np.uint32(n // D3) * BY_CAPSULE + np.uint32(n % D3)
 
     squash = make_squash_tile(layer, result_of, result_of_column, keeps)
 
@@ -507,6 +517,11 @@ def _make_layer(layer, place, keeps):
                                 high[half * FRAGMENTS + i] = loaded[i] * NEARER
                         one, bits = turn, phases
                         for r in range(BATCH):
+                            if OTHERS:  # whose chunk may have been there
+                                chunk = step * TOGETHER + share * BATCH + r
+                                asked = 1 if chunk >= SLOTS else 0
+                                empty = start + EMPTY + one * 8
+                                mbarrier_wait_where(shared, empty, phase_of(one, bits) ^ 1, asked)
                             mbarrier_wait(shared, start + one * 8, phase_of(one, bits))
                             chunk_at[r] = B_MATRIX + lies_at(start, one)
                             one, bits = following(one, bits)
@@ -551,16 +566,7 @@ def _make_layer(layer, place, keeps):
                     if warp & 3 == 0 and lane == 0:
                         write_tile(shared, start, outputs, image * SIZE + OUTPUT * images, tile)
             tile, row = short(tile + WARPGROUPS), short(row + WARPGROUPS * 64)
-        if LEAVES:
-            fence_proxy_async()  # the copy engine may write over what was read here
-            bulk_store_read()
-            cuda.syncwarp()
-            if lane == 0:
-                mbarrier_arrive(shared, start + GATE)
-        if not WHOLE:
-            meet(THREADS)
-            finish(where)
-        end(where)
+        conclude(where)
         return turn, phases
 
     return compute
