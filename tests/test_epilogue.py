@@ -281,3 +281,5 @@ def test_a_network_explains_where_its_activations_are():
     for N, error in (("2", TypeError), (True, TypeError), (0, ValueError)):
         with pytest.raises(error, match=f"N is {N!r}; it takes"):
             network("matrix").explain(N)
+    with pytest.raises(TypeError, match="gradients is 1; it takes True or False"):
+        network("matrix").explain(2, gradients=1)

@@ -55,7 +55,7 @@ NETWORKS = {
         ),
         (1, 7, 12, 1, 1),
     ),
-    "narrow": (  # few rows, not in the last layer alone
+    "primes_few": (  # few rows, not in the last layer alone
         (
             Layer(2, (1, 16), window=2, **_MATRIX),
             Layer(4, (4, 4), window=(4, 6), squash=4),
@@ -285,7 +285,7 @@ def test_one_kernel_makes_what_the_layers_make(name, precision, N, rng):
 @pytest.mark.tiers("gpu")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", ["float32"])
-@pytest.mark.parametrize("name", ["primes", "narrow"])
+@pytest.mark.parametrize("name", ["primes", "primes_few"])
 def test_one_kernel_is_clean(name, dtype, rng):
     _check(name, "tf32", 3, rng)
 

@@ -20,7 +20,7 @@ from numbacaps.fused.ptx import (
     unforeseen,
 )
 from numbacaps.nn.places import places_of
-from numbacaps.nn.ring import ring_of
+from numbacaps.nn.ring import make_past, ring_of
 from numbacaps.target import at, cuda
 
 _ZERO = np.float32(0)
@@ -50,7 +50,8 @@ def make_few_rows(layer, place, conclude):
     PART_SUMS, LOW = SUMS if SPLIT else 1, FRAGMENTS if SPLIT else 1
     HALF, GROUP = layer.BN * CHUNK, layer.BN * CHUNK * 2  # bytes of 4 k's and of 8
     SLOTS, EMPTY, NEARER = layer.slots, 8 * place.slots, TF32_NEARER
-    lies_at, phase_of, following, _ = ring_of(place, layer.slots)
+    lies_at, phase_of, _, after = ring_of(place, layer.slots)
+    past = make_past(place, layer.slots, layer.chunks)
     slot_of, result_of, result_of_column = places_of(layer)
 
     @cuda.jit(device=True, forceinline=True)
@@ -111,23 +112,24 @@ def make_few_rows(layer, place, conclude):
         matrix = group * GROUP + (lane & 7) * 16 + (lane >> 3 & 1) * 128 + (lane >> 4) * HALF
         if turn >= SLOTS:
             turn = short(0)
-        chunk = short(0)
-        while chunk < CHUNKS:
-            if chunk % SETS == mine:
-                one = np.uint32(chunk)
-                begin = row_at + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
-                load(high, low, shared, begin + np.uint32(one % TAP_ROWS) * TAP_ROW, k_at)
-                empty = start + EMPTY + turn * 8  # another set's chunk may have been there
-                asked = 1 if chunk >= SLOTS else 0
-                mbarrier_wait_where(shared, empty, phase_of(turn, phases) ^ 1, asked)
-                mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
-                lies = CHUNK * lies_at(start, turn) + matrix
-                multiply(acc, part, high, low, shared, lies)
-                cuda.syncwarp()
-                if lane == 0:  # in the name of those that leave it to this set
-                    mbarrier_arrive_times(shared, empty, ARRIVALS)
-            turn, phases = following(turn, phases)
-            chunk = unforeseen(chunk + 1)
+        behind = past(turn, phases)
+        turn, phases = after(turn, phases, mine)
+        chunk = mine
+        while chunk < CHUNKS and mine < SETS:
+            one = np.uint32(chunk)
+            begin = row_at + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
+            load(high, low, shared, begin + np.uint32(one % TAP_ROWS) * TAP_ROW, k_at)
+            empty = start + EMPTY + turn * 8  # another set's chunk may have been there
+            asked = 1 if chunk >= SLOTS else 0
+            mbarrier_wait_where(shared, empty, phase_of(turn, phases) ^ 1, asked)
+            mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
+            lies = CHUNK * lies_at(start, turn) + matrix
+            multiply(acc, part, high, low, shared, lies)
+            cuda.syncwarp()
+            if lane == 0:  # in the name of those that leave it to this set
+                mbarrier_arrive_times(shared, empty, ARRIVALS)
+            turn, phases = after(turn, phases, SETS)
+            chunk = unforeseen(chunk + SETS)
         row = short(lane % 4 * 2)
         for i in range(2):
             if row + i < ROWS:
@@ -137,6 +139,6 @@ def make_few_rows(layer, place, conclude):
                     if n < N:
                         shared[at(to + result_of_column(n))] = acc[block * 2 + i]
         conclude(where)
-        return turn, phases
+        return behind
 
     return compute

@@ -132,12 +132,14 @@ class CapsNet:
         Raises
         ------
         TypeError, ValueError
-            ``N`` is no int, or less than 1.
+            ``N`` is no int, or less than 1; ``gradients`` is no bool.
         """
         if not isinstance(N, (int, np.integer)) or isinstance(N, bool):
             raise TypeError(f"N is {N!r}; it takes an int")
         if N < 1:
             raise ValueError(f"N is {N}; it takes at least 1")
+        if not isinstance(gradients, (bool, np.bool_)):
+            raise TypeError(f"gradients is {gradients!r}; it takes True or False")
         which = self._training if gradients else self._inference
         return which(int(N)).forward.explain()
 

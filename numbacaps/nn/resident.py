@@ -63,7 +63,7 @@ from numbacaps.target import at, cuda
 _ZERO = np.float32(0)
 _UNROLLED = 6  # steps, at most: of more the code takes longer to be fetched than it saves
 _SHARING = 16  # lanes that share a capsule's length
-_OWN = 8  # elements of a squash group that a thread has, at most
+_OWN = 8  # elements of a squash group that a thread has, at most; half where many threads would have none
 
 
 @cache
@@ -307,9 +307,10 @@ def _make_conclude(layer, place, keeps):
 
 def _make_finish(layer, place, keeps):
     """Device function that adds the shares of a layer's sums and squashes them; lanes share a group."""
-    SIZE, SHARES, WIDTH = layer.size, layer.shares, gcd(layer.group, _OWN)
+    SIZE, SHARES, THREADS = layer.size, layer.shares, place.warpgroups * 128
+    WIDTH = gcd(layer.group, _OWN if layer.size // _OWN > THREADS // 2 else 4)
     BITS = (layer.group // WIDTH).bit_length() - 1
-    RUNS, PARTS, THREADS = WIDTH // 4, layer.size // WIDTH, place.warpgroups * 128
+    RUNS, PARTS = WIDTH // 4, layer.size // WIDTH
     OUT, SLOPES, GROUPS, KEEPS = layer.out, layer.slopes_at, layer.size // layer.group, keeps
     SLOPE, REGULARISER = np.float32(layer.slope), np.float32(EPSILON)
 

@@ -46,8 +46,9 @@ def ring_of(place, slots):
     A place in the ring is a slot's number, and a bit for every slot: the phase that its barriers are in. Where
     it lies is counted as descriptors do, in 16 bytes.
     """
-    RING, PITCH, GAP, SLOTS = place.ring, place.pitch // CHUNK, place.gap // CHUNK, slots
+    RING, PITCH, SLOTS = place.ring, place.pitch // CHUNK, slots
     RING_AT, ALL = place.ring_at // CHUNK, (1 << slots) - 1
+    GAP = place.gap // CHUNK if slots > place.ring else 0
 
     @cuda.jit(device=True, forceinline=True)
     def lies_at(start, turn):
@@ -71,3 +72,15 @@ def ring_of(place, slots):
         return short(turn - SLOTS if turn >= SLOTS else turn), short(phases ^ bits)
 
     return lies_at, phase_of, following, after
+
+
+def make_past(place, slots, count):
+    """Device function for the ring's place behind so many chunks, which may be more than it has slots."""
+    _, _, _, after = ring_of(place, slots)
+    ALL, ROUNDS, REST = (1 << slots) - 1, count // slots, count % slots
+
+    @cuda.jit(device=True, forceinline=True)
+    def past(turn, phases):
+        return after(turn, short(phases ^ ALL) if ROUNDS % 2 else phases, REST)
+
+    return past
