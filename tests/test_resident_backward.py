@@ -54,7 +54,7 @@ def _check_places(placed):
         (ring.ring_at, ring.ring * ring.pitch),
     ]
     more = (ring.ring_at + ring.ring * ring.pitch + ring.gap, ring.more * ring.pitch)
-    shares = first.shares_at, ring.warpgroups * 128 * first.layer.K
+    shares = first.shares_at, ring.warpgroups * 128 * first.layer.K + first.size
     at_once = [[(first.at, outputs[0].size), shares]]
     for one, made, read in zip(place.layers, outputs, outputs[1:]):
         assert (one.out, one.size, one.at) == (made.at, made.size, read.at)

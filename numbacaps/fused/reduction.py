@@ -141,6 +141,7 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
 ADDED = 4 if SIMULATED else 32  # elements of a block that adds splits
 _LANES = 8  # threads for each of them
 ADD_THREADS = ADDED * _LANES
+_AHEAD = 8  # splits that a thread loads at once
 
 
 @cache
@@ -149,6 +150,7 @@ def make_add_splits(splits, size, dtype):
     SPLITS, SIZE = splits, size
     ACROSS, LANES, THREADS = ADDED, _LANES, ADD_THREADS
     TURNS = -(-splits // LANES)
+    AHEAD = min(TURNS, _AHEAD)
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
 
@@ -160,13 +162,18 @@ def make_add_splits(splits, size, dtype):
     ):
         wait_for_last()  # the splits are summed
         of_lanes = cuda.shared.array(THREADS, sums)
+        held = cuda.local.array(AHEAD, sums)
         thread = cuda.threadIdx.x
         i = cuda.blockIdx.x * ACROSS + thread % ACROSS
         total = ZERO
-        for turn in range(TURNS):
-            split = turn * LANES + thread // ACROSS
-            if split < SPLITS and i < SIZE:
-                total += partial[at(split * SIZE + i)]
+        for turn in range(0, TURNS, AHEAD):
+            first = turn * LANES + thread // ACROSS
+            for j in range(AHEAD):
+                split = first + j * LANES
+                held[j] = partial[at(min(split, SPLITS - 1) * SIZE + min(i, SIZE - 1))]
+            for j in range(AHEAD):
+                if first + j * LANES < SPLITS:
+                    total += held[j]
         of_lanes[at(thread)] = total
         cuda.syncthreads()
         if thread < ACROSS and i < SIZE:

@@ -59,7 +59,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Weights:
-    """The gradient of a kernel, where a block computes its image's part.
+    """The gradient of a kernel, where a block computes its images' part.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Weights:
     read_at : int
         Elements of an image before the layer's input, in global memory.
     size, partial_at : int
-        Elements of the gradient; and of all partial sums of an image before these.
+        Elements of the gradient; and of all partial sums of a block before these.
     pairs, batches : int
         Pairs of neighbouring pixels multiplied in one go, and how many times that is a row of pixels.
     """
@@ -167,7 +167,8 @@ class FirstWeights:
     layer : numbacaps.nn.residence.FirstLayer
         The layer forward.
     x, at, shares_at : int
-        Where the image, what reaches the layer's sums, and the threads' shares lie in shared memory, in elements.
+        Where the image, what reaches the layer's sums, and the threads' shares lie in shared memory, in elements;
+        behind the shares what earlier images add.
     partial_at : int
         As that of :class:`Weights`.
     """
@@ -247,7 +248,7 @@ def _place(placed):
         room[number] *= shape["copies"]
         if computed:
             room[number] = max(room[number], _transposed(one.geometry))
-    room[1] = max(room[1], warpgroups * WARPGROUP * first.K)
+    room[1] = max(room[1], (warpgroups * WARPGROUP + first.N) * first.K)
     rooms = max(room[0::2]), max(room[1::2])
     lines = [in_lines(size * FLOAT) for size in (first.image, *rooms)]
     x_at, *places = (BARRIERS + sum(lines[:i]) for i in range(3))

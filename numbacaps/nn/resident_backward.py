@@ -12,7 +12,7 @@ for the other, and between two taps they meet, so the order is fixed. Where colu
 product, and each warpgroup takes tiles of its own and adds to an input of its own.
 
 What reaches an output becomes in place what reaches the sums before its activation. A kernel's gradient is a
-sum over the images too, so a block leaves its image's part, for another kernel to add, of those kernels
+sum over the images too, so a block leaves its images' part, for another kernel to add, of those kernels
 that are small: the first layer's, and that of a layer whose capsules of 4 x 8 are, transposed, the tensor cores'
 core matrices. :mod:`numbacaps.nn.backward_residence` says what fits, and where it lies.
 """
@@ -97,7 +97,7 @@ def make_resident_backward(place, classes):
         outputs,  # in   every layer's, likewise
         packed,  # in   all kernels but the first, one behind the other as the layers say
         d_sums,  # out  what reaches the sums of layers whose kernel's gradient is not computed here
-        partial,  # out  parts of the kernels' gradients that are, one kernel behind the other
+        partial,  # out  the blocks' parts of the kernels' gradients that are, one kernel behind the other
         images,
     ):
         shared = cuda.shared.array(0, np.float32)
@@ -511,7 +511,7 @@ def _make_input(one, ring):
 
 
 def _make_weights(one, ring):
-    """Device function for an image's part of the gradient of a kernel, its input's capsules being core matrices.
+    """Device function for what images add to the gradient of a kernel whose input's capsules are core matrices.
 
     dw[(p, d3), (tap, d2)] = sum over (pixel, d1) of d_sums[(p, d3), (pixel, d1)] * input[(tap, d2), (pixel, d1)]
     """
@@ -551,6 +551,12 @@ def _make_weights(one, ring):
                     shared[at(place + slot * 32)] = value if slot < SLOTS else _ZERO
 
     @cuda.jit(device=True, forceinline=True)
+    def place_of(row, lane):
+        """Where in the gradient the first of a thread's sums of a row lies."""
+        place = np.uint32(row // D3) * (C * KH * KW * E2) + np.uint32(row % D3)
+        return place + lane % 4 * (2 * D3)
+
+    @cuda.jit(device=True, forceinline=True)
     def load(to, shared, begin, rows_at, item):
         """A thread's part of what reaches the sums: two columns, of pairs of pixels."""
         row_at, below_at = rows_at
@@ -572,6 +578,7 @@ def _make_weights(one, ring):
         image, images, thread, warp = which
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
+        before = cuda.local.array(SUMS, np.float32)
         fragment = cuda.local.array(FRAGMENTS, np.float32)
         loaded = cuda.local.array(FRAGMENTS, np.float32)
         lane = short(thread & 31)
@@ -584,8 +591,19 @@ def _make_weights(one, ring):
         if below < N:
             below_at += np.uint32(below // D3) * BY_CAPSULE + np.uint32(below % D3)
         rows_at = short(n_at), short(below_at)
+        block = cuda.blockIdx.x
+        begins = TO * cuda.gridDim.x + (block * WARPGROUPS + warpgroup) * SIZE
         for i in range(SUMS):
             acc[i] = _ZERO
+            before[i] = _ZERO
+        if image != block:  # what the block's images before it add
+            for half in range(2):
+                row = np.uint32(n + half * 8)
+                if row < N:
+                    place = begins + place_of(row, lane)
+                    for tap in range(C * KH * KW):
+                        for e in range(2):
+                            before[tap * 4 + half * 2 + e] = partial[at(place + tap * E2 + e * D3)]
         for term in range(short(TERMS)):
             if term < 2:  # in three terms the small products first
                 meet(THREADS)  # what lay there was read
@@ -624,15 +642,14 @@ def _make_weights(one, ring):
                 if SPLIT:
                     for i in range(SUMS):
                         acc[i] += part[i]
-        to = TO * images + (image * WARPGROUPS + warpgroup) * SIZE
         for half in range(2):
             row = np.uint32(n + half * 8)
             if row < N:
-                p = to + np.uint32(row // D3) * (C * KH * KW * E2) + np.uint32(row % D3)
+                place = begins + place_of(row, lane)
                 for tap in range(C * KH * KW):
                     for e in range(2):
-                        d2 = lane % 4 * 2 + e
-                        partial[at(p + tap * E2 + d2 * D3)] = acc[tap * 4 + half * 2 + e]
+                        i = tap * 4 + half * 2 + e
+                        partial[at(place + tap * E2 + e * D3)] = before[i] + acc[i]
         meet(THREADS)
         return turn, phases
 
@@ -640,20 +657,26 @@ def _make_weights(one, ring):
 
 
 def _make_first_weights(first, ring):
-    """Device function for an image's part of the gradient of the first kernel; threads share the pixels."""
+    """Device function for what images add to the gradient of the first kernel; threads share the pixels."""
     layer, THREADS = first.layer, ring.warpgroups * 128
     N, K, D3, PIXELS, COLUMNS = layer.N, layer.K, layer.N // layer.P, layer.pixels, layer.columns
     ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
     C, KH, KW, D2 = layer.C, layer.KH, layer.KW, layer.D2
     X, AT, SHARES_AT, SHARES = first.x, first.at, first.shares_at, THREADS // layer.N
     TO, SIZE = first.partial_at, first.size
+    BEFORE, fetch = first.shares_at + SHARES * first.size, make_fetch(THREADS)
 
     @cuda.jit(device=True, forceinline=True)
     def compute(where, turn, phases):
-        shared, _, floats, _, _, partial, which = where
+        shared, start, floats, _, _, partial, which = where
         image, images, thread, warp = which
         total = cuda.local.array(K, np.float32)
         cp_async_wait(0)
+        block = cuda.blockIdx.x
+        begins, again = TO * cuda.gridDim.x + block * SIZE, image != block
+        if again:  # what the block's images before it add
+            fetch(shared, start + 4 * BEFORE, partial, begins, SIZE, thread)
+        cp_async_commit()
         meet(THREADS)  # the image is there
         n, share = np.uint32(np.uint32(thread) % N), np.uint32(np.uint32(thread) // N)
         n_at = np.uint32(n // D3) * (PIXELS * D3) + np.uint32(n % D3)
@@ -679,6 +702,7 @@ def _make_first_weights(first, ring):
         if share < SHARES:
             for k in range(K):
                 shared[at(floats + SHARES_AT + (share * K + k) * N + n)] = total[k]
+        cp_async_wait(0)
         meet(THREADS)
         i = short(thread)
         while i < SIZE:
@@ -686,8 +710,10 @@ def _make_first_weights(first, ring):
             own = np.uint32(k % K) * N + np.uint32(k // K) * D3 + d3
             whole = _ZERO
             for other in range(SHARES):
-                whole += shared[at(floats + SHARES_AT + other * (K * N) + own)]
-            partial[at(TO * images + image * SIZE + i)] = whole
+                whole += shared[at(floats + SHARES_AT + other * SIZE + own)]
+            if again:
+                whole += shared[at(floats + BEFORE + i)]
+            partial[at(begins + i)] = whole
             i = unforeseen(i + THREADS)
         meet(THREADS)  # the next image's may come
         return turn, phases

@@ -146,12 +146,14 @@ class ResidentBackwardPass(BackwardPass):
         self._all_d_sums, written = _one_behind_the_other(shapes, dtype)
         self._d_sums = dict(zip(apart, written))
         self._reduces = self._reductions(sorted(apart, key=lambda k: -forward.outputs[k - 1].size))
+        # A block adds its images up, so where they are more than multiprocessors these decide the sum's order.
+        self._blocks = min(images, multiprocessors())
         self._parts, begin = [], 0
         computed = [place.first, *(one.weights for one in place.layers)]
         for which, shares in zip(computed, [1, *[place.ring.warpgroups] * len(place.layers)]):
-            count = images * shares
+            count = self._blocks * shares
             self._parts.append(
-                which and _Parts(count, which.size, images * which.partial_at, dtype)
+                which and _Parts(count, which.size, self._blocks * which.partial_at, dtype)
             )
             begin += count * which.size if which else 0
         self._partial = cuda.device_array(begin, dtype)
@@ -176,13 +178,13 @@ class ResidentBackwardPass(BackwardPass):
         arrays = x, labels, forward.lengths, forward.all_slopes, forward.all_outputs
         arrays += forward.packed.backward, self._all_d_sums, self._partial
         ring = self._place.ring
-        how = min(forward.images, multiprocessors()), ring.threads
+        how = self._blocks, ring.threads
         launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, ring.bytes)
         beside.mark()
         for number, (k, reduce) in enumerate(self._reduces.items()):
             work = partial(reduce, forward.outputs[k - 1], self._d_sums[k], state.d_kernels[k])
             if number == 0:
-                work(stream)  # which takes longest, and starts early
+                work(stream)  # which takes longest
             else:
                 beside.run_marked(work)
         for parts, d_kernel in zip(self._parts, state.d_kernels):
@@ -253,7 +255,7 @@ def _backward_form(one):
 
 
 class _Parts:
-    """What images add to a kernel's gradient, ``count`` times ``size`` elements from ``begin`` on."""
+    """What blocks add to a kernel's gradient, ``count`` times ``size`` elements from ``begin`` on."""
 
     def __init__(self, count, size, begin, dtype):
         self._place, self._grid = slice(begin, begin + count * size), ceil_div(size, ADDED)

@@ -430,9 +430,11 @@ class BulkReduce:
     tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
     strips : numbacaps.fused.bulk_reduction_tiles.Strips
     why : str
+    early : bool
+        As that of :class:`numbacaps.fused.compiled.Compiled`.
     """
 
-    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why):
+    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why, early=True):
         from numbacaps.fused.bulk_reduction import make_bulk_reduction
 
         p = product
@@ -459,7 +461,7 @@ class BulkReduce:
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
         kernel = make_bulk_reduction(p.pixels, window, boxes, rings, strips, p.D, tile, terms)
         types = (np.float32, np.int64)
-        self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=True)
+        self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
 
     @cached_property
     def _unaligned(self):
@@ -636,8 +638,9 @@ def reduce_beside(geometries, dtype, precision):
     products, terms = [implicit_gemm.forward(g) for g in geometries], _TERMS[precision]
     sizes = [g.C * g.H * g.W * g.E1 + g.P * g.L * g.E3 for g in geometries]
     found = bulk_reduction_tiles.choose_beside(products, sizes, geometries[0].N, terms)
+    # Not early: where a few blocks find a multiprocessor and wait on it, the others come later still (measured).
     return found and [
-        BulkReduce(product, g.N, 1, g.P * g.Q * g.E2, dtype, terms, *how)
+        BulkReduce(product, g.N, 1, g.P * g.Q * g.E2, dtype, terms, *how, early=False)
         for product, g, how in zip(products, geometries, found)
     ]
 
