@@ -48,7 +48,7 @@ from numbacaps.nn.few_rows import make_few_rows
 from numbacaps.nn.pack_network import make_pack_network
 from numbacaps.nn.resident import make_resident_forward
 from numbacaps.nn.resident_backward import make_resident_backward
-from numbacaps.nn.ring import make_fetch
+from numbacaps.nn.ring import make_fetch, make_past
 from numbacaps.nn.squash_tile import make_squash_tile
 from numbacaps.pipelines.indices import make_index_functions
 from numbacaps.stages.strided_batched_matmul import choose_tile
@@ -378,7 +378,7 @@ def test_every_factory_is_compiled_here():
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
     covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles, make_differentiate}
     # In test_resident and test_resident_backward, with their parts.
-    covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch}
+    covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch, make_past}
     covered |= {make_resident_backward, make_pack_network}
     covered |= NN_FACTORIES
     missing = [name for name, factory in factories().items() if factory not in covered]

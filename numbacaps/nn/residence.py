@@ -289,7 +289,7 @@ def place(placed, for_gradients):
     last = len(placed) - 1
     products = [implicit_gemm.forward(one.geometry) for one in placed[1:]]
     shares = [_shares(product, warpgroups) for product in products]
-    # Layers write to two places in turn; where several warpgroups share a sum, each leaves its part there.
+    # Layers write to two places in turn; where a sum has several shares, all of them lie there.
     room = [sizes[0]] + [size * parts for size, parts in zip(sizes[1:], shares)]
     first_room, second_room = max(room[0::2]), max(room[1::2])
     weights = g.P * g.Q * g.D2 * g.D3

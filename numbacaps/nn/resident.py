@@ -7,7 +7,7 @@ outside, through a ring that runs on from layer to layer, so the next layer's ar
 products are those of :mod:`numbacaps.fused.bulk_wgmma`, whose boxes are not needed any more.
 
 A tile is 64 rows (pixel, d1) of the image. Where a layer has fewer tiles than there are warpgroups, these share
-its sum: each takes every so many rows of taps, and the first adds what the others found, in a fixed order.
+its sum, as all warps do where rows are few (:mod:`numbacaps.nn.few_rows`); shares are added in a fixed order.
 The first layer, whose sums are short, is ordinary arithmetic: a thread computes the elements of a squash group.
 :mod:`numbacaps.nn.residence` says what fits, and where it lies.
 """

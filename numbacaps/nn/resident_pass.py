@@ -112,10 +112,13 @@ class ResidentPass(ForwardPass):
         launch_tiles(self._kernel, *how, (*arrays, self.images), beside.stream, place.bytes)
 
     def explain(self):
-        tiles = ", ".join(f"{one.tiles} of {one.BN} columns" for one in self._others)
+        products = ", ".join(
+            f"{one.rows} rows by {one.BN}" if one.few else f"{one.tiles} times 64 by {one.BN}"
+            for one in self._others
+        )
         return (
             f"all layers in one kernel, an image in a multiprocessor: {self._place.warpgroups} "
-            f"warpgroups, tiles of 64 rows ({tiles}), {self._others[0].terms} terms, "
+            f"warpgroups, products of {products} columns, {self._others[0].terms} terms, "
             f"{self._place.ring} rows of taps ahead"
         )
 
