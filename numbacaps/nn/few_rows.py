@@ -20,6 +20,7 @@ from numbacaps.fused.ptx import (
     unforeseen,
 )
 from numbacaps.nn.places import places_of
+from numbacaps.nn.residence import WARPS
 from numbacaps.nn.ring import make_past, ring_of
 from numbacaps.target import at, cuda
 
@@ -37,13 +38,13 @@ def make_few_rows(layer, place, conclude):
     conclude : device function
         What comes behind the shares of the sum.
     """
-    ROWS, N, D, SIZE, IN, OUT = layer.rows, layer.N, layer.D, layer.size, layer.at, layer.out
+    ROWS, N, SIZE, IN, OUT = layer.rows, layer.N, layer.size, layer.at, layer.out
     CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
     (TAP_ROWS, TAP_COLUMNS), FIRST = layer.taps, layer.reads[-1]
     CHANNELS, GROUPS, CHUNKS = layer.channels_at_once, layer.groups, layer.chunks
-    ARRIVALS = place.warpgroups * 4 // GROUPS
+    ARRIVALS = place.warpgroups * WARPS // GROUPS
     SETS = min(ARRIVALS, layer.slots)  # of warps, each of which takes a chunk
-    RUN, AT_ONCE = layer.run, min(layer.run, 2)
+    AT_ONCE = min(layer.run, 2)
     SPLIT = layer.terms > 1
     PARTS, LINES = 2 if SPLIT else 1, layer.BN // 16
     SUMS, FRAGMENTS = LINES * 4, TAP_COLUMNS * 2
@@ -52,15 +53,15 @@ def make_few_rows(layer, place, conclude):
     SLOTS, EMPTY, NEARER = layer.slots, 8 * place.slots, TF32_NEARER
     lies_at, phase_of, _, after = ring_of(place, layer.slots)
     past = make_past(place, layer.slots, layer.chunks)
-    slot_of, result_of, result_of_column = places_of(layer)
+    slot_of, k_at, result_of, result_of_column = places_of(layer)
 
     @cuda.jit(device=True, forceinline=True)
-    def load(high, low, shared, begin, k_at):
+    def load(high, low, shared, begin, run_at):
         """A lane's part of the second operand: of a row, two k's of every tap."""
         values = cuda.local.array(AT_ONCE, np.float32)
         for tap in range(TAP_COLUMNS):
             for i in range(2 // AT_ONCE):
-                load_run(AT_ONCE, values, shared, begin + k_at[i] + tap * TAP_COLUMN)
+                load_run(AT_ONCE, values, shared, begin + run_at[i] + tap * TAP_COLUMN)
                 for j in range(AT_ONCE):
                     to, value = tap * 2 + i * AT_ONCE + j, values[j]
                     if SPLIT:
@@ -98,13 +99,11 @@ def make_few_rows(layer, place, conclude):
         part = cuda.local.array(PART_SUMS, np.float32)
         high = cuda.local.array(FRAGMENTS, np.float32)
         low = cuda.local.array(LOW, np.float32)
-        k_at = cuda.local.array(2, np.int32)
+        run_at = cuda.local.array(2, np.int32)
         lane, mine = short(thread & 31), short(np.uint32(warp) // GROUPS)
         group = short(np.uint32(warp) % GROUPS)
         for i in range(2 // AT_ONCE):
-            four = np.uint32(2 * group + i)
-            k = np.uint32((four // RUN * 4 + lane % 4) * RUN + four % RUN)
-            k_at[i] = np.uint32(k // D) * CHANNEL + np.uint32(k % D)
+            run_at[i] = k_at(2 * group + i, lane)
         for i in range(SUMS):
             acc[i] = _ZERO
         row_at = floats + IN + FIRST + slot_of(lane // 4)
@@ -118,7 +117,7 @@ def make_few_rows(layer, place, conclude):
         while chunk < CHUNKS and mine < SETS:
             one = np.uint32(chunk)
             begin = row_at + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
-            load(high, low, shared, begin + np.uint32(one % TAP_ROWS) * TAP_ROW, k_at)
+            load(high, low, shared, begin + np.uint32(one % TAP_ROWS) * TAP_ROW, run_at)
             empty = start + EMPTY + turn * 8  # another set's chunk may have been there
             asked = 1 if chunk >= SLOTS else 0
             mbarrier_wait_where(shared, empty, phase_of(turn, phases) ^ 1, asked)

@@ -7,7 +7,7 @@ from numbacaps.target import cuda
 
 
 def places_of(layer):
-    """Device functions: where a row begins to read, where a row's results lie, and where behind that a column's does.
+    """Device functions: where rows begin to read, where k's are behind that, where a row's results lie, and a column's.
 
     Parameters
     ----------
@@ -17,6 +17,7 @@ def places_of(layer):
     BY_ROW, BY_COLUMN, BY_D1, _ = layer.reads
     OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
     D3, BY_CAPSULE = layer.D3, layer.by_capsule
+    D, RUN, CHANNEL = layer.D, layer.run, layer.taps_apart[0]
 
     @cuda.jit(device=True, forceinline=True)
     def slot_of(row):
@@ -24,6 +25,13 @@ def places_of(layer):
         pixel = np.uint32(row // D1)
         slot = np.uint32(pixel // COLUMNS) * BY_ROW + np.uint32(pixel % COLUMNS) * BY_COLUMN
         return short(slot + np.uint32(row % D1) * BY_D1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def k_at(four, lane):
+        """Of four k's of a product that four lanes have, a lane's; whose next ones are its neighbours in a run."""
+        four = np.uint32(four)
+        k = np.uint32((four // RUN * 4 + lane % 4) * RUN + four % RUN)
+        return np.uint32(k // D) * CHANNEL + np.uint32(k % D)
 
     @cuda.jit(device=True, forceinline=True)
     def result_of(row):
@@ -36,4 +44,4 @@ def places_of(layer):
         n = np.uint32(n)
         return np.uint32(n // D3) * BY_CAPSULE + np.uint32(n % D3)
 
-    return slot_of, result_of, result_of_column
+    return slot_of, k_at, result_of, result_of_column

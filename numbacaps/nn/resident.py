@@ -202,13 +202,13 @@ def _make_copy(layer, place):
 
 def _make_first(layer, place, keeps):
     """Device function for the first layer; a thread computes a squash group of one pixel."""
-    GROUP, SIZE = layer.group, layer.size
+    GROUP = layer.group
     BESIDE, OF_PIXEL = layer.N // layer.P // layer.group, layer.N // layer.group
     AT_ONCE = place.warpgroups * 128 // OF_PIXEL  # pixels; what threads are left have none
     D3, PIXELS, COLUMNS = layer.N // layer.P, layer.pixels, layer.columns
     ROW, COLUMN, CHANNEL, TAP_ROW, TAP_COLUMN, FIRST = layer.steps
     C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
-    X, KERNEL, OUT, THREADS = layer.x, layer.kernel, layer.out, place.warpgroups * 128
+    X, KERNEL, OUT = layer.x, layer.kernel, layer.out
     KEEPS, SLOPE, GROUPS = keeps, np.float32(layer.slope), layer.size // layer.group
     REGULARISER, RUN = np.float32(EPSILON), layer.run
     RUNS, OWN = layer.group // layer.run, layer.K * layer.group
@@ -339,6 +339,7 @@ def _make_finish(layer, place, keeps):
             for bit in range(BITS):
                 square += shuffle(square, lane ^ 1 << bit)
             factor, slope = squash_slopes_of_result(square + REGULARISER)
+            cuda.syncwarp()  # idle lanes read the last part too
             if inside:
                 if KEEPS and lane & (1 << BITS) - 1 == 0:
                     group = np.uint32((first + lane) >> BITS)
@@ -363,7 +364,7 @@ def _make_layer(layer, place, keeps):
 
 def _make_tiles(layer, place, keeps, conclude):
     """The same on warpgroups, a tile of 64 rows each."""
-    BN, N, D = layer.BN, layer.N, layer.D
+    BN, N = layer.BN, layer.N
     ROWS, FIRST = layer.rows, layer.reads[-1]
     CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
     TAP_ROWS, TAP_COLUMNS = layer.taps
@@ -376,7 +377,7 @@ def _make_tiles(layer, place, keeps, conclude):
     PART_SUMS = SUMS if SPLIT else 1
     B_MATRIX, PART = descriptor_strides(BN * CHUNK, 128), 2 * BN
     TILES, ROUNDS, SHARES = layer.tiles, layer.rounds, layer.shares
-    WARPGROUPS, THREADS = place.warpgroups, place.warpgroups * 128
+    WARPGROUPS = place.warpgroups
     STEPS, TOGETHER = layer.chunks // (SHARES * BATCH), SHARES * BATCH
     UNROLLS, OTHERS = STEPS <= _UNROLLED, SHARES > 1 and TOGETHER < layer.slots
     # Steps in turn whose fragments have registers of their own, so that one's products can follow the other's.
@@ -387,7 +388,7 @@ def _make_tiles(layer, place, keeps, conclude):
     WHOLE, SLOPES, GROUPS_OUT = layer.shares == 1, layer.slopes_at, layer.size // layer.group
     SLOTS, EMPTY, N_FULL, NEARER = layer.slots, 8 * place.slots, N == BN, TF32_NEARER
     lies_at, phase_of, following, after = ring_of(place, layer.slots)
-    slot_of, result_of, result_of_column = places_of(layer)
+    slot_of, k_at, result_of, result_of_column = places_of(layer)
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of(tile, warp, lane):
@@ -485,8 +486,7 @@ def _make_tiles(layer, place, keeps, conclude):
         lane = short(thread & 31)
         warpgroup = short(warp >> 2)
         for i in range(RUNS):
-            k = np.uint32((i * 4 + lane % 4) * RUN)
-            run_at[i] = np.uint32(k // D) * CHANNEL + np.uint32(k % D)
+            run_at[i] = k_at(i * RUN, lane)
         origin = short(floats + IN + FIRST)
         if turn >= SLOTS:
             turn = short(0)
