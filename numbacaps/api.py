@@ -16,6 +16,7 @@ from numbacaps.arrays import (
     resolve_stream,
     to_canonical,
 )
+from numbacaps.bfloat16 import to_device
 from numbacaps.geometry import Geometry
 from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
@@ -50,7 +51,7 @@ def capsule_conv2d(
 
     Parameters
     ----------
-    x : array (N, C, H, W, *T1), float16 (added in float32), float32 or float64
+    x : array (N, C, H, W, *T1), float16, bfloat16 (both added in float32), float32 or float64
         Input: a NumPy array, a Numba device array or an array with ``__cuda_array_interface__``.
         Arrays that are not C-contiguous are copied.
     w : array (P, C, KH, KW, *T2), dtype of x
@@ -89,15 +90,15 @@ def capsule_conv2d(
     Raises
     ------
     TypeError
-        An argument is of the wrong type, the dtype is not float16, float32 or float64 or not the same, or
-        some arrays are on the host and some on the device.
+        An argument is of the wrong type, the dtype is not float16, bfloat16, float32 or float64 or not
+        the same, or some arrays are on the host and some on the device.
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
         is empty, a number is out of range, ``product``, ``algorithm`` or ``precision`` is unknown or
         not to be had here, ``out`` does not fit or overlaps an input, or an array lies on another
         GPU.
     ImportError, RuntimeError
-        ``algorithm`` takes a package, or a GPU, that is not here.
+        ``algorithm`` or bfloat16 takes a package, or ``algorithm`` a GPU, that is not here.
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
@@ -351,7 +352,7 @@ class _Task:
     def zeros(self, shape, stream):
         """A result of zeros: the kernel's gradient of an empty batch."""
         zeros = np.zeros(shape, self.dtype)
-        return cuda.to_device(zeros, stream=stream) if self.on_device else zeros
+        return to_device(zeros, stream) if self.on_device else zeros
 
 
 def _check_needs(needs):

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numbacaps.bfloat16 import dtype_of, is_bfloat16, to_device
 from numbacaps.layout import gather
 from numbacaps.target import SIMULATED, cuda
 
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
+_DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
+DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__"
 
 
@@ -67,7 +69,7 @@ class Operand:
             return self.array  # wrapping it anew would take longer than launching what reads it
         interface = dict(self.array.__cuda_array_interface__)
         interface.update(shape=shape, strides=None)
-        return cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
+        return self._wrapped(interface)
 
     def memory(self):
         """(all the memory that the array spans as one run of elements, where the array begins)."""
@@ -80,8 +82,12 @@ class Operand:
             return type(self.array)(run), (self._address() - low) // self.dtype.itemsize
         interface = dict(self.array.__cuda_array_interface__)
         interface.update(shape=(count,), strides=None, data=(low, False))
-        run = cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
-        return run, (self._address() - low) // self.dtype.itemsize
+        return self._wrapped(interface), (self._address() - low) // self.dtype.itemsize
+
+    def _wrapped(self, interface):
+        """A Numba device array of the operand's dtype, which an interface does not always tell."""
+        array = cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
+        return array if array.dtype == self.dtype else array.view(self.dtype)
 
     def _address(self):
         """Address of the first element."""
@@ -120,8 +126,10 @@ def describe(name, array):
     Raises
     ------
     TypeError
-        It is no array, a masked one, its dtype is not float16, float32 or float64, its interface is broken,
+        It is no array, a masked one, its dtype is not float16, bfloat16, float32 or float64, its interface is broken,
         or it is another library's device array while kernels run on the simulator.
+    ImportError
+        It is a device array of bfloat16, and the package that brings that dtype is not here.
     ValueError
         Its strides are not whole elements.
     """
@@ -141,17 +149,22 @@ def describe(name, array):
         operand = _describe_interface(name, array, interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
-    if operand.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {operand.dtype}; it takes float16, float32 or float64")
+    if not is_taken(operand.dtype):
+        raise TypeError(f"{name} has dtype {operand.dtype}; it takes {DTYPE_NAMES}")
     if any(stride % operand.dtype.itemsize for stride in operand.strides):
         raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
     return operand
 
 
+def is_taken(dtype):
+    """Whether there is an algorithm for a ``numpy.dtype``."""
+    return dtype in _DTYPES or is_bfloat16(dtype)
+
+
 def _describe_interface(name, array, interface):
     """An operand from a ``__cuda_array_interface__``; TypeError if it is masked or broken."""
     try:
-        dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
+        dtype, shape = dtype_of(interface["typestr"]), tuple(map(int, interface["shape"]))
         strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
         int(interface["data"][0])
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -248,7 +261,7 @@ def to_canonical(operand, order, capsule, stream):
     shape = operand.shape[:4] + capsule
     if not operand.on_device:
         host = contiguous(operand.array.transpose(axes)).reshape(shape)
-        return cuda.to_device(host, stream=stream)
+        return to_device(host, stream)
     if operand.is_contiguous and axes == tuple(range(operand.rank)):
         return operand.reshaped(shape)
     return gather(operand, axes, stream).reshape(*shape)

@@ -10,6 +10,7 @@ Thread mapping: one thread an element, consecutive threads on consecutive elemen
 
 from functools import cache
 
+from numbacaps.bfloat16 import bits
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.launch import launch
 from numbacaps.target import at, cuda
@@ -69,6 +70,6 @@ def gather(operand, order, stream):
     strides = tuple(operand.strides[axis] // operand.dtype.itemsize for axis in order)
     memory, first = operand.memory()
     out = cuda.device_array(shape, operand.dtype, stream=stream)
-    arguments = (memory, out.reshape(out.size), first, *merge_axes(shape, strides))
+    arguments = (bits(memory), bits(out.reshape(out.size)), first, *merge_axes(shape, strides))
     launch(make_gather(), out.size, 1, arguments, stream)
     return out

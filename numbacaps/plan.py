@@ -6,9 +6,15 @@ plan is made. A call of it only launches, so it can be captured into a CUDA grap
 
 from math import prod
 
-import numpy as np
-
-from numbacaps.arrays import DTYPES, check_out, check_together, describe, resolve_stream
+from numbacaps.arrays import (
+    DTYPE_NAMES,
+    check_out,
+    check_together,
+    describe,
+    is_taken,
+    resolve_stream,
+)
+from numbacaps.bfloat16 import dtype_of
 from numbacaps.pipelines.registry import find_algorithm, resolve
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -38,7 +44,7 @@ def plan(
     w_shape : tuple of int
         (P, C, KH, KW, *T2)
     dtype : str or numpy.dtype
-        float32 or float64, or float16, which is added in float32.
+        float32 or float64; or float16 or bfloat16, which are added in float32.
     stride, padding, dilation, product, algorithm, precision, workspace_limit
         As :func:`numbacaps.capsule_conv2d`; ``product`` names each capsule's axes in the order in which
         the kernels read them, as ``"ab,bc->ac"`` and ``"gab,gbc->gac"`` do.
@@ -54,11 +60,11 @@ def plan(
     """
     x_shape, w_shape = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
     try:
-        dtype = np.dtype(dtype)
+        dtype = dtype_of(dtype)
     except TypeError:
-        raise TypeError(f"dtype is {dtype!r}; it takes float16, float32 or float64") from None
-    if dtype not in DTYPES:
-        raise TypeError(f"dtype is {dtype}; it takes float16, float32 or float64")
+        raise TypeError(f"dtype is {dtype!r}; it takes {DTYPE_NAMES}") from None
+    if not is_taken(dtype):
+        raise TypeError(f"dtype is {dtype}; it takes {DTYPE_NAMES}")
     product = parse_product(product)
     geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
     if geometry.N == 0:

@@ -14,7 +14,13 @@ _EPSILON = {
     np.dtype(np.float64): 2.0**-52,
 }
 # How far a precision moves an operand before it is multiplied, relative; tensor cores may truncate.
-_OPERAND = {"ieee": 0.0, "tf32x3": 2.0**-21, "tf32": 2.0**-10, "float16": 2.0**-10}
+_OPERAND = {
+    "ieee": 0.0,
+    "tf32x3": 2.0**-21,
+    "tf32": 2.0**-10,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
 
 
 def _differences(actual, expected):
@@ -79,7 +85,8 @@ def tolerance(dtype, terms, precision="ieee"):
         Number of products summed into one element: C*KH*KW*D2 for the output, P*KH*KW*D3 for the
         input's gradient, N*OH*OW*D1 for the kernel's.
     precision : str
-        What the operands are rounded to: "ieee" (their own dtype), "tf32x3", "tf32" or "float16".
+        What the operands are rounded to: "ieee" (their own dtype), "tf32x3", "tf32", "float16" or
+        "bfloat16".
 
     Returns
     -------

@@ -6,8 +6,9 @@ sizes that fill it.
 
 import numpy as np
 
+from numbacaps.bfloat16 import dtype_of, to_device
 from numbacaps.geometry import Geometry
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.target import SIMULATED
 
 #                     N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
 SMALL = {
@@ -52,7 +53,7 @@ CASES = [(case, "float32") for case in GEOMETRIES] + [(case, "float64") for case
 def operands(geometry, dtype, rng):
     """Random x, w and dy of a geometry, as NumPy arrays."""
     shapes = (geometry.input_shape, geometry.kernel_shape, geometry.output_shape)
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return [rng.standard_normal(shape).astype(dtype_of(dtype)) for shape in shapes]
 
 
 def sums(geometry):
@@ -63,4 +64,4 @@ def sums(geometry):
 
 def nan(shape, dtype):
     """A device array of NaN: an element that a kernel does not write shows."""
-    return cuda.to_device(np.full(shape, np.nan, dtype))
+    return to_device(np.full(shape, np.nan, dtype))

@@ -177,17 +177,16 @@ def bulk_kernel(
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
     ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
     which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
-    which += (bulk_tiles.turn_cycles(tile, p, 1, terms), dtype)
-    kernel = make_bulk_wgmma(*which, behind)
-    return Kernel(kernel, 3, 4, make_bulk_wgmma, 0, MAP_WORDS)
+    kernel = make_bulk_wgmma(*which, dtype, behind)
+    return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
 
 
-def bulk_gradient_kernel(product, tile, images, terms):
+def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
     """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
     rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
     which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
-    kernel = make_bulk_reduction(*which, p.D, tile, terms)
+    kernel = make_bulk_reduction(*which, p.D, tile, terms, dtype)
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 

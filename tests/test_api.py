@@ -1,5 +1,6 @@
 """The public functions: every product, every kind of array, streams and ``out``."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,8 +14,10 @@ from numbacaps import (
     capsule_conv2d,
     capsule_conv2d_backward,
     capsule_votes,
+    plan,
 )
 from numbacaps.arrays import contiguous
+from numbacaps.bfloat16 import dtype_of
 from numbacaps.target import SIMULATED, cuda
 from numbacaps.workspace import kept_workspace
 
@@ -99,27 +102,54 @@ def test_algorithms(algorithm, dtype, rng):
         reference.assert_close(gradient, want, 64)
 
 
-def test_float16(rng):
-    arrays = _random("ab,bc->ac", rng, "float16")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_two_bytes(dtype, rng):
+    arrays = [a.astype(dtype_of(dtype)) for a in _random("ab,bc->ac", rng, "float32")]
     x, w, dy = (array.astype("float64") for array in arrays)
     actual = capsule_conv2d(*arrays[:2], stride=2)
-    assert actual.dtype == "float16"
+    assert actual.dtype == dtype
     want = _einsum(x, w, "ab,bc->ac", 2)[0]
-    reference.assert_close(actual.astype("float32"), want, 64, "float16")
+    reference.assert_close(actual.astype("float32"), want, 64, dtype)
     dx, dw = capsule_conv2d_backward(*arrays, stride=2)
-    assert dx.dtype == dw.dtype == "float16"
+    assert dx.dtype == dw.dtype == dtype
     for gradient, want in zip((dx, dw), _gradients(x, w, dy, "ab,bc->ac")):
-        reference.assert_close(gradient.astype("float32"), want, 64, "float16")
-    with pytest.raises(ValueError, match="algorithm is 'indexed', which takes no float16"):
+        reference.assert_close(gradient.astype("float32"), want, 64, dtype)
+    with pytest.raises(
+        ValueError,
+        match=f"algorithm is 'indexed', which takes no {dtype} on this device; none does",
+    ):
         capsule_votes(*arrays[:2])
 
 
-def test_float16_is_added_in_float32():
-    """In float16, 2048 and 1 are 2048."""
-    x, w = np.ones((1, 550, 1, 1, 1, 4), "float16"), np.ones((1, 550, 1, 1, 4, 1), "float16")
-    assert capsule_conv2d(x, w).item() == 2200
-    x, w = np.ones((2200, 1, 1, 1, 1, 1), "float16"), np.ones((1, 1, 1, 1, 1, 1), "float16")
-    assert capsule_conv2d_backward(x, w, x, needs=["kernel"])[1].item() == 2200
+@pytest.mark.parametrize(("dtype", "terms"), [("float16", 2200), ("bfloat16", 2208)])
+def test_two_bytes_are_added_in_float32(dtype, terms):
+    """In float16, 2048 and 1 are 2048; in bfloat16, 256 and 1 are 256."""
+    dtype = dtype_of(dtype)
+    x, w = np.ones((1, terms // 4, 1, 1, 1, 4), dtype), np.ones((1, terms // 4, 1, 1, 4, 1), dtype)
+    assert capsule_conv2d(x, w).item() == terms
+    x, w = np.ones((terms, 1, 1, 1, 1, 1), dtype), np.ones((1, 1, 1, 1, 1, 1), dtype)
+    assert capsule_conv2d_backward(x, w, x, needs=["kernel"])[1].item() == terms
+
+
+def test_bfloat16_takes_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ImportError, match=r"dtype bfloat16 takes the extra 'bfloat16'"):
+        plan((1, 1, 4, 4, 2, 2), (1, 1, 1, 1, 2, 2), "bfloat16")
+
+
+def test_bfloat16_is_rounded_as_its_package_does(rng):
+    bfloat16 = dtype_of("bfloat16")
+    x = np.append(rng.standard_normal(400), [0, -0.0, 2.5e38, 1e-39]).astype(bfloat16)
+    x = x.reshape(-1, 1, 1, 1, 1, 1)
+    for factor in (
+        1,
+        1.0078125,
+        -1.3,
+        1e-39,
+    ):  # its product with eight bits has 16, so float32 has it
+        w = np.full((1, 1, 1, 1, 1, 1), factor, bfloat16)
+        want = (x.astype("float32") * w.astype("float32")).astype(bfloat16)
+        assert np.array_equal(capsule_conv2d(x, w), want)
 
 
 @pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbacaps import api, capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps.bfloat16 import dtype_of
 from numbacaps.target import cuda
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -94,11 +95,19 @@ def test_naive_has_no_votes():
 @pytest.mark.parametrize("dtype", ["int32", "complex64", "longdouble", "bool", "object"])
 def test_dtypes(dtype):
     with pytest.raises(
-        TypeError, match=f"x has dtype {np.dtype(dtype)}; it takes float16, float32 or float64"
+        TypeError,
+        match=f"x has dtype {np.dtype(dtype)}; it takes float16, bfloat16, float32 or float64",
     ):
         capsule_conv2d(_array(_X, dtype), _array(_W))
     with pytest.raises(TypeError, match=f"w has dtype {np.dtype(dtype)}"):
         capsule_conv2d(_array(_X), _array(_W, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_another_machines_byte_order(dtype):
+    x = np.zeros(_X, dtype_of(dtype).newbyteorder())
+    with pytest.raises(TypeError, match="x has dtype .*; it takes float16, bfloat16, float32"):
+        capsule_conv2d(x, _array(_W))
 
 
 def test_mixed_dtypes():

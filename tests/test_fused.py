@@ -10,6 +10,7 @@ from kernels import tile_sums_kernel
 import numbacaps
 import reference
 from numbacaps import Geometry
+from numbacaps.bfloat16 import dtype_of, to_device
 from numbacaps.fused import (
     bulk_reduction_tiles,
     bulk_tiles,
@@ -99,12 +100,12 @@ def _check_passes(g, dtype, precision, rng):
     """All three passes, as the algorithm runs them, against the oracle."""
     x, w, dy = operands(g, dtype, rng)
     want = _oracle(g, x, w, dy)
-    X, W, DY = map(cuda.to_device, (x, w, dy))
-    out, dx, dw = (nan(array.shape, np.dtype(dtype)) for array in (dy, x, w))
+    X, W, DY = map(to_device, (x, w, dy))
+    out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
     run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
     fused.forward(g, X, W, out, **run)
     fused.backward(g, X, W, DY, dx, dw, **run)
-    rounding = dtype if dtype == "float16" else precision
+    rounding = dtype if out.dtype.itemsize == 2 else precision
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
         have = array.copy_to_host().astype(np.float32)
         reference.assert_close(have, wanted, terms, precision=rounding)
@@ -118,10 +119,16 @@ def test_precisions(case, precision, rng):
     _check_passes(_warpgroups(case), "float32", precision, rng)
 
 
-# Capsules whose pixels are 8 bytes of float16: rows are fetched whole, results stored four pixels at once.
+# Capsules whose pixels are 8 bytes, of 2 an element: rows are fetched whole, results stored four pixels at once.
 _NARROW = {
     "narrow": Geometry(128, 8, 32, 28, 28, 3, 3, 1, 2, 2, 2),
     "narrow in twos": Geometry(33, 35, 37, 8, 10, 3, 3, 1, 2, 2, 2),
+}
+# In the kernel's gradient the lanes of a product have four images, half of eight rows d1, a quarter of sixteen.
+_ROWS = {
+    "one row": Geometry(48, 16, 16, 9, 10, 3, 3, 1, 1, 4, 4),
+    "eight rows": Geometry(17, 8, 8, 9, 10, 3, 3, 1, 8, 8, 8),
+    "sixteen rows": Geometry(9, 4, 4, 9, 8, 3, 3, 1, 16, 16, 16),
 }
 # Pixels of 8 bytes again, and boxes that would begin in the middle of 16.
 _BESIDE = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 2, 2, 2, 1, (1, 1))
@@ -130,16 +137,29 @@ _BESIDE_FLOAT32 = Geometry(64, 16, 32, 12, 12, 3, 3, 1, 1, 2, 2, 1, (1, 1))
 _BESIDE_A_TAP = Geometry(64, 8, 8, 9, 10, 2, 2, 1, 2, 2, 2, (1, 2), 0, (1, 3))
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", ["primes", "strides", "dilated", "rank3"])
+def test_bfloat16_by_ordinary_arithmetic(case, rng):
+    _check_passes(GEOMETRIES[case], "bfloat16", "ieee", rng)
+
+
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
-    "case", ["matrix", "padded", "paper-layer-2", "paper-layer-3", "narrow", "narrow in twos"]
+    ("case", "dtype"),
+    [
+        *(
+            (case, "float16")
+            for case in ("matrix", "padded", "paper-layer-2", "paper-layer-3", *_NARROW, *_ROWS)
+        ),
+        *((case, "bfloat16") for case in ("matrix", "paper-layer-3", "narrow")),
+    ],
 )
-def test_float16_on_tensor_cores(case, rng):
+def test_two_bytes_on_tensor_cores(case, dtype, rng):
     _skip_without_tf32()
-    g = {**GEOMETRIES, **_NARROW}[case]
-    _check_passes(g, "float16", "ieee", rng)
-    explained = fused.prepare(g, np.dtype(np.float16)).explain()
+    g = {**GEOMETRIES, **_NARROW, **_ROWS}[case]
+    _check_passes(g, dtype, "ieee", rng)
+    explained = fused.prepare(g, dtype_of(dtype)).explain()
     assert "bulk_wgmma" in explained and "bulk_reduction" in explained
 
 
@@ -150,6 +170,7 @@ def test_float16_on_tensor_cores(case, rng):
         (_BESIDE, "float16", "ieee"),
         (_BESIDE_FLOAT32, "float32", "tf32"),
         (_BESIDE_A_TAP, "float16", "ieee"),
+        (_BESIDE_A_TAP, "bfloat16", "ieee"),
     ],
 )
 def test_boxes_begin_at_16_bytes(g, dtype, precision, rng):

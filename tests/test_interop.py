@@ -6,6 +6,7 @@ import pytest
 import reference
 from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.arrays import Operand, resolve_stream
+from numbacaps.bfloat16 import dtype_of
 from numbacaps.target import cuda
 
 pytestmark = pytest.mark.tiers("gpu")
@@ -75,6 +76,36 @@ def test_torch_tensors(algorithm, rng):
     stream.synchronize()
     reference.assert_close(out.cpu().numpy(), wanted[0], 4096)
     _close((dx, dw), wanted[1:])
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_torch_tensors_of_bfloat16(strided, rng):
+    torch = pytest.importorskip("torch")
+    arrays, _ = _problem(rng)
+    x, w, dy = (torch.from_numpy(array).cuda().bfloat16() for array in arrays)
+    rounded = [tensor.cpu().float().numpy()[:, :, :, :, None] for tensor in (x, w, dy)]
+    want = reference.capsule_convolution_einsum(*rounded[:2], 2)[:, :, :, :, 0]
+    if strided:
+        x = x.movedim(1, 3).contiguous().movedim(3, 1)
+    out = torch.full(want.shape, torch.nan, device="cuda", dtype=torch.bfloat16)
+    assert capsule_conv2d(x, w, stride=2, out=out) is out
+    reference.assert_close(out.cpu().float().numpy(), want, 4096, "bfloat16")
+    wanted = reference.capsule_convolution_backward_einsum(*rounded, 2)
+    for gradient, want in zip(capsule_conv2d_backward(x, w, dy, stride=2), wanted):
+        assert gradient.dtype == dtype_of("bfloat16")
+        have = gradient.copy_to_host().astype(np.float32)
+        reference.assert_close(have, want[:, :, :, :, 0], 4096, "bfloat16")
+
+
+def test_cupy_arrays_of_bfloat16(rng):
+    cupy = pytest.importorskip("cupy")
+    bfloat16 = dtype_of("bfloat16")
+    (x, w, _), _ = _problem(rng)
+    x, w = x.astype(bfloat16), w.astype(bfloat16)
+    y = capsule_conv2d(*(cupy.asarray(a.view("uint16")).view(bfloat16) for a in (x, w)), stride=2)
+    np.testing.assert_array_equal(y.copy_to_host(), capsule_conv2d(x, w, stride=2))
+    back = cupy.asarray(y.view("uint16")).view(bfloat16)
+    np.testing.assert_array_equal(cupy.asnumpy(back), y.copy_to_host())
 
 
 def test_strided_torch_tensors(rng):

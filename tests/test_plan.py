@@ -116,8 +116,13 @@ def test_a_plan_is_captured_and_allocates_nothing(rng, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"dtype": "int32"}, TypeError, "dtype is int32; it takes float16, float32 or float64"),
+        (
+            {"dtype": "int32"},
+            TypeError,
+            "dtype is int32; it takes float16, bfloat16, float32 or float64",
+        ),
         ({"dtype": "float16", "algorithm": "staged"}, ValueError, "takes no float16"),
+        ({"dtype": "bfloat16", "algorithm": "staged"}, ValueError, "takes no bfloat16"),
         ({"dtype": "float16", "precision": "tf32"}, ValueError, r"\['ieee'\] for float16"),
         ({"dtype": "no"}, TypeError, "dtype is 'no'"),
         ({"x_shape": 7}, TypeError, "x_shape is 7"),

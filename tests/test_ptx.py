@@ -26,6 +26,7 @@ from numba import float32, float64, int64, types
 
 from numbacaps import Geometry
 from numbacaps.activation import Activation
+from numbacaps.bfloat16 import dtype_of
 from numbacaps.fused import (
     bulk_reduction_tiles,
     bulk_tiles,
@@ -135,9 +136,13 @@ def test_divisions_stay_out_of_the_way():
     assert len(divisions("capsule_im2col")) <= 4 + 1
 
 
-def test_float16_is_added_in_float32():
-    made = fused_kernels(_GEOMETRIES["paper-layer-3"], np.dtype("float16"))
-    half, single = (types.Array(kind, 1, "C") for kind in (types.float16, float32))
+_TWO_BYTES = {"float16": (types.float16, "f16"), "bfloat16": (types.uint16, "bf16")}
+
+
+@pytest.mark.parametrize("dtype", _TWO_BYTES)
+def test_two_bytes_are_added_in_float32(dtype):
+    made = fused_kernels(_GEOMETRIES["paper-layer-3"], dtype_of(dtype))
+    half, single = (types.Array(kind, 1, "C") for kind in (_TWO_BYTES[dtype][0], float32))
     table = types.Array(int64, 1, "C")
     for name, signature in {
         "register_tiles": (half, half, half, half, table, int64),
@@ -146,7 +151,7 @@ def test_float16_is_added_in_float32():
     }.items():
         text, _ = cuda.compile_ptx(made[name].kernel, signature, cc=(9, 0))
         _check(text, name, "float32")
-        assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+        assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
 
 _PRODUCTS = {
@@ -201,14 +206,15 @@ def test_bulk_copies_of_parts():
     _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
 
 
-@pytest.mark.parametrize("case", ["em", "em backward", "caps8"])
-def test_bulk_copies_of_float16(case):
-    product, half = _PRODUCTS[case], np.dtype(np.float16)
+@pytest.mark.parametrize("dtype", _TWO_BYTES)
+@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
+def test_bulk_copies_of_two_bytes(case, dtype):
+    product, half, (kind, word) = _PRODUCTS[case], dtype_of(dtype), _TWO_BYTES[dtype]
     counted = bulk_tiles.counted(product, half)
     legal = [t for t in bulk_tiles.tiles(counted) if not bulk_tiles.why_not(t, counted, 1, 1)]
-    kinds = types.Array(float32, 1, "C"), types.Array(types.float16, 1, "C")
+    kinds = types.Array(float32, 1, "C"), types.Array(kind, 1, "C")
     words = types.UniTuple(int64, 16)
-    signature = (kinds[0], kinds[1], words, kinds[1], *[int64] * 4)
+    signature = (kinds[0], kinds[1], words, kinds[1], *[int64] * 5)
     pack = packing(product, 64, 4, half).kernel
     text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1]), cc=(9, 0))
     _check(text, "pack", "float32")
@@ -217,32 +223,41 @@ def test_bulk_copies_of_float16(case):
         kernel = bulk_kernel(product, tile, 1, dtype=half).kernel
         text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
         _check(text, "bulk_wgmma", "float32")
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
-        assert "cvt.rn.f16.f32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
+        narrows = {"float16": "cvt.rn.f16.f32", "bfloat16": "shr.u32"}[dtype]
+        pairs = f"cvt.rn.{word}x2.f32"
+        assert narrows in text or pairs in text
+        assert (pairs in text) == (case == "caps2" and tile.PW % 4 == 0)
+        assert not re.search(r"(add|mul|fma)\S*f16", text.replace("wgmma.mma", ""))
         assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
+@pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "caps8"])
-def test_bulk_copies_of_the_kernel_gradient_of_float16(case):
+def test_bulk_copies_of_the_kernel_gradient_of_two_bytes(case, dtype):
     product, t = _PRODUCTS[case], bulk_reduction_tiles
     tile = t.choose_tile(product, 128, 1, 1, pair=2)[0]
-    text = _ptx(bulk_gradient_kernel(product, tile, 128, 1), "float32", (9, 0))
+    word = _TWO_BYTES[dtype][1]
+    kernel = bulk_gradient_kernel(product, tile, 128, 1, dtype_of(dtype))
+    text = _ptx(kernel, "float32", (9, 0))
     _check(text, "bulk_reduction", "float32")
-    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.f16.f16" in text
-    assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*\.f16", text)
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
+    assert "prmt.b32" in text
+    assert not re.search(r"(add|mul|fma)\S*f16", text.replace("wgmma.mma", ""))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", *_TWO_BYTES])
 @pytest.mark.parametrize("case", ["em", "caps2"])
 def test_sums_of_tiles(case, dtype):
-    product, t, kind = _PRODUCTS[case], bulk_reduction_tiles, getattr(types, dtype)
-    pair = 4 // np.dtype(dtype).itemsize
+    product, t = _PRODUCTS[case], bulk_reduction_tiles
+    kind, _ = _TWO_BYTES.get(dtype, (float32, ""))
+    pair = 4 // dtype_of(dtype).itemsize
     tile = t.choose_tile(product, 128, 1, 1, pair)[0]
-    kernel, _ = tile_sums_kernel(product, tile, 32, np.dtype(dtype))
+    kernel, _ = tile_sums_kernel(product, tile, 32, dtype_of(dtype))
     text, _ = cuda.compile_ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
     _check(text, "tile_sums", "float32")
     assert "griddepcontrol.wait" in text and "ld.global.v4.f32" in text
-    assert not re.search(r"(add|mul|fma)\S*\.f16", text)
+    assert not re.search(r"(add|mul|fma)\S*f16", text)
 
 
 def _check_maps(text, count):

@@ -608,7 +608,7 @@ def test_tolerance_of_shorter_operands():
     assert ref.tolerance(np.float32, 0, "tf32") == ref.tolerance(np.float32, 0) + 3 * 2.0**-10
     assert ref.tolerance(np.float32, 100, "float16") < 3e-3
     with pytest.raises(
-        ValueError, match="^precision: takes ieee, tf32x3, tf32, float16, not 'int4'"
+        ValueError, match="^precision: takes ieee, tf32x3, tf32, float16, bfloat16, not 'int4'"
     ):
         ref.tolerance(np.float32, 1, "int4")
 

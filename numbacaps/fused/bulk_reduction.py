@@ -12,8 +12,9 @@ place differs. The tensor cores want the second operand with the summed pixels a
 layout columns are; so some warps rewrite each box of dy as core matrices, from which all warpgroups
 read. k of a product counts (image, d1), n counts (p, d3).
 
-Of float16 a thread reads two neighbours of a capsule's row at once, but a product wants two neighbouring k's
-together. So of both operands two rows d1 are read, and the halves of their pairs exchanged.
+Of 2 bytes an element a thread reads two neighbours of a capsule's row at once, but a product wants two k's
+together. So of both operands two k's are read, 4 apart, so that lanes beside each other read neighbours, and the
+halves of their pairs exchanged. Half of the lanes read the two the other way round: all at once would meet in banks.
 
 For ``terms`` of 3 dy is written in two parts, and a thread's x is cut in place when the products with the high
 part of it are done. The sums leave the tensor cores after each row for ordinary adds.
@@ -27,6 +28,7 @@ import numpy as np
 from numbacaps.fused.bulk_reduction_tiles import BARRIERS, HELPING_REGISTERS, LAYING_WARPS
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.ptx import (
+    FRAGMENT_PRODUCTS,
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
@@ -37,24 +39,26 @@ from numbacaps.fused.ptx import (
     mbarrier_init,
     mbarrier_wait,
     more_registers,
-    pair_of,
+    permuted_bytes,
     shared_address,
     store_quad,
     tensor_copy,
     wait_for_last,
     wgmma_commit,
     wgmma_fence,
-    wgmma_fragment,
-    wgmma_fragment_float16,
     wgmma_wait,
 )
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
 
+# Of two words' halves: the low ones, or the high ones; and so where the second word comes first.
+LOW_HALVES, HIGH_HALVES, LATE_LOW, LATE_HIGH = 0x5410, 0x7632, 0x1054, 0x3276
+
+
 @cache
-def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16.
+def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms, dtype):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product` of float32, float16 or bfloat16.
 
     Parameters
     ----------
@@ -68,6 +72,8 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
     tile : numbacaps.fused.bulk_reduction_tiles.ReductionTile
     terms : int
         1 or 3.
+    dtype : numpy.dtype
+        Of the arrays; sums are of float32.
     """
     of_x, of_dy = boxes
     PW, BN, GROUPS = tile.PW, tile.BN, tile.GROUPS
@@ -80,7 +86,9 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
     TAP_COLUMNS = window.taps[1]
     TAP_DOWN, TAP_ACROSS = window.step
     REACH = max(TAP_DOWN * (window.taps[0] - 1), ROW_STEP - 1)  # rows of x below a pixel's first
-    COLUMNS_IN = (PW - 1) * COLUMN_STEP + TAP_ACROSS * (TAP_COLUMNS - 1) + 1
+    COLUMNS_KEPT = TAP_ACROSS * (TAP_COLUMNS - 1) + 1 - COLUMN_STEP  # that the next pixel reads too
+    COLUMNS_IN = PW * COLUMN_STEP + COLUMNS_KEPT
+    QUARTER = -(-PW // 4)
     STRIP_ROWS, DOWN, ACROSS = strips.rows, strips.down, strips.across
     BOX_ROWS = (STRIP_ROWS - 1) * ROW_STEP + REACH + 1
     STRIPS, PER_SPLIT, SPLITS = strips.count, strips.per_split, strips.splits
@@ -94,15 +102,16 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
     B_CHANNEL, B_IMAGE, B_COLUMN = of_dy.channel_step, of_dy.image_step, of_dy.column_step
     A_BY_G, A_BY_E, A_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
     B_BY_G, B_BY_E, B_BY_COLUMN = (0, of_dy.pixel, 0) if of_dy.whole_rows else (of_dy.pixel, 0, 1)
-    # Of a pixel, what a thread lays out at once: squares of PAIR x PAIR elements.
-    E3 = of_dy.pixel // PAIR
-    E3_BITS, D3_BITS = E3.bit_length() - 1, D3_PAIRS.bit_length() - 1
-    OWN = B_CHANNELS * E3 // 32  # of an image's pixel that a thread lays out
-    AT_ONCE = gcd(OWN, 4)
-    TURNS = OWN // AT_ONCE
+    # Of a pixel, what a warp lays out at once: squares of PAIR x PAIR elements, of 4 k's and 8 columns.
+    K_SQUARES, N_SQUARES = 4 * PAIR, 8 * PAIR
+    AT_ONCE = gcd(B_CHANNELS * D3 // N_SQUARES, 4)
+    TURNS = B_CHANNELS * D3 // N_SQUARES // AT_ONCE
     ALL_GROUPS = IMAGES * D1 // K_STEP
     K_BITS = K_STEP.bit_length() - 1
-    HALF_BITS, WORD = K_BITS - 1, 3  # a chunk has 4 words
+    D1_BITS = D1.bit_length() - 1
+    # A pair of k's are 4 apart, so that the lanes of a product, which have pairs, read neighbours.
+    A_APART = 4 // D1 * A_IMAGE + 4 % D1 * PAIRS
+    B_APART = 4 // D1 * B_IMAGE + 4 % D1 * D3_PAIRS
     BATCHES = ALL_GROUPS // GROUPS
     BELOW = 8 // D * A_CHANNEL + 8 % D  # from a row of a product to the eighth below it
     FRAGMENTS = GROUPS * COLUMNS_IN * 4
@@ -131,12 +140,61 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
     TILE = THREADS * ALL_SUMS
     ZERO = np.float32(0)
     NEARER = TF32_NEARER
-    multiply = wgmma_fragment if PAIR == 1 else wgmma_fragment_float16
+    multiply = FRAGMENT_PRODUCTS[dtype.name]
 
     @cuda.jit(device=True, inline="always")
     def place_of_k(k):
-        """Where a k lies in a laid out pixel: which product, which chunk of its two, which word."""
-        return (k >> K_BITS) * GROUP + (k >> HALF_BITS & 1) * (BN * 4) + (k // PAIR & WORD)
+        """Where a chunk of k's, from one on, lies in a laid out pixel: which product, which chunk of its two."""
+        return (k >> K_BITS) * GROUP + (k >> K_BITS - 1 & 1) * (BN * 4)
+
+    @cuda.jit(device=True, inline="always")
+    def load_column(fragment, shared, slots, apart, late, batch, group, column):
+        """A thread's part of the first operand: of a column of slots, the k's of a product."""
+        first = (group * COLUMNS_IN + column) * 4
+        for i in range(4):
+            k = ((batch * GROUPS + group) * 2 + i // 2) * K_SQUARES
+            place = slots + k // D1 * A_IMAGE + k % D1 * PAIRS + column * A_COLUMN
+            # Of a pair the other k; of float32 the row below.
+            place += i % 2 * (BELOW if PAIR == 1 else apart)
+            value = shared[at(place)]
+            # Of three terms the first two read its high part.
+            fragment[first + i] = value if SPLIT or PAIR > 1 else value * NEARER
+        if PAIR > 1:
+            # Two k's of two neighbours each: a row's two k's, and the eighth row's.
+            for i in range(0, 4, 2):
+                one, other = fragment[first + i], fragment[first + i + 1]
+                fragment[first + i] = permuted_bytes(one, other, LATE_LOW if late else LOW_HALVES)
+                fragment[first + i + 1] = permuted_bytes(
+                    one, other, LATE_HIGH if late else HIGH_HALVES
+                )
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_pixels(acc, part, fragment, shared, which, begin, end):
+        """Load and queue the products of some pixels; in four calls, because long loops are not unrolled."""
+        slots, apart, late, matrices, batch = which
+        for pixel in range(begin, end):
+            # Columns that the pixel before it does not read; that one is multiplied meanwhile.
+            if not SPLIT:
+                new = pixel * COLUMN_STEP + COLUMNS_KEPT if pixel > 0 else 0
+                for group in range(GROUPS):
+                    for column in range(new, (pixel + 1) * COLUMN_STEP + COLUMNS_KEPT):
+                        load_column(fragment, shared, slots, apart, late, batch, group, column)
+                wgmma_fence()
+            for tap in range(TAP_COLUMNS):
+                for group in range(GROUPS):
+                    column = pixel * COLUMN_STEP + tap * TAP_ACROSS
+                    k = (group * COLUMNS_IN + column) * 4
+                    high = pixel * PARTS * ALL_GROUPS + batch * GROUPS + group
+                    high = matrices + high * MATRIX
+                    s = tap * SUMS
+                    if SPLIT:
+                        low = high + ALL_GROUPS * MATRIX
+                        more = 1 if batch + pixel + group > 0 else 0
+                        multiply(BN, part, s, fragment, k, shared, low, more)
+                        multiply(BN, part, s, fragment, k, shared, high, 1)
+                    else:
+                        multiply(BN, acc, s, fragment, k, shared, high, 1)
+            wgmma_commit()
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -218,11 +276,15 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
                 values = cuda.local.array(AT_ONCE, np.float32)
                 others = cuda.local.array(AT_ONCE, np.float32)
                 # The lane's own part of where elements lie in a box and go to: sizes are powers of two.
-                d1 = lane % E3 // D3_PAIRS * PAIR
-                source = lane // E3 * B_CHANNEL + d1 * D3_PAIRS
-                source = short(source + lane % D3_PAIRS)
-                target = lane // E3 * (D3 * 4) + lane % D3_PAIRS * (4 * PAIR)
-                target = short(target + place_of_k(d1))
+                k, n, late = lane % 4, lane // 4, lane // 16
+                source = k // D1 * B_IMAGE + k % D1 * D3_PAIRS
+                source += n // D3_PAIRS * B_CHANNEL + n % D3_PAIRS
+                source = short(source + (late * B_APART if PAIR > 1 else 0))
+                target = short(n * (4 * PAIR) + k)
+                apart = short(B_APART - 2 * B_APART * late)
+                first, second = short(late * 4), short(4 - late * 4)
+                first_halves = LATE_HIGH if late else LOW_HALVES
+                second_halves = LATE_LOW if late else HIGH_HALVES
                 raw_turn, b_turn = short(0), short(0)
                 raw_phase, b_phase = short(0), short(1)
                 origin = short((start - begin) // 4)
@@ -232,32 +294,27 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
                     mbarrier_wait(shared, b_full + (B_EMPTY - B_FULL), b_phase)
                     mbarrier_wait(shared, raw_full, raw_phase)
                     for pixel in range(warp - WARPS, PW, LAYING_WARPS):
-                        for image in range(IMAGES):
+                        for k in range(0, IMAGES * D1, K_SQUARES):
                             read = origin + RAW_START // 4 + raw_turn * (RAW_PITCH // 4)
-                            read += pixel * B_COLUMN + image * B_IMAGE + source
+                            read += (k >> D1_BITS) * B_IMAGE + (k & (D1 - 1)) * D3_PAIRS
+                            read += pixel * B_COLUMN + source
                             write = origin + B_START // 4 + b_turn * (B_PITCH // 4)
-                            write += pixel * PIXEL + target + place_of_k(image * D1)
+                            write += pixel * PIXEL + target + place_of_k(k)
                             for turn in range(TURNS):
                                 for i in range(AT_ONCE):
-                                    element = (turn * AT_ONCE + i) * 32
-                                    d1 = (element & (E3 - 1)) >> D3_BITS
-                                    place = (element >> E3_BITS) * B_CHANNEL
-                                    place += d1 * PAIR * D3_PAIRS + (element & (D3_PAIRS - 1))
-                                    values[i] = shared[at(read + place)]
+                                    n = (turn * AT_ONCE + i) * 8
+                                    place = read + n // D3_PAIRS * B_CHANNEL + n % D3_PAIRS
+                                    values[i] = shared[at(place)]
                                     if PAIR > 1:
-                                        others[i] = shared[at(read + place + D3_PAIRS)]
+                                        others[i] = shared[at(place + apart)]
                                 for i in range(AT_ONCE):
-                                    element = (turn * AT_ONCE + i) * 32
-                                    d1 = ((element & (E3 - 1)) >> D3_BITS) * PAIR
-                                    place = place_of_k(d1)
-                                    place += (element >> E3_BITS) * (D3 * 4)
-                                    place += (element & (D3_PAIRS - 1)) * (4 * PAIR)
+                                    place = (turn * AT_ONCE + i) * (4 * N_SQUARES)
                                     near = values[i] * NEARER
                                     if PAIR > 1:
-                                        both = pair_of(values[i], others[i], 0)
-                                        shared[at(write + place)] = both
-                                        both = pair_of(values[i], others[i], 1)
-                                        shared[at(write + place + 4)] = both
+                                        both = permuted_bytes(values[i], others[i], first_halves)
+                                        shared[at(write + place + first)] = both
+                                        both = permuted_bytes(values[i], others[i], second_halves)
+                                        shared[at(write + place + second)] = both
                                     elif SPLIT:
                                         shared[at(write + place)] = cut_tf32(near)
                                         rest = values[i] - cut_tf32(near)
@@ -284,8 +341,11 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
             fragment = cuda.local.array(FRAGMENTS, np.float32)
             tap_row = warp // 4
             row = warp % 4 * ROWS_OF_WARP + lane // 4
-            k = lane % 4 * PAIR
+            k = lane % 4
             own_slot = k // D1 * A_IMAGE + k % D1 * PAIRS
+            late = lane // 16  # which takes two k's the other way round, as those that lay out do
+            own_slot += late * A_APART if PAIR > 1 else 0
+            apart = short(A_APART - 2 * A_APART * late)
             if row < FILLED:
                 own_slot += row // PAIRS * A_CHANNEL + row % PAIRS
             own_slot = short(own_slot + (start - begin + A_START) // 4)
@@ -305,42 +365,23 @@ def make_bulk_reduction(pixels, window, boxes, rings, strips, D, tile, terms):
                 mbarrier_wait(shared, start + turn * 8, a_phase ^ wrapped)
                 mbarrier_wait(shared, b_full, b_phase)
                 for batch in range(BATCHES):
-                    for group in range(GROUPS):
-                        for i in range(4):
-                            k = ((batch * GROUPS + group) * 2 + i // 2) * (K_STEP // 2)
-                            beside = k + i % 2  # of float16 the next k; of float32 the row below
-                            below = i % 2 * BELOW if PAIR == 1 else 0
-                            k = k if PAIR == 1 else beside
-                            place = k // D1 * A_IMAGE + k % D1 * PAIRS + below
+                    if SPLIT:  # which would take more registers while it multiplies
+                        for group in range(GROUPS):
                             for column in range(COLUMNS_IN):
-                                value = shared[at(slots + place + column * A_COLUMN)]
-                                k = (group * COLUMNS_IN + column) * 4 + i
-                                # Of three terms the first two read its high part.
-                                fragment[k] = value if SPLIT or PAIR > 1 else value * NEARER
-                        if PAIR > 1:
-                            # Two k's of two neighbours each: a row's two k's, and the eighth row's.
-                            for i in range(0, COLUMNS_IN * 4, 2):
-                                k = group * COLUMNS_IN * 4 + i
-                                one, other = fragment[k], fragment[k + 1]
-                                fragment[k] = pair_of(one, other, 0)
-                                fragment[k + 1] = pair_of(one, other, 1)
-                    wgmma_fence()
-                    for tap in range(TAP_COLUMNS):
-                        for pixel in range(PW):
-                            for group in range(GROUPS):
-                                column = pixel * COLUMN_STEP + tap * TAP_ACROSS
-                                k = (group * COLUMNS_IN + column) * 4
-                                high = pixel * PARTS * ALL_GROUPS + batch * GROUPS + group
-                                high = matrices + high * MATRIX
-                                s = tap * SUMS
-                                if SPLIT:
-                                    low = high + ALL_GROUPS * MATRIX
-                                    more = 1 if batch + pixel + group > 0 else 0
-                                    multiply(BN, part, s, fragment, k, shared, low, more)
-                                    multiply(BN, part, s, fragment, k, shared, high, 1)
-                                else:
-                                    multiply(BN, acc, s, fragment, k, shared, high, 1)
-                    wgmma_commit()
+                                load_column(
+                                    fragment, shared, slots, apart, late, batch, group, column
+                                )
+                        wgmma_fence()
+                    which = slots, apart, late, matrices, batch
+                    multiply_pixels(acc, part, fragment, shared, which, 0, QUARTER)
+                    if PW > QUARTER:
+                        end = min(PW, 2 * QUARTER)
+                        multiply_pixels(acc, part, fragment, shared, which, QUARTER, end)
+                    if PW > 2 * QUARTER:
+                        end = min(PW, 3 * QUARTER)
+                        multiply_pixels(acc, part, fragment, shared, which, 2 * QUARTER, end)
+                    if PW > 3 * QUARTER:
+                        multiply_pixels(acc, part, fragment, shared, which, 3 * QUARTER, PW)
                     wgmma_wait()
                     if SPLIT:
                         for i in range(FRAGMENTS):

@@ -8,7 +8,6 @@ from numbacaps.launch import ceil_div
 
 _FLOAT = 4  # bytes
 _LARGEST_BOX = 256  # indices along an axis
-_WARP = 32  # threads
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
@@ -29,7 +28,7 @@ class ReductionTile:
     It multiplies PW pixels of a row at once, and GROUPS times as many of their images and d1 as one product
     takes. One warpgroup more lays the columns out and takes care of the copies.
 
-    Of float16, PAIR is 2: this module and the kernel count neighbours of a capsule's row as one.
+    Of float16 and bfloat16, PAIR is 2: this module and the kernel count neighbours of a capsule's row as one.
     """
 
     tap_rows: int
@@ -77,8 +76,8 @@ class Box:
         Elements of a pixel.
     whole_rows : bool
         A channel's pixels follow each other, as they do in the array; otherwise all channels of a pixel.
-        In whole rows their number is odd, which puts neighbouring channels on other banks, unless the copy
-        engine, which takes multiples of 16 bytes, needs an even one.
+        Whole rows are an odd number of pixels, or of 16 bytes where pixels are smaller: the copy engine takes
+        multiples of 16 bytes, and so neighbouring channels lie on other banks.
     """
 
     columns: int
@@ -90,8 +89,8 @@ class Box:
     @classmethod
     def of(cls, columns, images, channels, pixel, G):
         """The box of at least so many columns."""
-        odd = columns + (columns + 1) % 2
-        whole = columns + columns % 2 if odd * pixel % 4 else odd
+        unit = max(1, 4 // pixel)  # columns of 16 bytes, or one that is larger
+        whole = (ceil_div(columns, unit) | 1) * unit
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and whole * pixel <= _LARGEST_BOX
         return cls(whole if whole_rows else columns, images, channels, pixel, whole_rows)
 
@@ -252,7 +251,10 @@ class Strips:
 
 
 def tiles(product, pair=1):
-    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`; ``pair`` is 2 of float16."""
+    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`.
+
+    ``pair`` is 2 of elements of 2 bytes.
+    """
     most = ceil_div(product.N, 8) * 8
     widths = sorted({min(width, most) for width in _WIDTHS}, reverse=True)
     return [
@@ -274,8 +276,8 @@ def why_not(tile, product, G, terms):
     if tile.tap_rows > _MOST_WARPGROUPS:
         return f"{tile.tap_rows} rows of taps, more than {_MOST_WARPGROUPS} warpgroups"
     pair = tile.PAIR
-    if pair > 1 and (product.D % pair or D3 % pair or p.D1 % pair or p.D1 & (p.D1 - 1)):
-        return f"capsules of {p.D1} x {product.D} and {p.D1} x {D3} do not come in pairs"
+    if product.D % pair or D3 % pair:
+        return f"D2 of {product.D} and D3 of {D3} do not come in pairs"
     if product.D > BM or (product.D % 16 and 8 * pair % product.D):
         return f"D2 is {product.D}: {BM} rows, or a warp's 16 of them, are not evenly filled"
     if p.D1 % 4 and 4 % p.D1:
@@ -298,7 +300,7 @@ def why_not(tile, product, G, terms):
     of_x, of_dy = boxes(tile, product, G)
     if of_x.images * p.D1 > tile.K * _MOST_GROUPS:
         return f"{of_x.images} images of D1 {p.D1} at once"
-    if of_dy.channels * of_dy.pixel % (_WARP * pair) or (p.D1 * D3) & (p.D1 * D3 - 1):
+    if of_dy.channels * D3 % (8 * pair) or (p.D1 * D3) & (p.D1 * D3 - 1):
         return f"{of_dy.channels} channels of {p.D1} x {D3} do not fill warps evenly"
     if Rings.of(product, tile, G, terms) is None:
         return f"boxes of {of_x.bytes} and {of_dy.bytes} bytes are too much shared memory"
@@ -355,7 +357,7 @@ def choose_tile(product, images, G, terms, pair=1):
     terms : int
         Products for each pair of operands: 1 for TF32, 3 for tf32x3.
     pair : int
-        2 of float16.
+        2 of elements of 2 bytes.
     """
     best, why = _choose(product, images, G, terms, pair, _MULTIPROCESSORS, _MOST_TURNS_OF_BLOCKS)
     return best[1:] if best else (None, None, why)

@@ -9,6 +9,7 @@ from numbacaps.launch import ceil_div
 _K = 8  # of one product of a warpgroup
 _FLOAT = 4  # bytes
 _LARGEST_BOX = 256  # indices along an axis
+_BANKS = 32  # of shared memory, an element each
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
@@ -65,7 +66,7 @@ class Box:
     Attributes
     ----------
     images, rows, columns, channels : int
-        Sizes; rows and columns are the slots of a tile's patch.
+        Sizes; rows and columns are the slots of a tile's patch, of whole rows a few more where banks would conflict.
     pixel : int
         D1*D elements of a pixel.
     whole_rows : bool
@@ -86,6 +87,9 @@ class Box:
         rows, columns = Window.of(product).patch(p, tile)
         pixel = p.D1 * product.D
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= _LARGEST_BOX
+        more = columns + 4 // gcd(4, pixel)  # runs stay multiples of 16 bytes
+        if whole_rows and columns * pixel % (_BANKS // 2) == 0 and more * pixel <= _LARGEST_BOX:
+            columns = more  # or images would begin at the same banks
         channels = tile.DEPTH * _K // gcd(_K, product.D)
         return cls(BM // p.D1, rows, columns, channels, pixel, whole_rows)
 
@@ -200,7 +204,7 @@ _WORTH = 0.9
 
 
 def counted(product, dtype):
-    """The product as this module and the kernel count, in k's of 4 bytes, two of float16; None where D is odd."""
+    """The product in k's of 4 bytes, as this module and the kernel count; None where D is odd and elements have 2."""
     run = _FLOAT // dtype.itemsize
     return None if product.D % run else product.in_runs(run)
 
@@ -378,6 +382,12 @@ def turn_cycles(tile, product, G, terms):
     step += batches * (_BETWEEN_AHEAD if ahead(tile, terms) else _BETWEEN[terms])
     written = tile.TH * tile.TW * BM * tile.BN * _FLOAT // _WRITTEN_A_CYCLE
     return ceil_div(product.channels, box.channels) * step + _LAST + written
+
+
+def later(tile, product, G, terms, turns, blocks):
+    """Cycles by which a block begins behind the one before it, of those that have a turn less than others."""
+    longer = turns % blocks
+    return turn_cycles(tile, product, G, terms) // (blocks - longer) if longer else 0
 
 
 def turns_of(tile, product, images, G):

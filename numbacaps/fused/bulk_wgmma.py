@@ -26,16 +26,17 @@ from functools import cache
 import numpy as np
 
 from numbacaps.fused.bulk_tiles import BARRIERS, COPYING_REGISTERS, parts_of
+from numbacaps.fused.elements import conversions
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.fused.ptx import (
-    as_it_is,
+    FRAGMENT_PRODUCTS,
+    HALVES,
     bulk_copy,
     clock,
     cut_tf32,
     fence_proxy_async,
     fewer_registers,
-    halves,
     let_next_start,
     load_run,
     map_address,
@@ -52,8 +53,6 @@ from numbacaps.fused.ptx import (
     wait_for_last,
     wgmma_commit,
     wgmma_fence,
-    wgmma_fragment,
-    wgmma_fragment_float16,
     wgmma_wait,
 )
 from numbacaps.kernel_cache import kept_on_disk
@@ -79,11 +78,10 @@ def make_bulk_wgmma(
     ahead,
     run,
     terms,
-    turn_cycles,
     dtype,
     epilogue=Epilogue(),
 ):
-    """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16 in pairs.
+    """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16 or bfloat16 in pairs.
 
     Parameters
     ----------
@@ -92,7 +90,7 @@ def make_bulk_wgmma(
     box : numbacaps.fused.bulk_tiles.Box
     rings : numbacaps.fused.bulk_tiles.Rings
     channels, D : int
-        As the product's: of float16 ``D`` counts pairs.
+        As the product's: of 2 bytes an element ``D`` counts pairs.
     n : numbacaps.fused.implicit_gemm.Columns
     groups : int
         Products.
@@ -108,8 +106,6 @@ def make_bulk_wgmma(
         :func:`numbacaps.fused.bulk_tiles.run`.
     terms : int
         1 or 3.
-    turn_cycles : int
-        About what a turn takes.
     dtype : numpy.dtype
         Of the arrays; sums are of float32.
     epilogue : numbacaps.fused.epilogue.Epilogue
@@ -172,18 +168,19 @@ def make_bulk_wgmma(
     N_TILES = -(-N // BN)
     N_FULL = N % BN == 0
     G = groups
-    TURN = turn_cycles
     ROUNDED = dtype.itemsize == 4
     # A pixel's capsule is 16 bytes, half of what memory is written in: so two at once.
     QUADS = ROUNDED and D1 == 2 and C_D1 == 2 and PW % 2 == 0 and N % 2 == 0
-    # In float16 it is 8, so four at once, where two neighbours always begin at a multiple of 16 bytes.
+    # Of 2 bytes an element it is 8, so four at once, where two neighbours always begin at a multiple of 16 bytes.
     apart = C_IMAGE, C_ROW, C_FIRST, n.other, pixels.steps[2] * (groups - 1)
     adjacent = C_D1 == 2 and C_COLUMN == 4 and TW % 4 == 0 and COLUMNS % 2 == 0
     FOURS = not ROUNDED and D1 == 2 and PW % 4 == 0 and N % 2 == 0 and adjacent
     FOURS = FOURS and all(step % 8 == 0 for step in apart)
-    ZERO, dtype_of = np.float32(0), dtype.type
+    ZERO = np.float32(0)
+    _, write = conversions(dtype)
+    halves = HALVES.get(dtype.name)
     NEARER = TF32_NEARER
-    multiply = wgmma_fragment if ROUNDED else wgmma_fragment_float16
+    multiply = FRAGMENT_PRODUCTS[dtype.name]
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     # Known before functions are inlined, which takes long.
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
@@ -256,6 +253,7 @@ def make_bulk_wgmma(
         images,
         first,  # turn of this launch, in whole tiles
         turns,  # of all blocks
+        later,  # cycles by which a block begins behind the one before it, of those that have the fewest turns
         waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
     ):
         shared = cuda.shared.array(0, np.float32)
@@ -282,9 +280,10 @@ def make_bulk_wgmma(
                     wait_for_last()  # the gathered array is there
                 box_map = map_address(words, 0)
                 longer = last_turn % blocks  # blocks that have a turn more than the others
-                if 0 < longer <= first_turn:
-                    # The others begin one after the other, so that not all write at the same time.
-                    spare = (first_turn - longer) * TURN // (blocks - longer)
+                spare = (first_turn - longer) * later
+                if (
+                    spare > 0
+                ):  # the others begin one after the other, so that not all write at the same time
                     begun = clock()
                     while clock() - begun < spare:
                         cuda.nanosleep(_NAP)
@@ -345,6 +344,10 @@ def make_bulk_wgmma(
             below_at = 0
             if row + 8 < FILLED:
                 below_at = (row + 8) // D1 * IMAGE_AT + (row + 8) % D1 * D
+            # Of 2 bytes an element, half the lanes load the row below first: or channels would meet in a bank.
+            late = not ROUNDED and lane & 2 > 0
+            if late:
+                row_at, below_at = below_at, row_at
             for i in range(RUNS):
                 k = (i * 4 + lane % 4) * RUN
                 run_at[i] = k // D * CHANNEL_AT + k % D
@@ -352,7 +355,6 @@ def make_bulk_wgmma(
             first_slot += (
                 row_of_patch * ROW_STEP * ROW_AT + column_of_patch * COLUMN_STEP * COLUMN_AT
             )
-            nothing = cuda.blockIdx.y  # the grid has one axis
             a_turn, b_turn = short(0), short(0)
             a_phase, b_phase = short(0), short(0)
             for turn in range(first_turn, last_turn, blocks):
@@ -381,7 +383,7 @@ def make_bulk_wgmma(
                             elif ROUNDED:
                                 high[i] = loaded[i] * NEARER
                             else:
-                                high[i] = as_it_is(loaded[i], nothing)
+                                high[i] = loaded[i ^ 1] if late else loaded[i]
                         for r in range(BATCH):
                             wrapped = short(1 if b_turn + r >= B_ROWS else 0)
                             b_full = start + B_FULL + (b_turn + r - wrapped * B_ROWS) * 8
@@ -465,8 +467,8 @@ def make_bulk_wgmma(
                             to_column = to_row + place_of_column(n)
                             inside = filled and (N_FULL or n < N)
                             for j in range(PW):  # neighbours one after the other: parts of sectors
-                                one = dtype_of(acc[j * SUMS + block * 4 + half * 2])
-                                other = dtype_of(acc[j * SUMS + block * 4 + half * 2 + 1])
+                                one = write(acc[j * SUMS + block * 4 + half * 2])
+                                other = write(acc[j * SUMS + block * 4 + half * 2 + 1])
                                 if QUADS and j % 2 == 0:
                                     # Of two pixels' rows d1 of 0 and 1, this lane has one and the lane
                                     # beside it the other; each gives the half that the other stores.

@@ -14,6 +14,7 @@ from numba.core import types
 
 from cuda.bindings import driver
 from cuda.core import LaunchConfig, Stream, launch
+from numbacaps.bfloat16 import stored
 from numbacaps.target import cuda
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
@@ -39,7 +40,7 @@ class Compiled:
     """
 
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
-        kinds = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
+        kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in arrays]
         kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
         made = kernel.compile((*kinds, *[types.int64] * integers))
         function = made._codelibrary.get_cufunc()

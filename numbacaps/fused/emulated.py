@@ -9,6 +9,8 @@ import threading
 
 import numpy as np
 
+from numbacaps.bfloat16 import bits
+
 
 class Compiled:
     """See :class:`numbacaps.fused.compiled.Compiled`; nothing is compiled here."""
@@ -17,7 +19,12 @@ class Compiled:
         self._kernel = kernel
 
     def __getitem__(self, how):
-        return self._kernel[how]
+        kernel = self._kernel[how]
+
+        def launched(*arguments):
+            kernel(*(bits(a) if hasattr(a, "dtype") else a for a in arguments))
+
+        return launched
 
 
 def address_of(array):
@@ -143,8 +150,21 @@ def cut_tf32(value):
 
 def to_tf32(value):
     """See :func:`numbacaps.fused.ptx.to_tf32`."""
-    bits = np.asarray(value, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)[()]
+    whole = np.asarray(value, np.float32).view(np.uint32)
+    return ((whole + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)[()]
+
+
+def from_bfloat16(element):
+    """See :func:`numbacaps.fused.ptx.from_bfloat16`."""
+    return (np.asarray(element, np.uint32) << np.uint32(16)).view(np.float32)[()]
+
+
+def to_bfloat16(value):
+    """See :func:`numbacaps.fused.ptx.to_bfloat16`."""
+    whole = np.asarray(value, np.float32).view(np.uint32)
+    if np.isnan(value):
+        return np.uint16(0x7FFF)
+    return np.uint16((whole + np.uint32(0x7FFF) + (whole >> 16 & np.uint32(1))) >> 16)
 
 
 def store_pair(array, index, first, second):

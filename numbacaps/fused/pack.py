@@ -5,7 +5,7 @@
 ``e`` counts the elements of 16 bytes, ``half`` the two chunks of k that one product takes, ``tap``
 the window's positions, ``n`` the columns of a tile. What lies past the channels or the columns is zero.
 A thread that loads a ``run`` of k's of the other operand at once has them in as many chunks, so they are
-taken apart here too: of k's of 4 bytes, so those of float16 stay in pairs. Part 0 is the kernel, of float32 what
+taken apart here too: of k's of 4 bytes, so those of 2 bytes stay in pairs. Part 0 is the kernel, of float32 what
 TF32 rounds it to; part 1, for three terms, what rounding took away.
 """
 
@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.bfloat16 import stored
 from numbacaps.fused.intrinsics import CHUNK, let_next_start, to_tf32, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
@@ -21,7 +22,9 @@ from numbacaps.target import at, cuda
 
 @cache
 def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype, follows, run=1):
-    """Kernel that packs float32 or float16; a thread an element. One that ``follows`` another goes on beside it.
+    """Kernel that packs float32, or 2 bytes an element; a thread an element.
+
+    One that ``follows`` another goes on beside it.
 
     The other arguments are those of :func:`finder`.
     """
@@ -29,7 +32,7 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
     find = finder(*sizes)
     SIZE = packed_size(channels, D, prod(taps), n.N, G, BN, CHUNKS, parts, dtype)
     ROUNDED = dtype.itemsize == 4
-    ZERO, dtype_of = np.float32(0), dtype.type
+    ZERO, kind = np.float32(0), stored(dtype).type
     FOLLOWS = follows
 
     @kept_on_disk
@@ -44,7 +47,7 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
             wait_for_last()  # who starts behind this kernel may read what was written before it
         let_next_start()  # up to where it waits for what is packed here; another packing at once
         if i < SIZE:
-            value = dtype_of(ZERO)
+            value = kind(ZERO)
             if filled:
                 whole = b[at(place)]
                 if ROUNDED:

@@ -348,36 +348,28 @@ def _fragment_product(shape, kind, transposed):
 
 # As :func:`wgmma`, but A is in registers: fragment[at : at + 4] of each thread. They are rows lane // 4 and 8
 # more of the warp's 16, at k lane % 4 and then both at 4 more: k's of 4 bytes, one of float32 or two of
-# float16. Where ``add`` is 0, what acc[first:] held is not added to.
+# float16 or bfloat16. Where ``add`` is 0, what acc[first:] held is not added to.
 wgmma_fragment = _fragment_product("k8", "tf32", "")
 wgmma_fragment_float16 = _fragment_product("k16", "f16", ", 0")
+wgmma_fragment_bfloat16 = _fragment_product("k16", "bf16", ", 0")
+FRAGMENT_PRODUCTS = {  # by the name of the dtype that is multiplied
+    "float32": wgmma_fragment,
+    "float16": wgmma_fragment_float16,
+    "bfloat16": wgmma_fragment_bfloat16,
+}
 
 
 @intrinsic
-def pair_of(typing_context, one, other, high):
-    """Of two pairs of float16, in 4 bytes each, both first halves, or both second ones where ``high`` is 1."""
-    if not isinstance(high, types.IntegerLiteral):
-        return None
-    selected = 0x7632 if high.literal_value else 0x5410
+def permuted_bytes(typing_context, one, other, selector):
+    """Four of two words' 8 bytes, each named by 4 bits of ``selector``, the lowest first."""
 
     def codegen(context, builder, signature, arguments):
-        pairs = [builder.bitcast(value, _I32) for value in arguments[:2]]
-        text = f"prmt.b32 $0, $1, $2, {selected};"
-        return builder.bitcast(_asm(builder, _I32, pairs, text, "=r,r,r", False), _F32)
+        words = [builder.bitcast(value, _I32) for value in arguments[:2]]
+        words.append(builder.trunc(arguments[2], _I32))
+        text = "prmt.b32 $0, $1, $2, $3;"
+        return builder.bitcast(_asm(builder, _I32, words, text, "=r,r,r,r", False), _F32)
 
-    return types.float32(types.float32, types.float32, high), codegen
-
-
-@intrinsic
-def as_it_is(typing_context, value, nothing):
-    """``value``, worked out: all its bits, and ``nothing``, which is 0 and the compiler does not know it."""
-
-    def codegen(context, builder, signature, arguments):
-        value, nothing = arguments
-        bits = builder.xor(builder.bitcast(value, _I32), builder.trunc(nothing, _I32))
-        return builder.bitcast(bits, _F32)
-
-    return types.float32(types.float32, types.int64), codegen
+    return types.float32(types.float32, types.float32, types.int64), codegen
 
 
 @intrinsic
@@ -637,15 +629,44 @@ def store_words(typing_context, array, index, first, second, third, fourth):
     return types.void(array, types.int64, *[types.float32] * 4), codegen
 
 
+def _halves(kind):
+    """An intrinsic that rounds two numbers to two bytes each, and has them in 4."""
+
+    @intrinsic
+    def halves(typing_context, one, other):
+        def codegen(context, builder, signature, arguments):
+            text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
+            return builder.bitcast(_asm(builder, _I32, arguments, text, "=r,f,f", False), _F32)
+
+        return types.float32(types.float32, types.float32), codegen
+
+    return halves
+
+
+halves_float16, halves_bfloat16 = _halves("f16"), _halves("bf16")
+HALVES = {"float16": halves_float16, "bfloat16": halves_bfloat16}
+
+
 @intrinsic
-def halves(typing_context, one, other):
-    """Two numbers, rounded to float16, in 4 bytes."""
+def from_bfloat16(typing_context, element):
+    """The number that a bfloat16 is, of its bits."""
 
     def codegen(context, builder, signature, arguments):
-        text = "cvt.rn.f16x2.f32 $0, $2, $1;"
-        return builder.bitcast(_asm(builder, _I32, arguments, text, "=r,f,f", False), _F32)
+        whole = builder.shl(builder.zext(arguments[0], _I32), ir.Constant(_I32, 16))
+        return builder.bitcast(whole, _F32)
 
-    return types.float32(types.float32, types.float32), codegen
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def to_bfloat16(typing_context, value):
+    """The bits of the bfloat16 nearest to a number, of two the even one; from compute capability 8.0 on."""
+
+    def codegen(context, builder, signature, arguments):
+        half = ir.IntType(16)
+        return _asm(builder, half, arguments, "cvt.rn.bf16.f32 $0, $1;", "=h,f", False)
+
+    return types.uint16(types.float32), codegen
 
 
 @intrinsic

@@ -13,8 +13,8 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.elements import conversions, sum_dtype
 from numbacaps.fused.intrinsics import wait_for_last
-from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import SIMULATED, at, cuda
 
@@ -41,7 +41,9 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     SPLITS, SIZE = splits, size
     NOWHERE = _NOWHERE
     sums = sum_dtype(dtype)
-    SUM, ZERO = sums.type, sums.type(0)
+    ZERO = sums.type(0)
+    read, _ = conversions(dtype)
+    _, write = conversions(dtype if splits == 1 else sums)
 
     @kept_on_disk
     @cuda.jit
@@ -103,13 +105,13 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
                     h, w = top[at(place)] + down, left[at(place)] + across
                     value = ZERO
                     if h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH:
-                        value = SUM(a[at(base[at(place)] + offset)])
+                        value = read(a[at(base[at(place)] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
                     place = (step + 1) % 2 * BK + c_m + load * B_APART
                     value = ZERO
                     if column_offset >= 0 and top[at(place)] > NOWHERE:
-                        value = SUM(c[at(other[at(place)] + column_offset)])
+                        value = read(c[at(other[at(place)] + column_offset)])
                     c_next[load] = value
             if step >= 0:
                 for m in range(BK):
@@ -133,7 +135,7 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
                     n = n0 + thread % ACROSS + j * ACROSS
                     if n < N:
                         to = g * B_G + table[at(3 * K + k)] + table[at(4 * K + n)]
-                        b[at(split * SIZE + to)] = total[i * TN + j]
+                        b[at(split * SIZE + to)] = write(total[i * TN + j])
 
     return reduction_kernel
 
@@ -153,6 +155,7 @@ def make_add_splits(splits, size, dtype):
     AHEAD = min(TURNS, _AHEAD)
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
+    _, write = conversions(dtype)
 
     @kept_on_disk
     @cuda.jit
@@ -179,6 +182,6 @@ def make_add_splits(splits, size, dtype):
         if thread < ACROSS and i < SIZE:
             for lane in range(1, LANES):
                 total += of_lanes[at(lane * ACROSS + thread)]
-            dw[at(i)] = total
+            dw[at(i)] = write(total)
 
     return add_splits_kernel

@@ -12,10 +12,10 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.elements import conversions, sum_dtype
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 from numbacaps.fused.intrinsics import let_next_start, short, wait_for_last
 from numbacaps.fused.rows import pixel_of_row
-from numbacaps.fused.tiles import sum_dtype
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
@@ -49,7 +49,8 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     ELEMENTS = TM * TN
     NOWHERE = _NOWHERE
     sums = sum_dtype(dtype)
-    SUM, ZERO = sums.type, sums.type(0)
+    ZERO = sums.type(0)
+    read, write = conversions(dtype)
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     # Known before functions are inlined, which takes long.
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
@@ -117,13 +118,13 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                     if k < K:
                         h, w = top[load] + down, left[load] + across
                         if h >= 0 and (INSIDE or (h < HEIGHT and w >= 0 and w < WIDTH)):
-                            value = SUM(a[at(base[load] + offset)])
+                            value = read(a[at(base[load] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
                     k = step * BK + b_k + load * B_APART
                     value = ZERO
                     if k < K and n0 + b_n < N:
-                        value = SUM(b[at(b_base + table[at(3 * K + k)])])
+                        value = read(b[at(b_base + table[at(3 * K + k)])])
                     b_next[load] = value
             if step > 0:
                 for k in range(BK):
@@ -149,7 +150,10 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                 to = place_of_result(g, image0, m_image + m)
                 for j in range(TN):
                     inside = m0 + m < M and n0 + thread % ACROSS + j * ACROSS < N
-                    before[i * TN + j] = activated[at(to + to_column[j])] if inside else ZERO
+                    value = ZERO
+                    if inside:
+                        value = read(activated[at(to + to_column[j])])
+                    before[i * TN + j] = value
             differentiate(total, 0, before)
         for which in range(RESULT, RESULTS):
             result = c
@@ -162,6 +166,6 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                     to = place_of_result(g, image0, m_image + m)
                     for j in range(TN):
                         if n0 + thread % ACROSS + j * ACROSS < N:
-                            result[at(to + to_column[j])] = total[i * TN + j]
+                            result[at(to + to_column[j])] = write(total[i * TN + j])
 
     return register_tiles_kernel

@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 
+from numbacaps.fused.elements import conversions
 from numbacaps.fused.intrinsics import load_run, wait_for_last
 from numbacaps.fused.reduction import ADD_THREADS, ADDED
 from numbacaps.kernel_cache import kept_on_disk
@@ -40,7 +41,8 @@ def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dt
     SPLIT = DOWN * ACROSS * TAP_COLUMNS * BLOCKS * THREADS  # in fours
     AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
     TURNS = -(-splits // LANES)
-    ZERO, dtype_of = np.float32(0), dtype.type
+    ZERO = np.float32(0)
+    _, write = conversions(dtype)
 
     @kept_on_disk
     @cuda.jit
@@ -92,6 +94,6 @@ def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dt
             whole = of_lanes[at(thread)]
             for lane_of_sum in range(1, LANES):
                 whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + thread)]
-            dw[at(to)] = dtype_of(whole)
+            dw[at(to)] = write(whole)
 
     return add_tiles_kernel

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from numbacaps.fused.epilogue import Lanes
 from numbacaps.launch import ceil_div
 from numbacaps.target import SIMULATED
@@ -55,11 +53,6 @@ TILES = (
         Tile(64, 8, 16, 4, 1),
     )
 )
-
-
-def sum_dtype(dtype):
-    """What elements of a dtype are multiplied and added in."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def why_not(tile, rows, columns, itemsize):

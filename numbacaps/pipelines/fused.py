@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from numbacaps.bfloat16 import is_bfloat16
 from numbacaps.fused import (
     bulk_reduction_tiles,
     bulk_tiles,
@@ -18,6 +19,7 @@ from numbacaps.fused import (
     warpgroup_tiles,
 )
 from numbacaps.fused.bulk_tiles import MAP_WORDS
+from numbacaps.fused.elements import sum_dtype
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.intrinsics import CHUNK, Compiled, address_of
 from numbacaps.fused.mma_reduction import make_mma_reduction
@@ -25,7 +27,7 @@ from numbacaps.fused.pack import make_pack, packed_size
 from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tile_sums import make_add_tiles
-from numbacaps.fused.tiles import choose_splits, choose_tile, sum_dtype
+from numbacaps.fused.tiles import choose_splits, choose_tile
 from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, runs, launch, launch_tiles
@@ -34,6 +36,7 @@ from numbacaps.target import SIMULATED, cuda
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 _KEPT = 64  # geometries whose tables stay on the GPU
 _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
+_BFLOAT16 = (8, 0)  # the first that rounds to bfloat16
 _TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 
 
@@ -209,7 +212,7 @@ class WarpgroupGather(_OnTensorCores):
 
 
 class BulkGather(_OnTensorCores):
-    """The same with the copy engine: of float32, in ``terms`` products for each, or of float16.
+    """The same with the copy engine: of float32, in ``terms`` products for each, or of 2 bytes an element.
 
     One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
     activation it computes where a warpgroup has few enough pixels.
@@ -271,12 +274,13 @@ class BulkTurns:
         read = bulk_tiles.columns_read(tile, p)
         which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, whole, tile, read)
         batch_rows, run = bulk_tiles.batch_rows(tile, p, box, terms), bulk_tiles.run(p.D)
-        how = bulk_tiles.ahead(tile, terms), run, terms, bulk_tiles.turn_cycles(tile, p, G, terms)
+        how = bulk_tiles.ahead(tile, terms), run, terms
         kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, epilogue)
         types = (sum_dtype(dtype), dtype, dtype)
-        self.kernel = Compiled(kernel, types, 4, self.shared, MAP_WORDS, early=True)
-        self._counts = images, first, turns
+        self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
         self.grid = min(turns, multiprocessors())
+        later = bulk_tiles.later(tile, p, G, terms, turns, self.grid)
+        self._counts = images, first, turns, later
 
     def __call__(self, gathered, packed, result, activated, waits, stream):
         """Launch it on runs of elements; for ``waits`` see the kernel."""
@@ -421,7 +425,7 @@ class BulkReduce:
     """The same with the copy engine, which takes two tensor maps.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaReduce`, or :class:`Reduce` of
-    float16, which is made when the first one comes.
+    2 bytes an element, which is made when the first one comes.
 
     Parameters
     ----------
@@ -441,7 +445,7 @@ class BulkReduce:
         self.tile, self.terms, self.why = tile, terms, why
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits, window = strips.splits, Window.of(p)
-        if dtype == np.float16:
+        if dtype.itemsize == 2:
             others = Reduce.cut(p, images, G, dtype)[2] * size
         else:
             others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
@@ -459,7 +463,8 @@ class BulkReduce:
         rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
         self.shared = rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
-        kernel = make_bulk_reduction(p.pixels, window, boxes, rings, strips, p.D, tile, terms)
+        which = (p.pixels, window, boxes, rings, strips, p.D, tile, terms, dtype)
+        kernel = make_bulk_reduction(*which)
         types = (np.float32, np.int64)
         self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
 
@@ -514,7 +519,7 @@ class Prepared:
     def _gather(self, product, activation=None, follows=False):
         g = self.geometry
         which = (product, g.N, g.G, self.dtype)
-        terms = 1 if self.dtype == np.float16 else _TERMS.get(self.precision)
+        terms = 1 if self.dtype.itemsize == 2 else _TERMS.get(self.precision)
         counted = terms and bulk_tiles.counted(product, self.dtype)
         if counted and has_warpgroups() and not SIMULATED:
             found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
@@ -585,7 +590,7 @@ class Prepared:
         which = (implicit_gemm.forward(g), g.N, g.G, g.P * g.Q * g.E2, self.dtype)
         if self.precision in _TERMS:
             return self._made(lambda: _reduce_on_tensor_cores(*which, _TERMS[self.precision]))
-        if self.dtype == np.float16 and has_warpgroups() and not SIMULATED:
+        if self.dtype.itemsize == 2 and has_warpgroups() and not SIMULATED:
             found = bulk_reduction_tiles.choose_tile(which[0], g.N, g.G, 1, pair=2)
             if found[0]:
                 return self._made(lambda: BulkReduce(*which, 1, *found))
@@ -666,9 +671,15 @@ def _prepare(*key):
 
 def precisions(dtype):
     """The precisions that there are for a dtype on this device."""
+    if is_bfloat16(dtype) and not _has_bfloat16():
+        return ()
     if dtype != np.float32:
         return ("ieee",)
     return ("ieee", *_TERMS) if has_warpgroups() else ("ieee",)
+
+
+def _has_bfloat16():
+    return SIMULATED or cuda.get_current_device().compute_capability >= _BFLOAT16
 
 
 def has_warpgroups():

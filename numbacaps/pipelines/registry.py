@@ -178,7 +178,13 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
     if not found.precisions(dtype):
-        raise ValueError(f'algorithm is {name!r}, which takes no {dtype}; "fused" does')
+        others = [
+            other
+            for other, one in ALGORITHMS.items()
+            if one.precisions(dtype) and (one.votes or not votes)
+        ]
+        takes = f"of {others} each does" if others else "none does"
+        raise ValueError(f"algorithm is {name!r}, which takes no {dtype} on this device; {takes}")
     if precision not in found.precisions(dtype):
         raise ValueError(
             f"precision is {precision!r}; algorithm {name!r} takes one of "
