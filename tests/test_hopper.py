@@ -1,0 +1,102 @@
+"""The kernels for the copy engine on the simulator: :mod:`hopper` says what that checks, and what not."""
+
+import hopper
+import numpy as np
+import pytest
+from cases import nan, operands, sums
+
+import reference
+from numbacaps import Geometry
+from numbacaps.bfloat16 import dtype_of, to_device
+from numbacaps.fused import (
+    bulk_reduction,
+    bulk_reduction_tiles,
+    bulk_tiles,
+    bulk_wgmma,
+    implicit_gemm,
+)
+from numbacaps.pipelines import fused
+from numbacaps.simulator import short_turns
+from numbacaps.target import cuda
+
+pytestmark = pytest.mark.tiers("simulator")
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """Both kernels' instructions, of as few multiprocessors as make a block take a second tile, and short rings."""
+    monkeypatch.setattr(bulk_tiles, "_MOST_TAP_ROWS", 3)
+    with short_turns():
+        yield hopper.emulate(monkeypatch, bulk_wgmma, bulk_reduction)
+    for factory in (bulk_wgmma.make_bulk_wgmma, bulk_reduction.make_bulk_reduction):
+        factory.cache_clear()
+
+
+# Rows fetched whole or pixel by pixel, steps that fill no box, images that fill no 64 rows, groups, taps that
+# run backwards over a stride.
+GATHERED = {
+    "whole rows": (Geometry(17, 5, 3, 5, 6, 2, 2, 1, 4, 2, 2, (2, 1), (1, 0)), "float32", 1),
+    "pixels": (Geometry(9, 3, 3, 3, 5, 2, 3, 1, 8, 4, 4, (1, 2), (1, 1)), "float32", 1),
+    "groups": (Geometry(3, 3, 2, 4, 4, 2, 2, 2, 3, 8, 4, (2, 1), (0, 1), (1, 2)), "float32", 1),
+    "three terms": (Geometry(5, 2, 2, 4, 4, 2, 2, 1, 16, 4, 4), "float32", 3),
+    "float16": (Geometry(33, 3, 4, 4, 5, 2, 2, 1, 2, 4, 4), "float16", 1),
+    "bfloat16": (Geometry(9, 3, 3, 4, 4, 2, 2, 1, 8, 8, 4, (1, 1), (1, 0)), "bfloat16", 1),
+}
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("case", GATHERED)
+def test_gathered(case, forward, rng):
+    g, name, terms = GATHERED[case]
+    dtype = dtype_of(name)
+    x, w, dy = operands(g, name, rng)
+    products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
+    result = nan((dy if forward else x).size, dtype)
+    gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
+    for product in products:
+        counted = bulk_tiles.counted(product, dtype)
+        tile, why = bulk_tiles.choose_tile(counted, g.N, g.G, terms, hopper.MULTIPROCESSORS)
+        gather = fused.BulkGather(product, g.N, g.G, dtype, tile, why, terms)
+        packed = nan(gather.packed, np.float32)
+        gather.pack(kernel, _as(packed, dtype), 0)
+        gather.multiply(gathered, kernel, packed, result, result, 0)
+    arrays = [array.astype(np.float64) for array in (x, w, dy)]
+    how = (g.stride, g.padding, g.dilation)
+    if forward:
+        want = reference.capsule_convolution_einsum(*arrays[:2], *how)
+    else:
+        want = reference.capsule_convolution_backward_einsum(*arrays, *how)[0]
+    rounding = name if dtype.itemsize == 2 else {1: "tf32", 3: "tf32x3"}[terms]
+    have = result.copy_to_host().reshape(want.shape).astype(np.float32)
+    reference.assert_close(have, want, sums(g)[0 if forward else 1], precision=rounding)
+
+
+def _as(packed, dtype):
+    """A simulated array's memory as elements of another type."""
+    return packed if dtype.itemsize == 4 else type(packed)(packed._ary.view(dtype))
+
+
+REDUCED = {
+    "one term": (Geometry(3, 2, 2, 4, 3, 2, 2, 1, 4, 4, 4, (2, 1), (1, 0)), "float32", 1),
+    "three terms": (Geometry(2, 2, 2, 3, 3, 2, 1, 1, 8, 4, 4, (1, 2), (0, 1)), "float32", 3),
+    "float16": (Geometry(3, 2, 2, 3, 4, 2, 2, 1, 4, 8, 8), "float16", 1),
+}
+
+
+@pytest.mark.parametrize("case", REDUCED)
+def test_kernel_gradient(case, rng):
+    (g, name, terms), t = REDUCED[case], bulk_reduction_tiles
+    dtype = dtype_of(name)
+    x, w, dy = operands(g, name, rng)
+    product = implicit_gemm.forward(g)
+    pair = 4 // dtype.itemsize
+    tile, strips, why = t.choose_tile(product, g.N, g.G, terms, pair=pair)
+    assert tile, why
+    reduce = fused.BulkReduce(product, g.N, g.G, w.size, dtype, terms, tile, strips, why)
+    dw, partial = nan(w.size, dtype), nan(reduce.partial_shape["partial"], np.float32)
+    reduce(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, partial)
+    arrays = [array.astype(np.float64) for array in (x, w, dy)]
+    want = reference.capsule_convolution_backward_einsum(*arrays, g.stride, g.padding, g.dilation)
+    rounding = name if dtype.itemsize == 2 else {1: "tf32", 3: "tf32x3"}[terms]
+    have = dw.copy_to_host().reshape(w.shape).astype(np.float32)
+    reference.assert_close(have, want[1], sums(g)[2], precision=rounding)
