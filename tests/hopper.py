@@ -57,9 +57,12 @@ def emulate(monkeypatch, *modules):
     monkeypatch.setattr(cuda, "jit", lambda *a, launch_bounds=None, **how: jit(*a, **how))
     monkeypatch.setattr(FakeCUDAShared, "array", typed)
     monkeypatch.setattr(FakeCUDAShared, "__init__", unknown)
-    nap = lambda self, nanoseconds: time.sleep(nanoseconds * 1e-9)  # noqa: E731
-    monkeypatch.setattr(FakeCUDAModule, "nanosleep", nap, raising=False)
+    monkeypatch.setattr(FakeCUDAModule, "nanosleep", _nap, raising=False)
     monkeypatch.setattr(FakeCUDAModule, "syncwarp", lambda self: _meet(), raising=False)
+
+
+def _nap(module, nanoseconds):
+    time.sleep(nanoseconds * 1e-9)
 
 
 def _block():
@@ -308,7 +311,7 @@ INSTRUCTIONS = {
     "fence_proxy_async": _nothing,
     "let_next_start": _nothing,
     "wait_for_last": _nothing,
-    "wgmma_fence": _nothing,
+    "wgmma_fence": _meet,  # who has got here with one lane of a warp has got here with all
     "more_registers": _number,
     "fewer_registers": _number,
     "clock": time.perf_counter_ns,

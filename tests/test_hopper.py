@@ -17,7 +17,6 @@ from numbacaps.fused import (
 )
 from numbacaps.pipelines import fused
 from numbacaps.simulator import short_turns
-from numbacaps.target import cuda
 
 pytestmark = pytest.mark.tiers("simulator")
 
@@ -37,6 +36,9 @@ def emulated(monkeypatch):
 GATHERED = {
     "whole rows": (Geometry(17, 5, 3, 5, 6, 2, 2, 1, 4, 2, 2, (2, 1), (1, 0)), "float32", 1),
     "pixels": (Geometry(9, 3, 3, 3, 5, 2, 3, 1, 8, 4, 4, (1, 2), (1, 1)), "float32", 1),
+    "narrow": (Geometry(33, 4, 4, 4, 5, 2, 2, 1, 2, 2, 2), "float32", 1),
+    "narrow in twos": (Geometry(33, 4, 4, 4, 8, 3, 3, 1, 2, 2, 2), "float16", 1),
+    "odd": (Geometry(5, 4, 4, 3, 4, 2, 2, 1, 4, 4, 3), "float32", 1),
     "groups": (Geometry(3, 3, 2, 4, 4, 2, 2, 2, 3, 8, 4, (2, 1), (0, 1), (1, 2)), "float32", 1),
     "three terms": (Geometry(5, 2, 2, 4, 4, 2, 2, 1, 16, 4, 4), "float32", 3),
     "float16": (Geometry(33, 3, 4, 4, 5, 2, 2, 1, 2, 4, 4), "float16", 1),
