@@ -18,7 +18,7 @@ from numbacaps.fused.emulated import _bytes, _nothing, _Warp
 from numbacaps.pipelines import fused
 from numbacaps.target import cuda
 
-_PATIENCE = 60  # seconds after which nobody will come any more
+_PATIENCE = 200  # seconds after which nobody will come any more
 _UNKNOWN = 255  # every byte of shared memory that nobody has written: NaN in all types
 MULTIPROCESSORS = 2
 
@@ -215,19 +215,18 @@ def _core_matrices(memory, descriptor, rows):
 
 
 def _tf32(words):
-    """Words as TF32 sees them: the low bits are not read."""
-    return (words & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return emulated.cut_tf32(words.view(np.float32)).astype(np.float64)
 
 
 def _float16(words):
-    return np.ascontiguousarray(words).view(np.float16).astype(np.float64)
+    return words.view(np.float16).astype(np.float64)
 
 
 def _bfloat16(words):
-    halves = np.ascontiguousarray(words).view(np.uint16).astype(np.uint32)
-    return (halves << np.uint32(16)).view(np.float32).astype(np.float64)
+    return emulated.from_bfloat16(words.view(np.uint16)).astype(np.float64)
 
 
+# Words of an operand as the numbers that a product reads.
 _NUMBERS = {"float32": _tf32, "float16": _float16, "bfloat16": _bfloat16}
 
 
