@@ -6,6 +6,7 @@ sizes that fill it.
 
 import numpy as np
 
+import reference
 from numbacaps.bfloat16 import dtype_of, to_device
 from numbacaps.geometry import Geometry
 from numbacaps.target import SIMULATED
@@ -54,6 +55,16 @@ def operands(geometry, dtype, rng):
     """Random x, w and dy of a geometry, as NumPy arrays."""
     shapes = (geometry.input_shape, geometry.kernel_shape, geometry.output_shape)
     return [rng.standard_normal(shape).astype(dtype_of(dtype)) for shape in shapes]
+
+
+def oracle(geometry, x, w, dy):
+    """The output, dx and dw that operands should give, in float64."""
+    g, arrays = geometry, [array.astype(np.float64) for array in (x, w, dy)]
+    how = (g.stride, g.padding, g.dilation)
+    return (
+        reference.capsule_convolution_einsum(*arrays[:2], *how),
+        *reference.capsule_convolution_backward_einsum(*arrays, *how),
+    )
 
 
 def sums(geometry):

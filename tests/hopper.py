@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from numbacaps.fused import emulated, tensor_map
+from numbacaps.fused.bulk_tiles import MAP_WORDS
 from numbacaps.fused.emulated import _bytes, _nothing, _Warp
 from numbacaps.pipelines import fused
 from numbacaps.target import cuda
@@ -159,15 +160,12 @@ class _Map:
         return np.where(inside, self.words[np.where(inside, place, 0)], np.uint32(0)).ravel()
 
 
-_MAP_WORDS = 16
-
-
 def _tensor_map(*what):
-    return _Map(*what), *[0] * (_MAP_WORDS - 1)
+    return _Map(*what), *[0] * (MAP_WORDS - 1)
 
 
 def map_address(words, which):
-    return words[_MAP_WORDS * which]
+    return words[MAP_WORDS * which]
 
 
 def tensor_copy(shared, address, map, *rest):

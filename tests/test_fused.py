@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import GEOMETRIES, nan, operands, sums
+from cases import GEOMETRIES, nan, operands, oracle, sums
 from kernels import tile_sums_kernel
 
 import numbacaps
@@ -48,15 +48,6 @@ def _warpgroups(case):
     return replace(WARPGROUPS[case], **_LARGER)
 
 
-def _oracle(g, x, w, dy):
-    arrays = [array.astype(np.float64) for array in (x, w, dy)]
-    how = (g.stride, g.padding, g.dilation)
-    return (
-        reference.capsule_convolution_einsum(*arrays[:2], *how),
-        *reference.capsule_convolution_backward_einsum(*arrays, *how),
-    )
-
-
 def _launch_direct(product, g, arrays):
     M = product.M(g.N)
     kernel = make_direct(product.pixels, product.inside, product.N, product.K, _F4)
@@ -80,7 +71,7 @@ def _launch_shared(product, g, arrays):
 def test_lower_rungs(case, launch, rng):
     g = GEOMETRIES[case]
     x, w, dy = operands(g, "float32", rng)
-    want_y, want_dx, _ = _oracle(g, x, w, dy)
+    want_y, want_dx, _ = oracle(g, x, w, dy)
     x, w, dy = (cuda.to_device(array.ravel()) for array in (x, w, dy))
     out, dx = nan(dy.shape, _F4), nan(x.shape, _F4)
     launch(implicit_gemm.forward(g), g, (x, w, out))
@@ -99,7 +90,7 @@ def _skip_without_tf32():
 def _check_passes(g, dtype, precision, rng):
     """All three passes, as the algorithm runs them, against the oracle."""
     x, w, dy = operands(g, dtype, rng)
-    want = _oracle(g, x, w, dy)
+    want = oracle(g, x, w, dy)
     X, W, DY = map(to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
     run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
@@ -182,7 +173,7 @@ def test_boxes_begin_at_16_bytes(g, dtype, precision, rng):
 def _gathers(make, g, rng):
     """Both passes that gather, by what ``make(product)`` yields, against the oracle at a precision."""
     x, w, dy = operands(g, "float32", rng)
-    want_y, want_dx, _ = _oracle(g, x, w, dy)
+    want_y, want_dx, _ = oracle(g, x, w, dy)
     X, W, DY = (cuda.to_device(array.ravel()) for array in (x, w, dy))
     for products, read, want, terms in (
         ([implicit_gemm.forward(g)], X, want_y, sums(g)[0]),
@@ -284,7 +275,7 @@ def _kernel_gradient(g, terms, rng, shift=0):
         array.copy_to_device(values.ravel())
     partial = nan(reduce.partial_shape.get("partial", (1,)), _F4)
     reduce(*arrays, 0, partial)
-    return arrays[2].copy_to_host().reshape(w.shape), _oracle(g, x, w, dy)[2], reduce
+    return arrays[2].copy_to_host().reshape(w.shape), oracle(g, x, w, dy)[2], reduce
 
 
 @pytest.mark.sanitize
@@ -343,7 +334,7 @@ def test_kernel_gradient_by_bulk_copies(case, terms, rng):
     _skip_without_tf32()
     g, t = BULK_GRADIENTS[case], bulk_reduction_tiles
     x, w, dy = operands(g, "float32", rng)
-    want = _oracle(g, x, w, dy)[2]
+    want = oracle(g, x, w, dy)[2]
     X, DY = (cuda.to_device(array.ravel()) for array in (x, dy))
     product = implicit_gemm.forward(g)
     legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, g.G, terms)]
@@ -371,7 +362,7 @@ def test_bulk_copies_of_the_kernel_gradient_at_an_address_that_they_cannot_take(
     dw = nan(w.shape, _F4)
     run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
     fused.backward(g, X, W, DY, None, dw, **run)
-    want = _oracle(g, x, w, dy)[2]
+    want = oracle(g, x, w, dy)[2]
     reference.assert_close(dw.copy_to_host(), want, sums(g)[2], precision="tf32")
 
 
@@ -411,7 +402,7 @@ def test_an_address_that_copies_cannot_take(shifted, rng):
     run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
     fused.forward(g, arrays["x"], cuda.to_device(w), arrays["out"], **run)
     out = arrays["out"].copy_to_host().reshape(dy.shape)
-    reference.assert_close(out, _oracle(g, x, w, dy)[0], sums(g)[0], precision="tf32")
+    reference.assert_close(out, oracle(g, x, w, dy)[0], sums(g)[0], precision="tf32")
 
 
 def test_every_element_lies_where_the_tables_say():
@@ -419,7 +410,7 @@ def test_every_element_lies_where_the_tables_say():
     rng = np.random.default_rng(3)
     for g in [*GEOMETRIES.values()][:8] if SIMULATED else [GEOMETRIES["rank3"]]:
         x, w, dy = (array.astype(np.float64) for array in operands(g, "float64", rng))
-        want_y, want_dx, want_dw = _oracle(g, x, w, dy)
+        want_y, want_dx, want_dw = oracle(g, x, w, dy)
         out, dx, dw = (np.full(array.size, np.nan) for array in (dy, x, w))
         for product, gathered, result in (
             (implicit_gemm.forward(g), x, out),

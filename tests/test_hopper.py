@@ -3,7 +3,7 @@
 import hopper
 import numpy as np
 import pytest
-from cases import nan, operands, sums
+from cases import nan, operands, oracle, sums
 
 import reference
 from numbacaps import Geometry
@@ -62,15 +62,15 @@ def test_gathered(case, forward, rng):
         packed = nan(gather.packed, np.float32)
         gather.pack(kernel, _as(packed, dtype), 0)
         gather.multiply(gathered, kernel, packed, result, result, 0)
-    arrays = [array.astype(np.float64) for array in (x, w, dy)]
-    how = (g.stride, g.padding, g.dilation)
-    if forward:
-        want = reference.capsule_convolution_einsum(*arrays[:2], *how)
-    else:
-        want = reference.capsule_convolution_backward_einsum(*arrays, *how)[0]
-    rounding = name if dtype.itemsize == 2 else {1: "tf32", 3: "tf32x3"}[terms]
+    which = 0 if forward else 1
+    _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
+
+
+def _check(result, want, length, name, terms):
+    """Against what it should be, of sums of this length, by the rounding of arrays and terms."""
     have = result.copy_to_host().reshape(want.shape).astype(np.float32)
-    reference.assert_close(have, want, sums(g)[0 if forward else 1], precision=rounding)
+    rounding = {1: "tf32", 3: "tf32x3"}[terms] if name == "float32" else name
+    reference.assert_close(have, want, length, precision=rounding)
 
 
 def _as(packed, dtype):
@@ -97,8 +97,4 @@ def test_kernel_gradient(case, rng):
     reduce = fused.BulkReduce(product, g.N, g.G, w.size, dtype, terms, tile, strips, why)
     dw, partial = nan(w.size, dtype), nan(reduce.partial_shape["partial"], np.float32)
     reduce(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, partial)
-    arrays = [array.astype(np.float64) for array in (x, w, dy)]
-    want = reference.capsule_convolution_backward_einsum(*arrays, g.stride, g.padding, g.dilation)
-    rounding = name if dtype.itemsize == 2 else {1: "tf32", 3: "tf32x3"}[terms]
-    have = dw.copy_to_host().reshape(w.shape).astype(np.float32)
-    reference.assert_close(have, want[1], sums(g)[2], precision=rounding)
+    _check(dw, oracle(g, x, w, dy)[2], sums(g)[2], name, terms)
