@@ -56,7 +56,10 @@ def _passed(config):
 
 
 class _Noted:
-    """Adds the tests that pass to a file, as they do; of several processes only the first has one."""
+    """Adds the tests that pass to a file and shows why others fail, at once, so that no interruption loses it.
+
+    Of several processes only the first has one.
+    """
 
     def __init__(self, path):
         self._path = path
@@ -65,6 +68,8 @@ class _Noted:
         if report.when == "call" and report.passed:
             with open(self._path, "a") as file:
                 file.write(report.nodeid + "\n")
+        if report.failed:
+            print(f"{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter, config):
