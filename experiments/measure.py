@@ -3,14 +3,15 @@
 - A variant is timed only after its result on the same random data was compared with float64, and so
   is the result that the timed graph leaves.
 - GPU time is the replay of a CUDA graph that holds many calls, between two events, over the number of
-  calls. Events and graph are queued behind a copy, so that the GPU never waits for the host: what the
+  calls. Events and graph are queued behind other work, so that the GPU never waits for the host: what the
   host takes to launch is not in the time. That is measured apart, as ``host_us``.
 - The calls rotate through sets of operands (and results) that together are twice the L2 cache, so that
   no call finds its operands there; where that would take too many sets, the row's ``cache`` cell says
   that it was warm. Within a call, one kernel may find what the one before it wrote.
-- Variants that are compared are replayed in turns, in an order that is drawn anew each time: how fast the
-  GPU's clock runs depends on what ran just before. Of the repeats the 20th, 50th and 80th percentiles
-  are kept.
+- Variants that are compared take turns, in an order that is drawn anew each time. How fast the GPU's clock
+  runs depends on the power that was drawn before, for up to half a second: so long a variant is replayed in
+  each turn before it is timed, and has the clock that it itself leads to. (Work that no graph can hold
+  is not: the GPU would wait for the host meanwhile.) Of the repeats the 20th, 50th and 80th percentiles are kept.
 - A variant that runs out of memory beside the others is measured again alone.
 """
 
@@ -38,8 +39,10 @@ _MOST_CALLS = 256
 _MOST_SETS = 128
 _SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
 _TIMED_MS = 60.0  # of a variant's replays together
-_FEWEST_REPEATS, _MOST_REPEATS = 15, 25  # fewer, and the clock's state at each would count
+_FEWEST_REPEATS, _MOST_REPEATS = 15, 25
 _FEWEST_SLOW = 4
+_TURNS = 3  # that the repeats are spread over
+_SETTLED_MS = 500.0  # of replays at the beginning of a turn
 _HOST_CALLS, _HOST_US = 20, 3e5
 _AHEAD_BYTES = 1 << 30  # copied to keep the GPU busy: much longer than the host takes to queue it
 _AHEAD_FACTOR = 1.5
@@ -257,6 +260,13 @@ def is_out_of_memory(error):
     return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
+def _timed(replay):
+    """GPU milliseconds of a replay."""
+    with clock().elapsed(replay.host_us) as ms:
+        replay.run()
+    return ms[0]
+
+
 def replay_in_turns(replays):
     """GPU milliseconds of a call, for each repeat of each replay; the replays take turns, in any order.
 
@@ -268,14 +278,8 @@ def replay_in_turns(replays):
     -------
     dict of hashable to numpy.ndarray
     """
-
-    def timed(replay):
-        with clock().elapsed(replay.host_us) as ms:
-            replay.run()
-        return ms[0]
-
     # The first one says how many repeats there is time for; a short one only warms up.
-    first = {name: timed(replay) for name, replay in replays.items()}
+    first = {name: _timed(replay) for name, replay in replays.items()}
     repeats = {
         name: _FEWEST_SLOW
         if ms >= _SLOW_MS
@@ -283,11 +287,14 @@ def replay_in_turns(replays):
         for name, ms in first.items()
     }
     times = {name: [ms] if ms >= _SLOW_MS else [] for name, ms in first.items()}
-    names, rng = list(replays), np.random.default_rng(0)
-    for _ in range(max(repeats.values(), default=0)):
+    names, rng = list(replays), np.random.default_rng()
+    for turn in range(1, _TURNS + 1):
         for name in (names[i] for i in rng.permutation(len(names))):
-            if len(times[name]) < repeats[name]:
-                times[name].append(timed(replays[name]))
+            replay = replays[name]
+            for _ in range(int(_SETTLED_MS / first[name]) if replay.captured else 0):
+                replay.run()
+            while len(times[name]) < math.ceil(repeats[name] * turn / _TURNS):
+                times[name].append(_timed(replay))
     return {name: np.array(ms) / replays[name].calls for name, ms in times.items()}
 
 

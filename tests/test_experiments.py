@@ -2,6 +2,7 @@
 
 import csv
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -394,6 +395,36 @@ def test_notes_of_failures():
     note = measure.note_of(missing.value)
     assert note.startswith("absent: an experiment takes the extra 'some' (pip install 'numbacaps")
     assert len(measure.note_of(RuntimeError("word " * 100))) < 200
+
+
+class _WarmGPU:
+    """A clock whose GPU's slowness follows, 80 ms behind, the one that each kind of work leads to."""
+
+    now, slowness = 0.0, 1.0
+
+    def replay(self, ms, own):
+        def run():
+            taken = ms * self.slowness
+            self.slowness += (own - self.slowness) * (1 - math.exp(-taken / 80))
+            self.now += taken
+
+        return command.measure.Replay(run)
+
+    @contextmanager
+    def elapsed(self, host_us=0.0):
+        begun, elapsed = self.now, []
+        yield elapsed
+        elapsed.append(self.now - begun)
+
+
+def test_each_variant_is_timed_at_the_clock_that_it_leads_to(monkeypatch):
+    gpu = _WarmGPU()
+    monkeypatch.setattr(command.measure, "clock", lambda: gpu)
+    kinds = {"frugal": (1.0, 1.0), "hungry": (2.0, 1.3), "slow": (200.0, 1.1)}
+    replays = {name: gpu.replay(*kind) for name, kind in kinds.items()}
+    times = command.measure.replay_in_turns(replays)
+    for name, (ms, own) in kinds.items():
+        assert np.median(times[name]) == pytest.approx(ms * own, rel=0.01), name
 
 
 def test_calls_of_a_graph():

@@ -50,6 +50,19 @@ GATHERED = {
 @pytest.mark.parametrize("case", GATHERED)
 def test_gathered(case, forward, rng):
     g, name, terms = GATHERED[case]
+    _gather(g, name, terms, forward, rng)
+
+
+def test_columns_of_three_tiles_whose_last_turn_is_taken_in_parts(monkeypatch, rng):
+    monkeypatch.setattr(bulk_tiles, "_FIRST", 0)  # or no turn of so few cycles would be
+    tile = bulk_tiles.BulkTile(2, 1, 1, 1, 48)
+    g = Geometry(8, 4, 18, 3, 4, 2, 2, 1, 8, 4, 8)
+    gather = _gather(g, "float32", 1, True, rng, (tile, "the test's"))
+    assert "the last 2 turns 1x1" in str(gather)
+
+
+def _gather(g, name, terms, forward, rng, chosen=None):
+    """Check a pass, in the tile that is chosen for it or in this one."""
     dtype = dtype_of(name)
     x, w, dy = operands(g, name, rng)
     products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
@@ -57,13 +70,14 @@ def test_gathered(case, forward, rng):
     gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
     for product in products:
         counted = bulk_tiles.counted(product, dtype)
-        tile, why = bulk_tiles.choose_tile(counted, g.N, g.G, terms, hopper.MULTIPROCESSORS)
-        gather = fused.BulkGather(product, g.N, g.G, dtype, tile, why, terms)
+        found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, hopper.MULTIPROCESSORS)
+        gather = fused.BulkGather(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
         gather.pack(kernel, _as(packed, dtype), 0)
         gather.multiply(gathered, kernel, packed, result, result, 0)
     which = 0 if forward else 1
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
+    return gather
 
 
 def _check(result, want, length, name, terms):

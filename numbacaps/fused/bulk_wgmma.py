@@ -193,9 +193,10 @@ def make_bulk_wgmma(
     def place_of(turn, first):
         """Of a block's turn: its group and columns, and where its images and pixels begin."""
         part, turn = turn % TILE_PARTS, first + turn // TILE_PARTS
-        column0 = turn % PATCHES % ACROSS * WHOLE_TW + part % PARTS_ACROSS * TW
-        row0 = turn % PATCHES // ACROSS * WHOLE_TH + part // PARTS_ACROSS * TH
-        n_tile = turn // PATCHES % N_TILES
+        # All columns of a patch beside each other: its boxes come from memory once.
+        n_tile, patch = turn % N_TILES, turn // N_TILES % PATCHES
+        column0 = patch % ACROSS * WHOLE_TW + part % PARTS_ACROSS * TW
+        row0 = patch // ACROSS * WHOLE_TH + part // PARTS_ACROSS * TH
         g = turn // (PATCHES * N_TILES) % G
         image0 = turn // (PATCHES * N_TILES * G) * IMAGES
         return g, n_tile, image0, row0, column0

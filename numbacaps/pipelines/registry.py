@@ -183,7 +183,7 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
             for other, one in ALGORITHMS.items()
             if one.precisions(dtype) and (one.votes or not votes)
         ]
-        takes = f"of {others} each does" if others else "none does"
+        takes = f"{others} can" if others else "none can"
         raise ValueError(f"algorithm is {name!r}, which takes no {dtype} on this device; {takes}")
     if precision not in found.precisions(dtype):
         raise ValueError(
