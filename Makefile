@@ -2,6 +2,7 @@
 #              pictures are in walk/, the page is walk.html
 # make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
 # make gpu     run the gpu tier and record it under experiments/results/
+# make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 #
 # CUDA=cu12 takes the CUDA 12 libraries. PY=python3 INSTALLED= uses an environment of your own.
 
@@ -11,7 +12,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: walk test gpu clean
+.PHONY: walk test gpu drawn clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
@@ -22,6 +23,9 @@ test: $(INSTALLED)
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu
+
+drawn: $(INSTALLED)
+	$(PY) -m tests.record_drawn
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -148,6 +148,43 @@ def _compile(number):
         variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
 
 
+def side_by_side(names, work, begin, arguments, processes):
+    """Have processes do ``work(number)`` for each name, with a progress bar; how many failed.
+
+    Parameters
+    ----------
+    names : list of str
+        Shown where one fails.
+    work, begin : callable
+        Of a module; each process calls ``begin`` once, with ``arguments``.
+    arguments : tuple
+    processes : int
+
+    Raises
+    ------
+    KeyboardInterrupt
+        What was not begun is left out.
+    """
+    failed = 0
+    with (
+        ProcessPoolExecutor(processes, get_context("spawn"), begin, arguments) as pool,
+        tqdm(total=len(names), unit="case") as bar,
+    ):
+        futures = {pool.submit(work, number): name for number, name in enumerate(names)}
+        try:
+            for future in as_completed(futures):
+                if future.exception():
+                    bar.write(
+                        f"{futures[future]}: {measure.note_of(future.exception())}", sys.stderr
+                    )
+                    failed += 1
+                bar.update()
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
 def _capability(text):
     """(9, 0) of "9.0"."""
     numbers = text.split(".")
@@ -220,28 +257,16 @@ def main(arguments=None):
         parser.error("kernels are compiled for a GPU with NUMBACAPS_TARGET=cuda only")
     pretend(options.compute_capability, options.multiprocessors)
     groups = listed(options.experiments)
-    names = dict.fromkeys(group.workload for group in groups)
+    workloads = dict.fromkeys(group.workload for group in groups)
     for name in options.workload or ():
-        if name not in names:
-            parser.error(f"--workload got {name!r}; it takes one of {list(names)}")
+        if name not in workloads:
+            parser.error(f"--workload got {name!r}; it takes one of {list(workloads)}")
     cases = chosen(groups, options)
-    failed = 0
-    with (
-        ProcessPoolExecutor(options.processes, get_context("spawn"), _begin, (options,)) as pool,
-        tqdm(total=len(cases), unit="case") as bar,
-    ):
-        futures = {pool.submit(_compile, number): case for number, case in enumerate(cases)}
-        try:
-            for future in as_completed(futures):
-                if future.exception():
-                    workload, wanted, _, variant = futures[future]
-                    note = measure.note_of(future.exception())
-                    bar.write(f"{workload} {wanted}: {variant}: {note}", sys.stderr)
-                    failed += 1
-                bar.update()
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            return 130
+    names = [f"{workload} {wanted}: {variant}" for workload, wanted, _, variant in cases]
+    try:
+        failed = side_by_side(names, _compile, _begin, (options,), options.processes)
+    except KeyboardInterrupt:
+        return 130
     print(f"{len(cases) - failed} of {len(cases)} cases are compiled")
     return 1 if failed else 0
 
