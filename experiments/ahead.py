@@ -134,7 +134,6 @@ def chosen(groups, options):
 
 def _begin(options):
     """Make one of the processes ready to compile cases."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it
     pretend(options.compute_capability, options.multiprocessors)
     _cases.extend(chosen(listed(options.experiments), options))
 
@@ -146,6 +145,12 @@ def _compile(number):
         variant.run(variant, wanted, networks.task(geometry.N)).call()
     else:
         variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
+
+
+def _hear_nothing(begin, arguments):
+    """Begin in one of several processes: the first one hears Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin(*arguments)
 
 
 def side_by_side(names, work, begin, arguments, processes):
@@ -167,7 +172,9 @@ def side_by_side(names, work, begin, arguments, processes):
     """
     failed = 0
     with (
-        ProcessPoolExecutor(processes, get_context("spawn"), begin, arguments) as pool,
+        ProcessPoolExecutor(
+            processes, get_context("spawn"), _hear_nothing, (begin, arguments)
+        ) as pool,
         tqdm(total=len(names), unit="case") as bar,
     ):
         futures = {pool.submit(work, number): name for number, name in enumerate(names)}

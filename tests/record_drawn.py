@@ -1,9 +1,9 @@
 """Check thousands of drawn convolutions by ``"fused"`` on this machine's GPU, in one process.
 
-``python -m tests.record_drawn`` draws them, compiles what they take in processes side by side (hours on few
-cores; ``NUMBA_CACHE_DIR`` names where it is kept), compares one after the other with float64 and writes
-``experiments/results/<gpu>/gpu_drawn.json``. Exit status 1 if one failed, with the simplest that does; 2 if there is
-no GPU; 130 after Ctrl-C: what was compiled is kept.
+``python -m tests.record_drawn`` compiles what they take in processes side by side (hours of one core; kept where
+``NUMBA_CACHE_DIR`` says), compares one after the other with float64 and writes
+``experiments/results/<gpu>/gpu_drawn.json``. Exit status 1 if one failed, 2 if there is no GPU, 130 after Ctrl-C:
+what was compiled is kept.
 """
 
 import argparse
@@ -25,38 +25,44 @@ from experiments import provenance
 from experiments.ahead import pretend, side_by_side
 from numbacaps.target import SIMULATED, cuda
 
-_convolutions = []  # of a process that compiles
-
-
-def _begin(examples, capability, multiprocessors):
-    """Make one of the processes ready to compile, on a GPU of that kind which it does not touch."""
-    pretend(capability, multiprocessors)
-    drawn.each(examples, _convolutions.append)
-
 
 def _compile(number):
-    """Compile what a convolution runs, by its number."""
-    _, _, compute = _convolutions[number].ready()
-    compute()
+    """Compile what a convolution takes, in a process that pretends a GPU."""
+    drawn.convolution(number).prepare()
 
 
-def _record(convolutions, failure, seconds):
-    """Write what was checked; the file's text."""
-    kinds = Counter(f"{one.wanted} {one.dtype} {one.precision}" for one in convolutions)
-    record = {
-        "gpu": provenance.gpu_name(),
-        "driver": provenance.driver(),
-        "versions": provenance.versions(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "convolutions": len(set(convolutions)),
-        "failure": failure,
-        "seconds": round(seconds),
+def check(convolutions):
+    """Check them one after the other.
+
+    Parameters
+    ----------
+    convolutions : list of drawn.Convolution
+
+    Returns
+    -------
+    dict
+        How many were ``checked``, ``of_each_kind`` and ``of_each_kernel``; those that ``failed``, in words. After an
+        error that is no wrong result, as of the device, the others are not checked.
+    """
+    checked, kinds, kernels, failed = 0, Counter(), Counter(), []
+    for one in tqdm(convolutions, unit="convolution"):
+        try:
+            used = one.prepare()
+            one.check()
+        except AssertionError as wrong:
+            failed.append(f"{one}: {wrong}")
+        except Exception as error:  # whichever library's
+            failed.append(f"{one}: {error!r}")
+            break
+        checked += 1
+        kinds[f"{one.wanted} {one.dtype} {one.precision}"] += 1
+        kernels.update(used)
+    return {
+        "checked": checked,
+        "failed": failed,
         "of_each_kind": dict(sorted(kinds.items())),
-        "source_sha256": provenance.source_sha256(),
+        "of_each_kernel": dict(sorted(kernels.items())),
     }
-    text = json.dumps(record, indent=2)
-    provenance.write_text(provenance.RESULTS / record["gpu"] / "gpu_drawn.json", text + "\n")
-    return text
 
 
 def main(arguments=None):
@@ -65,7 +71,7 @@ def main(arguments=None):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--examples", type=int, default=2000, help="to draw (default 2000)")
+    parser.add_argument("--count", type=int, default=2000, help="of convolutions (default 2000)")
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count(), help="that compile (default: one a core)"
     )
@@ -76,25 +82,29 @@ def main(arguments=None):
     if SIMULATED or not cuda.is_available():
         print("drawn: no GPU was found; this takes an NVIDIA GPU and its driver", file=sys.stderr)
         return 2
-    start, device, convolutions, failure = time.monotonic(), cuda.get_current_device(), [], None
-    drawn.each(options.examples, convolutions.append)
-    gpu = options.examples, device.compute_capability, device.MULTIPROCESSOR_COUNT
+    device, start = cuda.get_current_device(), time.monotonic()
     try:
-        # One that fails here fails below, too, where hypothesis finds a simpler one.
-        side_by_side(list(map(str, convolutions)), _compile, _begin, gpu, options.processes)
-        with tqdm(total=len(convolutions), unit="convolution") as bar:
-
-            def check(convolution):
-                convolution.check()
-                bar.update()
-
-            drawn.each(options.examples, check)
+        convolutions = [drawn.convolution(number) for number in range(options.count)]
+        gpu = device.compute_capability, device.MULTIPROCESSOR_COUNT
+        names = list(map(str, convolutions))
+        if side_by_side(names, _compile, pretend, gpu, options.processes):
+            return 1  # it said which
+        found = check(convolutions)
     except KeyboardInterrupt:
         return 130
-    except Exception as found:  # whatever it was, it is what the record says
-        failure = "\n".join([repr(found), *getattr(found, "__notes__", ())])
-    print(_record(convolutions, failure, time.monotonic() - start))
-    return 1 if failure else 0
+    record = {
+        "gpu": provenance.gpu_name(),
+        "driver": provenance.driver(),
+        "versions": provenance.versions(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "seconds": round(time.monotonic() - start),
+        **found,
+        "source_sha256": provenance.source_sha256(),
+    }
+    text = json.dumps(record, indent=2)
+    provenance.write_text(provenance.RESULTS / record["gpu"] / "gpu_drawn.json", text + "\n")
+    print(text)
+    return 1 if found["failed"] else 0
 
 
 if __name__ == "__main__":

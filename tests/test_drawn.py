@@ -1,43 +1,109 @@
-"""Convolutions that hypothesis draws, by ``"fused"``: a few here, thousands by ``tests.record_drawn``."""
+"""Drawn convolutions by ``"fused"``: a few here, thousands by ``tests.record_drawn``."""
 
-from dataclasses import replace
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import drawn
+import numpy as np
 import pytest
 
 from experiments.problem import PASSES
-from numbacaps.pipelines.registry import ALGORITHMS
+from numbacaps.pipelines import fused
 from numbacaps.target import SIMULATED
 from tests import record_drawn
 
+_ROOT = Path(__file__).parent.parent
+_FEW = 18 if SIMULATED else 36  # of all kinds, and twice on a GPU
+
 
 @pytest.mark.tiers("simulator", "gpu")
-def test_a_few():
-    drawn.each(25 if SIMULATED else 5, drawn.Convolution.check)
+@pytest.mark.parametrize("number", range(_FEW))
+def test_a_few(number):
+    drawn.convolution(number).check()
 
 
-def test_the_same_every_time_and_of_every_kind():
-    one, again = [], []
-    drawn.each(200, one.append)
-    drawn.each(200, again.append)
-    assert one == again and len(set(one)) > 190
-    assert {convolution.wanted for convolution in one} == set(PASSES)
-    assert {convolution.dtype for convolution in one} > {"float32", "float64"}
+def test_they_are_of_every_kind():
+    few = [drawn.convolution(number) for number in range(_FEW)]
+    assert few == [drawn.convolution(number) for number in range(_FEW)]
+    assert {(one.wanted, one.dtype, one.precision) for one in few} == set(drawn.kinds())
+    many = {drawn.convolution(number).geometry for number in range(300)}
+    assert len(many) == 300
+    for axis in ("C", "P", "G", "D1", "D2", "D3"):
+        assert {1, 2, 3} <= {getattr(geometry, axis) for geometry in many}
+
+
+def _wrong(monkeypatch, change):
+    """Have the passes leave results that are changed."""
+    for name, at in (("forward", 3), ("backward", slice(4, 6))):
+        right = getattr(fused, name)
+
+        def changed(*arguments, right=right, at=at, **how):
+            right(*arguments, **how)
+            found = arguments[at]
+            change(found if at == 3 else next(one for one in found if one is not None))
+
+        monkeypatch.setattr(fused, name, changed)
 
 
 @pytest.mark.parametrize("wanted", PASSES)
-def test_what_nobody_writes_is_found(wanted, monkeypatch):
-    nothing = dict.fromkeys(("forward", "backward"), lambda *arrays, **how: None)
-    monkeypatch.setitem(ALGORITHMS, "fused", replace(ALGORITHMS["fused"], **nothing))
-    found = []
-    drawn.each(50, found.append)
-    with pytest.raises(AssertionError, match="above the tolerance"):
-        next(one for one in found if one.wanted == wanted).check()
+def test_one_wrong_element_is_found(wanted, monkeypatch):
+    def change(result):
+        flat = result.reshape(result.size)
+        flat[result.size // 2] += np.float32(1e-3)
+
+    _wrong(monkeypatch, change)
+    first = drawn.kinds().index((wanted, "float32", "ieee"))
+    few = [drawn.convolution(first + i * len(drawn.kinds())) for i in range(3)]
+    found = record_drawn.check(few)
+    assert len(found["failed"]) == found["checked"] == 3
+    assert all("above the tolerance" in text for text in found["failed"])
+
+
+def test_an_error_ends_the_check(monkeypatch):
+    def change(result):
+        raise RuntimeError("as of a device")
+
+    few = [drawn.convolution(number) for number in range(3)]
+    right = record_drawn.check(few)
+    assert right["checked"] == 3 and not right["failed"]
+    assert sum(right["of_each_kind"].values()) == 3 and right["of_each_kernel"]
+    _wrong(monkeypatch, change)
+    found = record_drawn.check(few)
+    assert found["checked"] == 0 and len(found["failed"]) == 1
+    assert "as of a device" in found["failed"][0] and str(few[0]) in found["failed"][0]
+
+
+_MAIN = """
+from experiments import ahead, provenance
+from tests import record_drawn
+
+if __name__ == "__main__":
+    ahead.pretend((9, 0), 132)
+    provenance.gpu_name, provenance.driver = lambda: "gpu", lambda: "driver"
+    provenance.RESULTS = provenance.Path("results").resolve()
+    record_drawn.drawn.Convolution.check = lambda one: None
+    raise SystemExit(record_drawn.main(["--count=4", "--processes=2"]))
+"""
+
+
+@pytest.mark.tiers("ptx")
+def test_what_processes_compile_is_recorded(tmp_path):
+    (tmp_path / "main.py").write_text(_MAIN)
+    where = {"PYTHONPATH": str(_ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    environment = {**os.environ, **where, "NUMBACAPS_TARGET": "cuda"}
+    how = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "main.py"], check=False, timeout=300, **how)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "results" / "gpu" / "gpu_drawn.json").read_text()
+    assert text == done.stdout and '"checked": 4' in text and '"failed": []' in text
+    assert list((tmp_path / "kernels").rglob("*.nbi"))
 
 
 def test_commands(capsys):
-    assert record_drawn.main(["--examples", "1"]) == 2
+    assert record_drawn.main(["--count=1"]) == 2
     assert "no GPU was found" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
-        record_drawn.main(["--examples", "0"])
-    assert stop.value.code == 2 and "--examples got 0" in capsys.readouterr().err
+        record_drawn.main(["--count=0"])
+    assert stop.value.code == 2 and "--count got 0" in capsys.readouterr().err
