@@ -18,13 +18,8 @@ from numbacaps.target import SIMULATED
 from numbacaps.workspace import Workspace
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_EVEN = (
-    1,
-    2,
-    4,
-    8,
-    16,
-)  # of capsules' axes, and of channels twice as many: what copies and tensor cores like
+# What copies and tensor cores like: sizes of capsules' axes, and half the numbers of channels.
+_EVEN = (1, 2, 4, 8, 16)
 _MOST = 1 << (12 if SIMULATED else 28)  # products of numbers
 _ROOM = 1 << 30  # bytes
 
@@ -96,13 +91,13 @@ def _products(g):
 
 
 def _geometry(rng):
-    """A geometry of any sizes; every other one has capsules, and channels, for the tensor cores."""
+    """A geometry of any sizes; more than half have capsules, and channels, for the tensor cores."""
 
     def number(low, high):
         return int(rng.integers(low, high, endpoint=True))
 
-    def size(high):
-        return int(rng.choice(_EVEN)) * high if even else number(1, 3 if SIMULATED else 9)
+    def size(times=1):
+        return int(rng.choice(_EVEN)) * times if even else number(1, 3 if SIMULATED else 9)
 
     even = not SIMULATED and rng.random() < 0.6
     stride, dilation = ((number(1, 3), number(1, 3)) for _ in range(2))
@@ -119,9 +114,9 @@ def _geometry(rng):
         KH=KH,
         KW=KW,
         G=1 if rng.random() < 0.6 else number(2, 3),
-        D1=size(1),
-        D2=size(1),
-        D3=size(1),
+        D1=size(),
+        D2=size(),
+        D3=size(),
         stride=stride if rng.random() < 0.5 else (1, 1),
         padding=padding,
         dilation=dilation if rng.random() < 0.5 else (1, 1),
