@@ -200,7 +200,8 @@ def _capability(text):
     return tuple(map(int, numbers))
 
 
-def _count(text):
+def count(text):
+    """A number of 1 or more, for a command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; it takes a number of 1 or more")
     return int(text)
@@ -243,14 +244,14 @@ def _parser():
     made.add_argument(
         "--multiprocessors",
         metavar="N",
-        type=_count,
+        type=count,
         default=132,
         help="of the GPU (default 132, an H100 SXM's); tiles are chosen by it",
     )
     made.add_argument(
         "--processes",
         metavar="N",
-        type=_count,
+        type=count,
         default=os.cpu_count(),
         help="that compile side by side (default: one a core)",
     )

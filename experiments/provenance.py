@@ -1,5 +1,6 @@
 """What a recorded result was measured on: GPU, driver, versions, and the source it is a result of."""
 
+import datetime
 import hashlib
 import os
 import platform
@@ -82,6 +83,17 @@ def versions():
         except PackageNotFoundError:
             continue
     return found
+
+
+def of_record():
+    """What a record begins with: the machine, the day and the sources, as they are now."""
+    return {
+        "gpu": gpu_name(),
+        "driver": driver(),
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "source_sha256": source_sha256(),
+    }
 
 
 def write_text(path, text):

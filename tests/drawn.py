@@ -20,7 +20,7 @@ from numbacaps.workspace import Workspace
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 # What copies and tensor cores like: sizes of capsules' axes, and half the numbers of channels.
 _EVEN = (1, 2, 4, 8, 16)
-_MOST = 1 << (12 if SIMULATED else 28)  # products of numbers
+_MOST_FLOP = 1 << (13 if SIMULATED else 29)
 _ROOM = 1 << 30  # bytes
 
 
@@ -80,14 +80,9 @@ def convolution(number):
     """The convolution of that number, the same one every time."""
     rng, of_all = np.random.default_rng(number), kinds()
     geometry = _geometry(rng)
-    while _products(geometry) > _MOST:
+    while geometry.flop > _MOST_FLOP:
         geometry = _geometry(rng)
     return Convolution(geometry, *of_all[number % len(of_all)], number)
-
-
-def _products(g):
-    """Of numbers, in any of the passes."""
-    return g.N * g.P * g.L * g.Q * g.E2 * g.D1
 
 
 def _geometry(rng):

@@ -7,7 +7,6 @@ what was compiled is kept.
 """
 
 import argparse
-import datetime
 import json
 import os
 import sys
@@ -22,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # where pytest finds the tests' 
 import drawn
 
 from experiments import provenance
-from experiments.ahead import pretend, side_by_side
+from experiments.ahead import count, pretend, side_by_side
+from experiments.refusal import Parser
 from numbacaps.target import SIMULATED, cuda
 
 
@@ -66,23 +66,21 @@ def check(convolutions):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tests.record_drawn",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--count", type=int, default=2000, help="of convolutions (default 2000)")
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count(), help="that compile (default: one a core)"
-    )
+    for name, default, text in (
+        ("--count", 2000, "of convolutions (default 2000)"),
+        ("--processes", os.cpu_count(), "that compile (default: one a core)"),
+    ):
+        parser.add_argument(name, metavar="N", type=count, default=default, help=text)
     options = parser.parse_args(arguments)
-    for name, value in vars(options).items():
-        if value < 1:
-            parser.error(f"--{name} got {value}; it takes 1 or more")
     if SIMULATED or not cuda.is_available():
         print("drawn: no GPU was found; this takes an NVIDIA GPU and its driver", file=sys.stderr)
         return 2
-    device, start = cuda.get_current_device(), time.monotonic()
+    device, start, record = cuda.get_current_device(), time.monotonic(), provenance.of_record()
     try:
         convolutions = [drawn.convolution(number) for number in range(options.count)]
         gpu = device.compute_capability, device.MULTIPROCESSOR_COUNT
@@ -92,15 +90,7 @@ def main(arguments=None):
         found = check(convolutions)
     except KeyboardInterrupt:
         return 130
-    record = {
-        "gpu": provenance.gpu_name(),
-        "driver": provenance.driver(),
-        "versions": provenance.versions(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "seconds": round(time.monotonic() - start),
-        **found,
-        "source_sha256": provenance.source_sha256(),
-    }
+    record |= {"seconds": round(time.monotonic() - start), **found}
     text = json.dumps(record, indent=2)
     provenance.write_text(provenance.RESULTS / record["gpu"] / "gpu_drawn.json", text + "\n")
     print(text)

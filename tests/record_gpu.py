@@ -6,7 +6,6 @@ until everything has: interrupted, or failed at something that the sources are n
 on where it was.
 """
 
-import datetime
 import json
 import re
 import shutil
@@ -85,16 +84,7 @@ def main():
         status, output = _run([*_PYTEST, *_SIDE_BY_SIDE, "--passed", str(noted["passed"]), "tests"])
         sanitized = {tool: result.result() for tool, result in sanitized.items()}
     passed = len(set(noted["passed"].read_text().splitlines())) if noted["passed"].exists() else 0
-    record = {
-        "gpu": provenance.gpu_name(),
-        "driver": provenance.driver(),
-        "versions": provenance.versions(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        **_counts(output),
-        "passed": passed,
-        "sanitizer": sanitized,
-        "source_sha256": source,
-    }
+    record = provenance.of_record() | _counts(output) | {"passed": passed, "sanitizer": sanitized}
     provenance.write_text(folder / "gpu_tests.json", json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
     bad = [record, *record["sanitizer"].values()]

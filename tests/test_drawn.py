@@ -106,4 +106,7 @@ def test_commands(capsys):
     assert "no GPU was found" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         record_drawn.main(["--count=0"])
-    assert stop.value.code == 2 and "--count got 0" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2
+        and "--count: got '0'; it takes a number of 1 or more" in capsys.readouterr().err
+    )
