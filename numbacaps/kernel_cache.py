@@ -5,12 +5,14 @@ time undo each other's entries, or give two kernels one place. It also notices c
 that the function stands in, and a kernel is made of what others hold too.
 
 It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
-are pickled, which is another way once the process has compiled one. Here sources and values say all: what
-one checkout compiled another finds, and another machine whose GPU has the same compute capability, with the
-same versions of Python, Numba and NVRTC. GPUs of two capabilities may read one folder, but not write to it at
+are pickled, which is another way once the process has compiled one. Here sources and values say all: those of the
+file that the kernel stands in and of all that it imports of the package. So who changes one kernel compiles the others
+no more, and what one checkout compiled another finds, and another machine whose GPU has the same compute capability,
+with the same versions of Python, Numba and NVRTC. GPUs of two capabilities may read one folder, but not write to it at
 the same time. All that leans on Numba's own caching is in this file.
 """
 
+import ast
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -18,6 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from numbacaps.target import SIMULATED
+
+_ROOT, _ROOT_NAME = Path(__file__).parent.parent, __name__.partition(".")[0]
 
 
 def kept_on_disk(kernel):
@@ -44,7 +48,9 @@ def _portable():
     class Located:
         """What differs from Numba's ways to find a folder."""
 
-        get_source_stamp = staticmethod(_sources)  # instead of a time
+        get_source_stamp = staticmethod(
+            str
+        )  # instead of a time: the file's name says which sources
 
         @classmethod
         def get_suitable_cache_subpath(cls, file):
@@ -73,7 +79,8 @@ def _portable():
 
 def _specialisation(function):
     """A name for the sources and for what the factory was called with."""
-    return sha256(f"{_sources()}{_values(function)}".encode()).hexdigest()[:16]
+    sources = _sources(Path(function.__code__.co_filename))
+    return sha256(f"{sources}{_values(function)}".encode()).hexdigest()[:16]
 
 
 def _values(function):
@@ -83,7 +90,24 @@ def _values(function):
 
 
 @cache
-def _sources():
-    """A name for what kernels may be made of."""
-    paths = sorted(Path(__file__).parent.rglob("*.py"))
-    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+def _sources(path):
+    """A name for what kernels of a file may be made of."""
+    found, left = set(), {path}
+    while left:
+        found |= left
+        left = set().union(*map(_imported, left)) - found
+    return sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
+
+
+@cache
+def _imported(path):
+    """The files of the package that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places = [_ROOT.joinpath(*name.split(".")) for name in names if name.startswith(_ROOT_NAME)]
+    files = [file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")]
+    return frozenset(file for file in files if file.is_file())

@@ -29,7 +29,7 @@ for terms in (1, 3):
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 for kernel in made:
     files = kernel.kernel._cache._impl
-    print(files.filename_base, files.locator.get_cache_path(), files.locator.get_source_stamp())
+    print(files.filename_base, files.locator.get_cache_path())
 """
 _COMPILE = """
 import numbacaps
@@ -62,17 +62,25 @@ def test_every_specialisation_has_a_file_of_its_own():
 
 
 @pytest.mark.tiers("ptx")
-def test_another_checkout_looks_for_a_kernel_in_the_same_place(tmp_path):
+def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     copy, folder = tmp_path / "copy", str(tmp_path / "kept")
     skipped = shutil.ignore_patterns("__pycache__")
     source, target = _HERE.parent / "numbacaps", copy / "numbacaps"
     shutil.copytree(source, target, ignore=skipped, copy_function=shutil.copyfile)  # not its times
     here = _printed(_KEYS, NUMBA_CACHE_DIR=folder)
     assert _printed(_KEYS, copy, NUMBA_CACHE_DIR=folder) == here
-    with open(target / "product.py", "a") as file:
+    here = set(here.splitlines())
+    _change(target / "fused" / "bulk_tiles.py")
+    changed = here - set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines())
+    assert {line.partition(".")[0] for line in changed} == {"bulk_wgmma"}
+    _change(target / "target.py")
+    assert not set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines()) & here
+
+
+def _change(path):
+    """Leave another source that does the same."""
+    with open(path, "a") as file:
         file.write("# another source\n")
-    changed = _printed(_KEYS, copy, NUMBA_CACHE_DIR=folder)
-    assert not set(changed.splitlines()) & set(here.splitlines())
 
 
 @pytest.mark.tiers("ptx")
