@@ -143,21 +143,25 @@ def bulk_copy(shared, address, array, index, size, barrier):
 class _Map:
     """A tensor map: as :func:`numbacaps.fused.tensor_map.tensor_map`, but of an array."""
 
-    def __init__(self, array, sizes, strides, box):
+    def __init__(self, array, sizes, strides, box, steps=(1,) * 5, swizzled=False):
         self.words = _bytes(array).view(np.uint32)
-        self.sizes, self.strides, self.box = sizes, (1, *strides), box
+        self.sizes, self.strides, self.box, self.steps = sizes, (1, *strides), box, steps
+        self.row = 4 * box[0] if swizzled else 0
         assert all(1 <= size <= 256 for size in box) and box[0] % 4 == 0
         assert all(stride % 4 == 0 for stride in strides)
+        assert not swizzled or (self.row in (32, 64, 128) and steps[0] == 1)
 
     def fetch(self, coordinates):
         """The words of the box that begins there; zeros outside of the tensor."""
         assert coordinates[0] % 4 == 0, "a box begins at a multiple of 16 bytes"
         place, inside = np.int64(0), True
-        axes = zip(coordinates, self.sizes, self.strides, self.box)
-        for axis, (first, size, stride, count) in enumerate(axes):
-            i = (first + np.arange(count)).reshape(count, *[1] * axis)
+        axes = zip(coordinates, self.sizes, self.strides, self.box, self.steps)
+        for axis, (first, size, stride, span, step) in enumerate(axes):
+            i = first + np.arange(0, span, step)
+            i = i.reshape(i.size, *[1] * axis)
             place, inside = place + i * stride, inside & (i >= 0) & (i < size)
-        return np.where(inside, self.words[np.where(inside, place, 0)], np.uint32(0)).ravel()
+        words = np.where(inside, self.words[np.where(inside, place, 0)], np.uint32(0)).ravel()
+        return emulated.to_tf32(words.view(np.float32)).view(np.uint32) if self.row else words
 
 
 def _tensor_map(*what):
@@ -172,10 +176,16 @@ def tensor_copy(shared, address, map, *rest):
     *coordinates, barrier = (int(value) for value in rest)
     address, words = int(address), map.fetch(coordinates)
     assert address % 128 == 0
-    to = _bytes(shared)[address : address + 4 * words.size]
-    assert to.size == 4 * words.size
-    to[:] = words.view(np.uint8)
-    _barrier(barrier).take(size=-to.size)
+    assert not map.row or address % (8 * map.row) == 0
+    at, memory = address + np.arange(4 * words.size), _bytes(shared)
+    assert at[-1] < memory.size
+    memory[_swizzled(at, map.row)] = words.view(np.uint8)
+    _barrier(barrier).take(size=-at.size)
+
+
+def _swizzled(at, row):
+    """Where bytes lie of rows of so many, whose 16 bytes change places by what their address is: 0 for none."""
+    return at ^ (at >> 7 & (row // 16 - 1)) << 4 if row else at
 
 
 class _Product:
@@ -206,9 +216,11 @@ class _Product:
 def _core_matrices(memory, descriptor, rows):
     """(rows, 8) words of the matrix that a descriptor points to."""
     start, along_k, along_rows = (descriptor >> bit & 0x3FFF for bit in (0, 16, 32))
-    assert descriptor >> 46 == 0, "a descriptor of another kind"
+    assert descriptor >> 46 & 0xFFFF == 0, "a descriptor of another kind"
+    width = {0: 0, 1: 128, 2: 64, 3: 32}[descriptor >> 62 & 3]  # of swizzled rows
     row, chunk = np.asarray(rows)[:, None], np.arange(2)[None, :]
-    at = 16 * (start + row // 8 * along_rows + row % 8 + chunk * along_k)
+    at = 16 * (start + row // 8 * along_rows + row % 8 * (width // 16 or 1) + chunk * along_k)
+    at = _swizzled(at, width)
     return memory[at[..., None] + np.arange(16)].reshape(len(rows), 32).view(np.uint32)
 
 
@@ -272,6 +284,11 @@ def permuted_bytes(one, other, selector):
     return both[[int(selector) >> 4 * i & 7 for i in range(4)]].view(np.float32)[0]
 
 
+def store_pair_where(condition, array, index, *values):
+    if condition:
+        emulated.store_pair(array, index, *values)
+
+
 def store_quad(array, index, *values):
     assert int(index) % 4 == 0
     array[index : index + 4] = values
@@ -301,7 +318,7 @@ INSTRUCTIONS = {
         for instruction in (
             *(shared_address, mbarrier_init, mbarrier_arrive, mbarrier_expect, mbarrier_wait),
             *(bulk_copy, map_address, tensor_copy, wgmma_commit, wgmma_wait, permuted_bytes),
-            *(store_quad, store_words),
+            *(store_pair_where, store_quad, store_words),
             *(emulated.cut_tf32, emulated.load_run, emulated.store_pair),
         )
     },
@@ -311,6 +328,7 @@ INSTRUCTIONS = {
     "wgmma_fence": _meet,  # who has got here with one lane of a warp has got here with all
     "more_registers": _number,
     "fewer_registers": _number,
+    "unforeseen": lambda value: value,
     "clock": time.perf_counter_ns,
     "FRAGMENT_PRODUCTS": {name: _asked(name) for name in _NUMBERS},
     "HALVES": {

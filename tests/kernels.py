@@ -9,7 +9,14 @@ import numpy as np
 
 import numbacaps
 from numbacaps.activation import Activation
-from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, tiles, warpgroup_tiles
+from numbacaps.fused import (
+    bulk_reduction_tiles,
+    bulk_tiles,
+    implicit_gemm,
+    swapped_tiles,
+    tiles,
+    warpgroup_tiles,
+)
 from numbacaps.fused.bulk_reduction import make_bulk_reduction
 from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.direct import make_direct
@@ -20,6 +27,7 @@ from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits, make_reduction
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.shared_tiles import make_shared_tiles
+from numbacaps.fused.swapped_wgmma import make_swapped_wgmma
 from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.pipelines import indexed, naive
@@ -179,6 +187,16 @@ def bulk_kernel(
     which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
     kernel = make_bulk_wgmma(*which, dtype, behind)
     return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
+
+
+def swapped_kernel(product, tile):
+    """The tensor cores' kernel whose own array stays in registers."""
+    p, t = product, swapped_tiles
+    slots, window = t.Slots.of(p), warpgroup_tiles.Window.of(p)
+    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots)
+    which = (p.pixels, window, slots, p.channels, p.D, p.n, p.kernel_steps)
+    kernel = make_swapped_wgmma(*which, *sizes, tile)
+    return Kernel(kernel, 2, 1, make_swapped_wgmma, 0, MAP_WORDS)
 
 
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):

@@ -16,6 +16,7 @@ from numbacaps.fused import (
     bulk_tiles,
     implicit_gemm,
     mma_tiles,
+    swapped_tiles,
     tiles,
     warpgroup_tiles,
 )
@@ -240,6 +241,63 @@ def test_bulk_copies(case, terms, rng):
     _gathers(make, g, rng)
 
 
+# What the kernel in registers tells apart: capsules' rows of 32, 64 and 128 bytes, strides, dilations, edges, groups,
+# columns that fill no warpgroup, d1 that fills no 8 rows, odd capsules of the result, more images than blocks.
+SWAPPED = {
+    "rows-of-32": Geometry(150, 4, 5, 9, 8, 3, 3, 1, 4, 8, 16),
+    "rows-of-64": Geometry(41, 2, 8, 13, 11, 3, 3, 1, 4, 16, 8, (2, 2), (1, 0)),
+    "rows-of-128": Geometry(19, 2, 3, 7, 9, 2, 1, 1, 3, 32, 7, 1, (1, 1)),
+    "steps": Geometry(23, 4, 7, 15, 17, 2, 3, 1, 5, 8, 6, (3, 2), (2, 1), (2, 3)),
+    "groups": Geometry(9, 1, 4, 8, 7, 3, 3, 3, 2, 16, 24, (1, 2), (0, 1)),
+    "one-pixel": Geometry(300, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8),
+    "one-row": Geometry(5, 2, 2, 6, 5, 2, 2, 1, 1, 8, 1),
+    "eight-apart": Geometry(6, 2, 3, 20, 17, 2, 3, 1, 2, 8, 4, (8, 7), (1, 0), (3, 2)),
+}
+
+
+@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", SWAPPED)
+def test_kernel_in_registers(case, rng):
+    """The tile that is chosen, and the first and the last of those that share rows, or channels."""
+    _skip_without_tf32()
+    g, t = SWAPPED[case], swapped_tiles
+    product = implicit_gemm.forward(g)
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product)]
+    of_rows = [tile for tile in legal if tile.CHANNEL_PARTS == 1]
+    of_channels = [tile for tile in legal if tile.CHANNEL_PARTS > 1]
+    chosen = {t.choose_tile(product, g.N, g.G, 132)[0]}
+    for some in (of_rows, of_channels):
+        chosen |= {*some[:1], *some[-1:]}
+    x, w, dy = operands(g, "float32", rng)
+    X, W = (cuda.to_device(array.ravel()) for array in (x, w))
+    want = oracle(g, x, w, dy)[0]
+    for tile in chosen:
+        result = nan(want.size, _F4)
+        fused.SwappedGather(product, g.N, g.G, _F4, tile, "")(X, W, result, 0, None)
+        result = result.copy_to_host().reshape(want.shape)
+        reference.assert_close(result, want, sums(g)[0], precision="tf32")
+
+
+@pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_kernel_in_registers_beside_16_bytes(which, rng):
+    """Arrays that copies, or loads of two, cannot take."""
+    _skip_without_tf32()
+    g = SWAPPED["groups"]
+    gather = fused.prepare(g, _F4, "tf32").forward[0]
+    assert "swapped_wgmma" in str(gather)
+    x, w, dy = operands(g, "float32", rng)
+    want = oracle(g, x, w, dy)[0]
+    arrays = [nan(array.size + 1, _F4) for array in (x, w, want)]
+    arrays = [array[1:] if i == which else array[:-1] for i, array in enumerate(arrays)]
+    for array, values in zip(arrays, (x, w)):
+        array.copy_to_device(values.ravel())
+    gather(*arrays, 0, None)
+    result = arrays[2].copy_to_host().reshape(want.shape)
+    reference.assert_close(result, want, sums(g)[0], precision="tf32")
+
+
 # What the kernel's gradient tells apart on the tensor cores: runs of 4, 8 and 16 bytes of either
 # operand, windows that reach over the edge and that do not, groups, pixels that fill no stage.
 GRADIENTS = (
@@ -462,6 +520,28 @@ def _laid_out(product, g, group, gathered):
 def test_why_the_copy_engine_cannot_be_used(geometry, reason):
     tile, why = bulk_tiles.choose_tile(implicit_gemm.forward(geometry), 1, 1, 1, 132)
     assert tile is None and reason in why
+
+
+@pytest.mark.parametrize(
+    ("product", "reason"),
+    [
+        (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 4, 1), "capsules' rows of 4 elements"),
+        (Geometry(1, 4, 1, 900, 3, 1, 1, 1, 1, 8, 1), "a box of 900 indices"),
+        (Geometry(1, 4, 1, 30, 3, 1, 1, 1, 1, 8, 1, (9, 1)), "every 9th slot"),
+        (Geometry(1, 4, 1, 60, 60, 1, 1, 1, 8, 8, 1), "a product of 480 rows"),
+        (Geometry(1, 64, 1, 3, 3, 3, 3, 1, 1, 8, 1), "elements of the kernel"),
+        (Geometry(1, 65, 1, 3, 3, 1, 1, 1, 1, 8, 1), "65 channels"),
+        (Geometry(1, 4, 1, 60, 30, 1, 1, 1, 4, 8, 1), "shared memory"),
+    ],
+)
+def test_why_the_kernel_cannot_be_in_registers(product, reason):
+    tile, why, cycles = swapped_tiles.choose_tile(implicit_gemm.forward(product), 1, 1, 132)
+    assert tile is cycles is None and reason in why
+
+
+def test_columns_of_the_input_s_gradient_are_not_for_registers():
+    (product,) = implicit_gemm.backward_input(Geometry(1, 1, 1, 3, 3, 2, 2, 1, 4, 8, 8))
+    assert "side by side" in swapped_tiles.choose_tile(product, 1, 1, 132)[1]
 
 
 def test_a_box_begins_at_its_first_tap():

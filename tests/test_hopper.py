@@ -14,6 +14,8 @@ from numbacaps.fused import (
     bulk_tiles,
     bulk_wgmma,
     implicit_gemm,
+    swapped_tiles,
+    swapped_wgmma,
 )
 from numbacaps.pipelines import fused
 from numbacaps.simulator import short_turns
@@ -23,12 +25,13 @@ pytestmark = pytest.mark.tiers("simulator")
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
-    """Both kernels' instructions, of as few multiprocessors as make a block take a second tile, and short rings."""
+    """The kernels' instructions, of as few multiprocessors as make a block take a second tile, and short rings."""
     monkeypatch.setattr(bulk_tiles, "_MOST_TAP_ROWS", 3)
     with short_turns():
-        yield hopper.emulate(monkeypatch, bulk_wgmma, bulk_reduction)
-    for factory in (bulk_wgmma.make_bulk_wgmma, bulk_reduction.make_bulk_reduction):
-        factory.cache_clear()
+        yield hopper.emulate(monkeypatch, bulk_wgmma, bulk_reduction, swapped_wgmma)
+    bulk_wgmma.make_bulk_wgmma.cache_clear()
+    bulk_reduction.make_bulk_reduction.cache_clear()
+    swapped_wgmma.make_swapped_wgmma.cache_clear()
 
 
 # Rows fetched whole or pixel by pixel, steps that fill no box, images that fill no 64 rows, groups, taps that
@@ -78,6 +81,35 @@ def _gather(g, name, terms, forward, rng, chosen=None):
     which = 0 if forward else 1
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
     return gather
+
+
+# Images that stay one turn, or two and change places; warpgroups that share channels, or rows that do not come out
+# even; columns that fill no warpgroup, or two; strides, dilations, groups, edges, and odd capsules of the result.
+SWAPPED = {
+    "alone": (Geometry(2, 1, 4, 4, 4, 3, 3, 1, 4, 8, 16), (2, 1, 1, 1)),
+    "turns": (Geometry(3, 2, 3, 4, 5, 2, 2, 1, 2, 8, 4), (1, 1, 1, 1)),
+    "images in turns": (Geometry(5, 2, 3, 3, 4, 2, 2, 1, 3, 8, 3), (1, 1, 1, 2)),
+    "rows": (Geometry(2, 1, 2, 6, 4, 2, 3, 1, 2, 16, 4, 1, 1), (2, 1, 2, 1)),
+    "channels": (Geometry(3, 4, 2, 4, 4, 2, 2, 1, 2, 8, 5), (2, 2, 1, 1)),
+    "stride": (Geometry(2, 1, 3, 7, 6, 3, 3, 1, 4, 16, 8, (2, 1), (1, 0)), (2, 1, 1, 1)),
+    "strides": (Geometry(2, 1, 3, 9, 8, 2, 3, 1, 2, 8, 8, (3, 2), 1, (2, 3)), (3, 1, 1, 1)),
+    "groups": (Geometry(2, 1, 2, 3, 4, 2, 2, 2, 2, 32, 6), (2, 1, 1, 1)),
+    "two tiles of columns": (Geometry(2, 1, 9, 3, 3, 2, 2, 1, 4, 8, 8), (2, 1, 1, 1)),
+    "columns": (Geometry(2, 1, 4, 3, 4, 2, 2, 1, 4, 8, 3, 1, (0, 1), (1, 2)), (2, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", SWAPPED)
+def test_swapped(case, rng):
+    g, tile = SWAPPED[case]
+    x, w, dy = operands(g, "float32", rng)
+    product, tile = implicit_gemm.forward(g), swapped_tiles.SwappedTile(*tile)
+    assert not swapped_tiles.why_not(tile, product)
+    gather = fused.SwappedGather(product, g.N, g.G, dtype_of("float32"), tile, "the test's")
+    result = nan(dy.size, np.float32)
+    gathered, kernel = (to_device(a.ravel()) for a in (x, w))
+    gather(gathered, kernel, result, 0, None)
+    _check(result, oracle(g, x, w, dy)[0], sums(g)[0], "float32", 1)
 
 
 def _check(result, want, length, name, terms):

@@ -18,6 +18,7 @@ from kernels import (
     multiplied,
     packing,
     register_kernel,
+    swapped_kernel,
     tile_sums_kernel,
     warpgroup_kernels,
 )
@@ -32,6 +33,7 @@ from numbacaps.fused import (
     bulk_tiles,
     implicit_gemm,
     mma_tiles,
+    swapped_tiles,
     tiles,
     warpgroup_tiles,
 )
@@ -42,6 +44,7 @@ from numbacaps.fused.bulk_wgmma import make_bulk_wgmma
 from numbacaps.fused.compiled import values
 from numbacaps.fused.pack import make_pack
 from numbacaps.fused.reduction import make_add_splits
+from numbacaps.fused.swapped_wgmma import make_swapped_wgmma
 from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.layout import make_gather
@@ -197,6 +200,31 @@ def test_bulk_copies(case, terms):
         if bulk_tiles.ahead(tile, terms):
             # Of a register that was loaded and only handed on, the assembler thinks that it is free.
             assert multiplied(text) and not multiplied(text) & loaded(text)
+
+
+_SMALL = {
+    "paper layer 2": Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16),
+    "paper layer 3": Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)),
+    "odd": Geometry(7, 2, 3, 7, 9, 2, 1, 1, 3, 32, 7, (2, 1), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", _SMALL)
+def test_kernel_in_registers(case):
+    product, t = implicit_gemm.forward(_SMALL[case]), swapped_tiles
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product)]
+    chosen = t.choose_tile(product, 128, 1, 132)[0]
+    for tile in {legal[0], legal[-1], chosen}:
+        text = _ptx(swapped_kernel(product, tile), "float32", (9, 0))
+        _check(text, "swapped_wgmma", "float32")
+        rows = t.product_rows(tile, product, t.Slots.of(product))
+        count = t.fragments(tile, product) // 4
+        multiplications = re.findall(r"wgmma\.mma_async\S*m64n(\d+)k8.f32.tf32.tf32", text)
+        assert multiplications == [str(rows)] * count
+        assert bool(re.search(r"ld\.global\.v2\.[ubf]32", text)) == (case != "odd")
+        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+        _check_maps(text, 1)
+        assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 def test_bulk_copies_of_parts():
@@ -389,7 +417,13 @@ def test_products_of_warps(case, terms):
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
     covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
-    covered |= {make_bulk_wgmma, make_bulk_reduction, make_add_tiles, make_differentiate}
+    covered |= {
+        make_bulk_wgmma,
+        make_swapped_wgmma,
+        make_bulk_reduction,
+        make_add_tiles,
+        make_differentiate,
+    }
     # In test_resident and test_resident_backward, with their parts.
     covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch, make_past}
     covered |= {make_resident_backward, make_pack_network}

@@ -11,14 +11,15 @@ A ladder to read from the bottom, each rung a diff of the one before:
 5. :mod:`bulk_wgmma`: the copy engine fetches, told by a :mod:`tensor_map` what lies where; three products of
    TF32 for one of float32; :mod:`bulk_reduction` is the same for the kernel's gradient, whose parts
    :mod:`tile_sums` adds
+6. :mod:`swapped_wgmma`: a small kernel is the first operand, and stays in registers as it lies
 
 :mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash,
 or their gradient.
 
 :mod:`implicit_gemm` says where each operand's element lies, for all three passes, :mod:`rows` which pixel a row is;
 :mod:`tiles`,
-:mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles` and :mod:`bulk_reduction_tiles` which tiles
-there are; :mod:`intrinsics` names the instructions that Numba has no words for, of which some of
+:mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles`, :mod:`bulk_reduction_tiles` and :mod:`swapped_tiles`
+which tiles there are; :mod:`intrinsics` names the instructions that Numba has no words for, of which some of
 :mod:`ptx` take a GPU; :mod:`compiled` launches. What runs, and why, is chosen in
 :mod:`numbacaps.pipelines.fused`.
 """

@@ -2,7 +2,8 @@
 
 On the simulator the same names are what these instructions do, written in NumPy
 (:mod:`numbacaps.fused.emulated`), so indexing can be tested without a GPU. What only
-:mod:`numbacaps.fused.bulk_wgmma` uses, which takes a GPU, it has from :mod:`numbacaps.fused.ptx` itself.
+:mod:`numbacaps.fused.bulk_wgmma` and later rungs use, which take a GPU, they have from :mod:`numbacaps.fused.ptx`
+itself.
 
 Addresses are byte addresses of a block's shared memory. A matrix that ``wgmma`` reads is made of *core
 matrices*: 8 rows of 16 bytes, 128 bytes in one run. A descriptor says where the first one begins,

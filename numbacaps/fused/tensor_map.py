@@ -5,11 +5,12 @@ from functools import lru_cache
 from cuda.bindings import driver
 
 _FLOAT = 4  # bytes
+_ALL = (1, 1, 1, 1, 1)
 _KEPT = 256  # maps of as many arrays
 
 
 @lru_cache(_KEPT)
-def tensor_map(address, sizes, strides, box):
+def tensor_map(address, sizes, strides, box, steps=_ALL, swizzled=False):
     """A tensor map as 64-bit words.
 
     Parameters
@@ -22,6 +23,10 @@ def tensor_map(address, sizes, strides, box):
         Elements from one index of the last four axes to the next.
     box : tuple of int
         Indices along each axis that one copy fetches.
+    steps : tuple of int
+        Of these it fetches every so manieth.
+    swizzled : bool
+        A box's rows, of 32, 64 or 128 bytes, are swizzled as long as they are, and rounded to TF32.
 
     Returns
     -------
@@ -32,7 +37,11 @@ def tensor_map(address, sizes, strides, box):
     RuntimeError
         The driver refuses the map.
     """
-    kind = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+    kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    kind, swizzle = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
+    if swizzled:
+        kind = kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+        swizzle = getattr(swizzles, f"CU_TENSOR_MAP_SWIZZLE_{box[0] * _FLOAT}B")
     status, made = driver.cuTensorMapEncodeTiled(
         kind,
         len(sizes),
@@ -40,15 +49,15 @@ def tensor_map(address, sizes, strides, box):
         [driver.cuuint64_t(size) for size in sizes],
         [driver.cuuint64_t(stride * _FLOAT) for stride in strides],
         [driver.cuuint32_t(size) for size in box],
-        [driver.cuuint32_t(1)] * len(sizes),
+        [driver.cuuint32_t(step) for step in steps],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        swizzle,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(
-            f"no tensor map of sizes {sizes}, strides {strides}, box {box}: {status}"
+            f"no tensor map of sizes {sizes}, strides {strides}, box {box}, steps {steps}: {status}"
         )
     signed = (int(word) for word in made.opaque)
     return tuple(word - (word >> 63 << 64) for word in signed)

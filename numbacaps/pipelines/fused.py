@@ -16,6 +16,7 @@ from numbacaps.fused import (
     bulk_tiles,
     implicit_gemm,
     mma_tiles,
+    swapped_tiles,
     warpgroup_tiles,
 )
 from numbacaps.fused.bulk_tiles import MAP_WORDS
@@ -28,7 +29,7 @@ from numbacaps.fused.reduction import ADD_THREADS, ADDED, make_add_splits, make_
 from numbacaps.fused.register_tiles import make_register_tiles
 from numbacaps.fused.tile_sums import make_add_tiles
 from numbacaps.fused.tiles import choose_splits, choose_tile
-from numbacaps.fused.warpgroup_tiles import LANES, Stage, Window, chunks_beside, run_bytes
+from numbacaps.fused.warpgroup_tiles import BM, LANES, Stage, Window, chunks_beside, run_bytes
 from numbacaps.fused.wgmma import make_wgmma
 from numbacaps.launch import ceil_div, runs, launch, launch_tiles
 from numbacaps.target import SIMULATED, cuda
@@ -37,6 +38,7 @@ _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 _KEPT = 64  # geometries whose tables stay on the GPU
 _WARPGROUPS = (9, 0)  # the compute capability that has warpgroup products
 _BFLOAT16 = (8, 0)  # the first that rounds to bfloat16
+_PACKED = 2500  # cycles that packing adds, measured on an H200
 _TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 
 
@@ -77,7 +79,7 @@ class _Gathers:
         where the result is its gradient.
         """
         activated = result if activated is None else activated
-        ready = self.ready_for(gathered, result, activated)
+        ready = self.ready_for(gathered, kernel, result, activated)
         ready.pack(kernel, packed, stream)
         ready.multiply(gathered, kernel, packed, result, activated, stream)
 
@@ -162,9 +164,9 @@ class _OnTensorCores(_Gathers):
         pack = make_pack(p.channels, p.D, taps, *columns, *which)
         self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
 
-    def ready_for(self, *arrays):
+    def ready_for(self, gathered, kernel, result, activated):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
-        if all(map(_aligned, arrays)):
+        if all(map(_aligned, (gathered, result, activated))):
             return self
         if self.epilogue.activates or self.epilogue.differentiates:
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
@@ -247,6 +249,58 @@ class BulkGather(_OnTensorCores):
     def __str__(self):
         last = "".join(f", the last {turns}" for turns in self._turns[1:])
         return f"bulk_wgmma {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+
+
+class SwappedGather(_Gathers):
+    """The same of a kernel so small that it stays in registers, and is not packed; in TF32, without an activation.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    tile : numbacaps.fused.swapped_tiles.SwappedTile
+    why : str
+    """
+
+    packed = 0
+
+    def __init__(self, product, images, G, dtype, tile, why):
+        from numbacaps.fused.swapped_wgmma import make_swapped_wgmma
+
+        p, t = product, swapped_tiles
+        super().__init__(None, p, BM, LANES)
+        self.tile, self.why, self._images = tile, why, images
+        self._ordinary = (p, images, G, dtype)
+        slots = t.Slots.of(p)
+        self._box = *slots.tensor(p, images, G), True
+        self.shared = t.shared_bytes(tile, p, slots)
+        which = (p.pixels, Window.of(p), slots, p.channels, p.D, p.n, p.kernel_steps)
+        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots)
+        kernel = make_swapped_wgmma(*which, *sizes, tile)
+        self.kernel = Compiled(kernel, (dtype, dtype), 1, self.shared, MAP_WORDS, early=True)
+        self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)
+
+    def ready_for(self, *arrays):
+        """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
+        return self if all(map(_aligned, arrays)) else self._unaligned
+
+    @cached_property
+    def _unaligned(self):
+        return Gather(*self._ordinary)
+
+    def pack(self, kernel, packed, stream):
+        """Nothing: it reads the kernel as it lies."""
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements."""
+        from numbacaps.fused.tensor_map import tensor_map
+
+        arguments = (kernel, result, tensor_map(address_of(gathered), *self._box), self._images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"swapped_wgmma {self.tile} ({self.why})"
 
 
 class BulkTurns:
@@ -522,7 +576,12 @@ class Prepared:
         terms = 1 if self.dtype.itemsize == 2 else _TERMS.get(self.precision)
         counted = terms and bulk_tiles.counted(product, self.dtype)
         if counted and has_warpgroups() and not SIMULATED:
-            found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
+            how = (g.N, g.G, terms, multiprocessors())
+            found = bulk_tiles.choose_tile(counted, *how)
+            if self.precision == "tf32" and activation is None:
+                swapped = swapped_tiles.choose_tile(product, g.N, g.G, multiprocessors())
+                if swapped[0] and not (found[0] and _is_faster(found[0], swapped[2], counted, how)):
+                    return SwappedGather(*which, *swapped[:2])
             if found[0]:
                 return BulkGather(*which, *found, terms, activation, follows)
         if self.precision == "tf32" and product.K >= _FEWEST_K:
@@ -615,6 +674,11 @@ class Prepared:
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
 
+def _is_faster(tile, swapped, product, how):
+    """Whether a kernel that packs takes less than ``swapped`` cycles, as the tiles' own modules reckon."""
+    return bulk_tiles.cycles(tile, product, *how) + _PACKED < swapped
+
+
 def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
     """The tensor cores' product of the kernel's gradient: with the copy engine, where it can be used."""
     which = (product, images, G, size, dtype, terms)
@@ -704,7 +768,7 @@ def _packed_shape(gathers):
 
 def _launch(gathers, gathered, kernel, result, activated, stream, room, packed):
     """Launch the products of a pass on runs of elements: first all packing, which goes on side by side."""
-    arrays = (gathered, result, activated)
+    arrays = (gathered, kernel, result, activated)
     ready = [(g.ready_for(*arrays), room.get(f"packed {i}")) for i, g in enumerate(gathers)]
     if not packed:
         for gather, place in ready:
