@@ -5,14 +5,16 @@ time undo each other's entries, or give two kernels one place. It also notices c
 that the function stands in, and a kernel is made of what others hold too.
 
 It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
-are pickled, which is another way once the process has compiled one. Here sources and values say all: those of the
-file that the kernel stands in and of all that it imports of the package. So who changes one kernel compiles the others
-no more, and what one checkout compiled another finds, and another machine whose GPU has the same compute capability,
-with the same versions of Python, Numba and NVRTC. GPUs of two capabilities may read one folder, but not write to it at
-the same time. All that leans on Numba's own caching is in this file.
+are pickled, which is another way once the process has compiled one. Here sources and values say all: those of
+the files that the kernel and its device functions stand in, and of all that these import of the package. So who
+changes one kernel compiles the others no more, and what one checkout compiled another finds, and another machine
+whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. GPUs of two
+capabilities may read one folder, but not write to it at the same time. All that leans on Numba's own caching is
+in this file.
 """
 
 import ast
+import os
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -21,7 +23,7 @@ from types import SimpleNamespace
 
 from numbacaps.target import SIMULATED
 
-_ROOT, _ROOT_NAME = Path(__file__).parent.parent, __name__.partition(".")[0]
+_ROOT, _PACKAGE = Path(__file__).parent.parent, __name__.partition(".")[0]
 
 
 def kept_on_disk(kernel):
@@ -48,9 +50,8 @@ def _portable():
     class Located:
         """What differs from Numba's ways to find a folder."""
 
-        get_source_stamp = staticmethod(
-            str
-        )  # instead of a time: the file's name says which sources
+        # Instead of a time nothing: a file's name says which sources.
+        get_source_stamp = staticmethod(str)
 
         @classmethod
         def get_suitable_cache_subpath(cls, file):
@@ -79,24 +80,39 @@ def _portable():
 
 def _specialisation(function):
     """A name for the sources and for what the factory was called with."""
-    sources = _sources(Path(function.__code__.co_filename))
+    sources = _sources(frozenset(_files(function)))
     return sha256(f"{sources}{_values(function)}".encode()).hexdigest()[:16]
 
 
 def _values(function):
-    """What a function takes from around it, and what the device functions among that take."""
-    values = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [_values(v.py_func) if hasattr(v, "py_func") else repr(v) for v in values]
+    """A function's name and what it takes from around it, and the same of the device functions among that."""
+    return [
+        function.__qualname__,
+        *(_values(v.py_func) if hasattr(v, "py_func") else repr(v) for v in _around(function)),
+    ]
+
+
+def _files(function):
+    """Where it stands, and the device functions that it takes from around it."""
+    files = {Path(function.__code__.co_filename)}
+    return files.union(*(_files(v.py_func) for v in _around(function) if hasattr(v, "py_func")))
+
+
+def _around(function):
+    return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 @cache
-def _sources(path):
-    """A name for what kernels of a file may be made of."""
-    found, left = set(), {path}
+def _sources(files):
+    """A name for what kernels that stand in some files may be made of."""
+    found, left = set(), files
     while left:
         found |= left
         left = set().union(*map(_imported, left)) - found
-    return sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
+    named = sorted((os.path.relpath(path, _ROOT), path.read_bytes()) for path in found)
+    return sha256(
+        b"\0".join(part for name, text in named for part in (name.encode(), text))
+    ).hexdigest()
 
 
 @cache
@@ -107,7 +123,9 @@ def _imported(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import, which is not looked for here"
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    places = [_ROOT.joinpath(*name.split(".")) for name in names if name.startswith(_ROOT_NAME)]
+    of_package = (name.split(".") for name in names if name.split(".")[0] == _PACKAGE)
+    places = [_ROOT.joinpath(*parts) for parts in of_package]
     files = [file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")]
     return frozenset(file for file in files if file.is_file())

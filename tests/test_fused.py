@@ -20,6 +20,7 @@ from numbacaps.fused import (
     tiles,
     warpgroup_tiles,
 )
+from numbacaps.activation import Activation
 from numbacaps.fused.direct import make_direct
 from numbacaps.fused.reduction import ADD_THREADS, ADDED
 from numbacaps.fused.shared_tiles import make_shared_tiles
@@ -263,7 +264,7 @@ def test_kernel_in_registers(case, rng):
     _skip_without_tf32()
     g, t = SWAPPED[case], swapped_tiles
     product = implicit_gemm.forward(g)
-    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product)]
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, t.Slots.of(product))]
     of_rows = [tile for tile in legal if tile.CHANNEL_PARTS == 1]
     of_channels = [tile for tile in legal if tile.CHANNEL_PARTS > 1]
     chosen = {t.choose_tile(product, g.N, g.G, 132)[0]}
@@ -523,20 +524,61 @@ def test_why_the_copy_engine_cannot_be_used(geometry, reason):
 
 
 @pytest.mark.parametrize(
-    ("product", "reason"),
+    ("geometry", "reason"),
     [
         (Geometry(1, 1, 1, 3, 3, 1, 1, 1, 1, 4, 1), "capsules' rows of 4 elements"),
-        (Geometry(1, 4, 1, 900, 3, 1, 1, 1, 1, 8, 1), "a box of 900 indices"),
-        (Geometry(1, 4, 1, 30, 3, 1, 1, 1, 1, 8, 1, (9, 1)), "every 9th slot"),
+        (Geometry(1, 1, 1, 900, 3, 1, 1, 1, 1, 8, 1), "a box of 900 indices"),
+        (Geometry(1, 1, 1, 30, 3, 1, 1, 1, 1, 8, 1, (9, 1)), "every 9th slot"),
+        (Geometry(1, 1, 300000, 1, 1, 1, 1, 1, 4, 8, 16), "4800000 columns"),
+        (Geometry(1, 1, 1, 1, 1, 1, 1, 70000, 4, 8, 8), "70000 g"),
         (Geometry(1, 4, 1, 60, 60, 1, 1, 1, 8, 8, 1), "a product of 480 rows"),
         (Geometry(1, 64, 1, 3, 3, 3, 3, 1, 1, 8, 1), "elements of the kernel"),
-        (Geometry(1, 65, 1, 3, 3, 1, 1, 1, 1, 8, 1), "65 channels"),
+        (Geometry(1, 65, 1, 3, 3, 1, 1, 1, 1, 8, 1), "not 4 equal parts"),
+        (Geometry(1, 132, 1, 3, 3, 1, 1, 1, 1, 8, 1), "1 images of 132 channels"),
         (Geometry(1, 4, 1, 60, 30, 1, 1, 1, 4, 8, 1), "shared memory"),
     ],
 )
-def test_why_the_kernel_cannot_be_in_registers(product, reason):
-    tile, why, cycles = swapped_tiles.choose_tile(implicit_gemm.forward(product), 1, 1, 132)
+def test_why_the_kernel_cannot_be_in_registers(geometry, reason):
+    product = implicit_gemm.forward(geometry)
+    tile, why, cycles = swapped_tiles.choose_tile(product, 1, geometry.G, 132)
     assert tile is cycles is None and reason in why
+
+
+def test_a_kernel_in_registers_is_not_shared_both_ways():
+    product, tile = implicit_gemm.forward(_SMALL), swapped_tiles.SwappedTile(1, 2, 2, 1)
+    assert "at once" in swapped_tiles.why_not(tile, product, swapped_tiles.Slots.of(product))
+
+
+_SMALL = Geometry(128, 8, 4, 5, 5, 3, 3, 1, 4, 8, 16)  # paper layer 4
+
+
+def _is_swapped(g):
+    """Whether a forward pass in TF32 should have the kernel in registers."""
+    product = implicit_gemm.forward(g)
+    bulk, _ = bulk_tiles.choose_tile(product, g.N, g.G, 1, 132)
+    return fused.choose_swapped(product, bulk, g.N, g.G, 132) is not None
+
+
+def test_small_kernels_are_in_registers():
+    """Of the published network those of all layers but the first; none of many elements or short rows."""
+    layer_2 = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)
+    assert all(map(_is_swapped, (_SMALL, layer_2)))
+    assert _is_swapped(Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)))
+    assert _is_swapped(Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8))
+    assert not _is_swapped(Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4))
+    assert not _is_swapped(Geometry(2, 16, 16, 9, 9, 3, 3, 1, 8, 8, 8))
+    assert not _is_swapped(replace(layer_2, N=1))  # a block would have all of its pixels
+
+
+@pytest.mark.skipif(SIMULATED, reason="on the simulator there is one rung of the tensor cores")
+def test_only_tf32_forward_without_an_activation_has_the_kernel_in_registers():
+    _skip_without_tf32()
+    for precision in ("ieee", "tf32", "tf32x3"):
+        for activation in (None, Activation(0.1, 8)):
+            prepared = fused.prepare(_SMALL, _F4, precision, activation)
+            is_swapped = "swapped" in str(prepared.forward[0])
+            assert is_swapped == (precision == "tf32" and activation is None)
+            assert "swapped" not in str(prepared.backward_input[0])
 
 
 def test_columns_of_the_input_s_gradient_are_not_for_registers():

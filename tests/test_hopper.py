@@ -89,8 +89,11 @@ SWAPPED = {
     "alone": (Geometry(2, 1, 4, 4, 4, 3, 3, 1, 4, 8, 16), (2, 1, 1, 1)),
     "turns": (Geometry(3, 2, 3, 4, 5, 2, 2, 1, 2, 8, 4), (1, 1, 1, 1)),
     "images in turns": (Geometry(5, 2, 3, 3, 4, 2, 2, 1, 3, 8, 3), (1, 1, 1, 2)),
-    "rows": (Geometry(2, 1, 2, 6, 4, 2, 3, 1, 2, 16, 4, 1, 1), (2, 1, 2, 1)),
+    "rows": (Geometry(2, 1, 2, 8, 4, 2, 3, 1, 2, 16, 4, 1, 1), (2, 1, 2, 1)),
+    "rows of many": (Geometry(3, 1, 2, 5, 3, 1, 2, 1, 2, 8, 4), (1, 1, 3, 1)),
     "channels": (Geometry(3, 4, 2, 4, 4, 2, 2, 1, 2, 8, 5), (2, 2, 1, 1)),
+    "channels in turns": (Geometry(5, 2, 2, 3, 3, 2, 2, 1, 4, 8, 2), (2, 2, 1, 2)),
+    "a channel each": (Geometry(1, 4, 2, 3, 4, 2, 2, 1, 3, 8, 3), (2, 4, 1, 1)),
     "stride": (Geometry(2, 1, 3, 7, 6, 3, 3, 1, 4, 16, 8, (2, 1), (1, 0)), (2, 1, 1, 1)),
     "strides": (Geometry(2, 1, 3, 9, 8, 2, 3, 1, 2, 8, 8, (3, 2), 1, (2, 3)), (3, 1, 1, 1)),
     "groups": (Geometry(2, 1, 2, 3, 4, 2, 2, 2, 2, 32, 6), (2, 1, 1, 1)),
@@ -104,7 +107,7 @@ def test_swapped(case, rng):
     g, tile = SWAPPED[case]
     x, w, dy = operands(g, "float32", rng)
     product, tile = implicit_gemm.forward(g), swapped_tiles.SwappedTile(*tile)
-    assert not swapped_tiles.why_not(tile, product)
+    assert not swapped_tiles.why_not(tile, product, swapped_tiles.Slots.of(product))
     gather = fused.SwappedGather(product, g.N, g.G, dtype_of("float32"), tile, "the test's")
     result = nan(dy.size, np.float32)
     gathered, kernel = (to_device(a.ravel()) for a in (x, w))

@@ -14,9 +14,13 @@ from numbacaps import kernel_cache
 _HERE = Path(__file__).parent
 _KEYS = """
 import numpy as np
-from kernels import bulk_gradient_kernel, bulk_kernel, kernels, warpgroup_kernels
+from kernels import bulk_gradient_kernel, bulk_kernel, kernels, swapped_kernel, warpgroup_kernels
+from test_resident import placed_layers
 from numbacaps import Geometry
-from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, warpgroup_tiles
+from numbacaps.fused import bulk_reduction_tiles, bulk_tiles, implicit_gemm, swapped_tiles, warpgroup_tiles
+from numbacaps.nn import residence, resident_pass
+from numbacaps.nn.pack_network import make_pack_network
+from numbacaps.pipelines import fused
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
 p = implicit_gemm.forward(g)
@@ -27,8 +31,12 @@ for terms in (1, 3):
     made += [bulk_kernel(p, bulk_tiles.choose_tile(p, 128, 1, terms, 132)[0], terms)]
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
-for kernel in made:
-    files = kernel.kernel._cache._impl
+made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
+fused.has_warpgroups = lambda: True
+placed = placed_layers("published", "tf32")
+packings = resident_pass.packings(placed, residence.place(placed, True)[3], True)
+for kernel in [*(one.kernel for one in made), make_pack_network(packings)]:
+    files = kernel._cache._impl
     print(files.filename_base, files.locator.get_cache_path())
 """
 _COMPILE = """
@@ -70,11 +78,20 @@ def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     here = _printed(_KEYS, NUMBA_CACHE_DIR=folder)
     assert _printed(_KEYS, copy, NUMBA_CACHE_DIR=folder) == here
     here = set(here.splitlines())
+
+    def moved():
+        """Files of kernels that are not where they were."""
+        lines = here - set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines())
+        return {line.partition(".")[0] for line in lines}
+
     _change(target / "fused" / "bulk_tiles.py")
-    changed = here - set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines())
-    assert {line.partition(".")[0] for line in changed} == {"bulk_wgmma"}
+    assert moved() == {"bulk_wgmma"}
+    _change(
+        target / "nn" / "pack_taps.py"
+    )  # of which a kernel has a device function that another module hands it
+    assert moved() == {"bulk_wgmma", "pack_network"}
     _change(target / "target.py")
-    assert not set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines()) & here
+    assert moved() == {line.partition(".")[0] for line in here}
 
 
 def _change(path):

@@ -212,7 +212,7 @@ _SMALL = {
 @pytest.mark.parametrize("case", _SMALL)
 def test_kernel_in_registers(case):
     product, t = implicit_gemm.forward(_SMALL[case]), swapped_tiles
-    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product)]
+    legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, t.Slots.of(product))]
     chosen = t.choose_tile(product, 128, 1, 132)[0]
     for tile in {legal[0], legal[-1], chosen}:
         text = _ptx(swapped_kernel(product, tile), "float32", (9, 0))

@@ -7,8 +7,8 @@ itself.
 
 Addresses are byte addresses of a block's shared memory. A matrix that ``wgmma`` reads is made of *core
 matrices*: 8 rows of 16 bytes, 128 bytes in one run. A descriptor says where the first one begins,
-how far the next 16 bytes of k are, and how far the next 8 rows (no swizzle): see
-:func:`descriptor_strides`.
+how far the next 16 bytes of k are, and how far the next 8 rows: see :func:`descriptor_strides`. (No swizzle but in
+:mod:`numbacaps.fused.swapped_wgmma`.)
 """
 
 import numpy as np

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from numbacaps.fused.warpgroup_tiles import BM, SHARED_LIMIT, WARPGROUP, Window
-from numbacaps.launch import ceil_div
+from numbacaps.launch import MAX_GRID_Y, ceil_div
 
 _K = 8  # of one product of a warpgroup
 _FLOAT = 4  # bytes
@@ -25,7 +25,7 @@ SWIZZLES = {32: 3, 64: 2, 128: 1}
 class SwappedTile:
     """A product of a warpgroup has 64 columns of the result by TH rows of pixels.
 
-    CHANNEL_PARTS warpgroups have a part of the channels each, whose sums are added; ROW_PARTS of them have
+    CHANNEL_PARTS warpgroups have a part of the channels each, whose sums are added; or ROW_PARTS of them have
     other rows of the image. IMAGES are in shared memory at a time.
     """
 
@@ -190,8 +190,8 @@ def tiles(product):
     ]
 
 
-def why_not(tile, product):
-    """Why a tile cannot be taken for a product; None where it can."""
+def why_never(product, images, G):
+    """Why no tile can be taken for a product; None where one may."""
     p = product.pixels
     if product.taps == 0:
         return "no window reaches here"
@@ -199,18 +199,26 @@ def why_not(tile, product):
         return f"capsules' rows of {product.D} elements; it takes 8, 16 or 32"
     if product.n.kernel[1] != 1:
         return "columns do not lie side by side in the kernel"
-    if p.gathered[0] >= 2**31 or p.other[0] >= 2**31:
-        return "an image of 2^31 elements or more; offsets in it have 32 bits"
-    if product.channels % tile.CHANNEL_PARTS:
-        return f"{product.channels} channels are not {tile.CHANNEL_PARTS} equal parts"
-    if tile.IMAGES * product.channels > _MOST_BARRIERS:
-        return f"{product.channels} channels, of more than {_MOST_BARRIERS} barriers"
-    slots = Slots.of(product)
-    _, _, box, steps = slots.tensor(product, 1, 1)
+    if p.other[0] >= 2**31 or images * product.channels >= 2**31:
+        return "2^31 elements of a result's image, or channels of all images, or more"
+    if max(G, ceil_div(product.N, BM)) > MAX_GRID_Y:
+        return f"{product.N} columns for each of {G} g: more than {MAX_GRID_Y} blocks of either"
+    _, _, box, steps = Slots.of(product).tensor(product, 1, 1)
     if max(steps) > _LARGEST_STEP:
         return f"every {max(steps)}th slot, more than {_LARGEST_STEP} apart"
     if max(box) > _LARGEST_BOX:
         return f"a box of {max(box)} indices along an axis, more than {_LARGEST_BOX}"
+    return None
+
+
+def why_not(tile, product, slots):
+    """Why a tile cannot be taken for a product that others may be taken for; None where it can."""
+    if tile.CHANNEL_PARTS > 1 and tile.ROW_PARTS > 1:
+        return "parts of the channels and of the rows at once"
+    if product.channels % tile.CHANNEL_PARTS:
+        return f"{product.channels} channels are not {tile.CHANNEL_PARTS} equal parts"
+    if tile.IMAGES * product.channels > _MOST_BARRIERS:
+        return f"{tile.IMAGES} images of {product.channels} channels, more than {_MOST_BARRIERS} barriers"
     rows = product_rows(tile, product, slots)
     if rows > _MOST_ROWS:
         return f"a product of {rows} rows, more than {_MOST_ROWS}"
@@ -230,7 +238,7 @@ def fragments(tile, product):
 
 # Measured on an H200.
 _KERNEL_BYTES_A_CYCLE = 34  # from the L2 cache to a multiprocessor, when all read the same
-# Capsules' rows a cycle that the copy engine fetches, all slots and every so manieth.
+# Capsules' rows a cycle that the copy engine fetches: of all slots, and of every second or so.
 _ROWS_A_CYCLE, _ROWS_APART_A_CYCLE = 0.5, 0.25
 _WRITTEN_A_CYCLE = 28  # bytes, when all of them write
 _FEWEST = 16  # cycles of a product, however few its rows are
@@ -247,15 +255,19 @@ def choose_tile(product, images, G, multiprocessors):
     images, G : int
     multiprocessors : int
     """
-    all_of = tiles(product)
-    reasons = [why_not(tile, product) for tile in all_of]
+    why = why_never(product, images, G)
+    if why:
+        return None, why, None
+    slots, all_of = Slots.of(product), tiles(product)
+    reasons = [why_not(tile, product, slots) for tile in all_of]
     legal = [tile for tile, why in zip(all_of, reasons) if not why]
     if not legal:
         return None, reasons[-1], None
-    takes = {tile: cycles(tile, product, images, G, multiprocessors) for tile in legal}
+    takes = {tile: cycles(tile, product, slots, images, G, multiprocessors) for tile in legal}
     tile = min(legal, key=lambda tile: (takes[tile], tile.IMAGES))
     blocks = blocks_of(product, images, G, multiprocessors)
-    return tile, f"{blocks} blocks for all images, about {takes[tile]} cycles", takes[tile]
+    why = f"{blocks} blocks for the images of 64 columns, about {takes[tile]} cycles"
+    return tile, why, takes[tile]
 
 
 def blocks_of(product, images, G, multiprocessors):
@@ -264,9 +276,9 @@ def blocks_of(product, images, G, multiprocessors):
     return max(1, min(images, multiprocessors // others))
 
 
-def cycles(tile, product, images, G, multiprocessors):
+def cycles(tile, product, slots, images, G, multiprocessors):
     """About how many cycles a multiprocessor takes for its images."""
-    p, slots = product.pixels, Slots.of(product)
+    p = product.pixels
     others = ceil_div(product.N, BM) * G
     blocks = blocks_of(product, images, G, multiprocessors)
     turns = ceil_div(images, blocks) * ceil_div(others * blocks, multiprocessors)

@@ -43,7 +43,7 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image, tile):
+def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image_bytes, tile):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, in TF32.
 
     Parameters
@@ -54,8 +54,8 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
     channels, D : int
     n : numbacaps.fused.implicit_gemm.Columns
     steps : numbacaps.fused.implicit_gemm.KernelSteps
-    rows, image : int
-        :func:`numbacaps.fused.swapped_tiles.product_rows` and ``image_bytes``.
+    rows, image_bytes : int
+        :func:`numbacaps.fused.swapped_tiles.product_rows`, and of that name.
     tile : numbacaps.fused.swapped_tiles.SwappedTile
     """
     TH, ROW_PARTS, CHANNEL_PARTS, IMAGES = tile.TH, tile.ROW_PARTS, tile.CHANNEL_PARTS, tile.IMAGES
@@ -80,7 +80,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
     SUMS, BLOCKS = NT // 2, NT // 8
     OWN_BLOCKS = -(-BLOCKS // CHANNEL_PARTS)
     A_MATRIX = descriptor_strides(16, 8 * slots.row) + _swizzled(slots.row)
-    START, IMAGE = BARRIERS, image
+    IMAGE = image_bytes
     PARTIAL = (BARRIERS + IMAGES * IMAGE) // 4
     N, CAPSULE, BY_CAPSULE = n.N, n.D, n.other
     KERNEL_CAPSULE = n.kernel[0]  # in which columns lie side by side
@@ -102,7 +102,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
         if lane == 0:
             for channel in range(warp, CHANNELS, WARPS):
                 full = start + (stage * CHANNELS + channel) * 8
-                to = start + START + stage * IMAGE + channel * CHANNEL
+                to = start + BARRIERS + stage * IMAGE + channel * CHANNEL
                 mbarrier_expect(shared, full, CHANNEL_BYTES)
                 for box in range(short(BOXES)):
                     top, left = TOP + ROW_PHASES[box // ACROSS], LEFT + COLUMN_PHASES[box % ACROSS]
@@ -173,11 +173,11 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
         others = cuda.local.array(4, np.float32)
         pair = cuda.local.array(2, np.float32)
         # What lies past the columns is multiplied too: by any that there are.
-        one = min(n, short(N - 2 if PAIRED else N - 1))
-        other = min(short(n + 1), short(N - 1))
+        column = min(n, short(N - 2 if PAIRED else N - 1))
+        beside = min(short(n + 1), short(N - 1))
         from_one = g * KERNEL_G + FIRST + lane % 4 * BY_D + channel_part * BY_CHANNEL
-        from_other = from_one + other // CAPSULE * KERNEL_CAPSULE + other % CAPSULE
-        from_one += one // CAPSULE * KERNEL_CAPSULE + one % CAPSULE
+        from_other = from_one + beside // CAPSULE * KERNEL_CAPSULE + beside % CAPSULE
+        from_one += column // CAPSULE * KERNEL_CAPSULE + column % CAPSULE
         for i in range(CHANNELS_OF_PART):
             for r in range(TAP_ROWS):
                 for tap in range(TAP_COLUMNS):
@@ -201,7 +201,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
             for tile_row in range(row_part, short(TILES), short(ROW_PARTS)):
                 for i in range(SUMS):
                     acc[i] = ZERO
-                first = start + START + stage * IMAGE
+                first = start + BARRIERS + stage * IMAGE
                 first += channel_part * CHANNEL + tile_row * TILE_BYTES
                 for i in range(CHANNELS_OF_PART):
                     for k in range(i * OF_CHANNEL, (i + 1) * OF_CHANNEL):
@@ -256,6 +256,10 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
 
 
 def _swizzled(row):
-    """The bits of a matrix descriptor that say how rows of so many bytes are swizzled."""
+    """The bits of a matrix descriptor that say how rows of so many bytes are swizzled.
+
+    Addresses are swizzled, boxes begin at multiples of the pattern, and so the descriptor's base offset is 0 wherever in a
+    box it points.
+    """
     bits = SWIZZLES[row] << 62
     return bits - (bits >> 63 << 64)

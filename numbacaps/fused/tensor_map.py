@@ -22,11 +22,11 @@ def tensor_map(address, sizes, strides, box, steps=_ALL, swizzled=False):
     strides : tuple of int
         Elements from one index of the last four axes to the next.
     box : tuple of int
-        Indices along each axis that one copy fetches.
+        Indices along each axis that one copy spans.
     steps : tuple of int
-        Of these it fetches every so manieth.
+        From one that it fetches to the next along each axis, at most 8.
     swizzled : bool
-        A box's rows, of 32, 64 or 128 bytes, are swizzled as long as they are, and rounded to TF32.
+        A box's rows, of 32, 64 or 128 bytes, are swizzled in the mode of their length, and rounded to TF32.
 
     Returns
     -------

@@ -576,12 +576,11 @@ class Prepared:
         terms = 1 if self.dtype.itemsize == 2 else _TERMS.get(self.precision)
         counted = terms and bulk_tiles.counted(product, self.dtype)
         if counted and has_warpgroups() and not SIMULATED:
-            how = (g.N, g.G, terms, multiprocessors())
-            found = bulk_tiles.choose_tile(counted, *how)
+            found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
             if self.precision == "tf32" and activation is None:
-                swapped = swapped_tiles.choose_tile(product, g.N, g.G, multiprocessors())
-                if swapped[0] and not (found[0] and _is_faster(found[0], swapped[2], counted, how)):
-                    return SwappedGather(*which, *swapped[:2])
+                swapped = choose_swapped(product, found[0], g.N, g.G, multiprocessors())
+                if swapped:
+                    return SwappedGather(*which, *swapped)
             if found[0]:
                 return BulkGather(*which, *found, terms, activation, follows)
         if self.precision == "tf32" and product.K >= _FEWEST_K:
@@ -674,9 +673,23 @@ class Prepared:
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
 
-def _is_faster(tile, swapped, product, how):
-    """Whether a kernel that packs takes less than ``swapped`` cycles, as the tiles' own modules reckon."""
-    return bulk_tiles.cycles(tile, product, *how) + _PACKED < swapped
+def choose_swapped(product, bulk, images, G, multiprocessors):
+    """(tile, why) of the kernel in registers for a product in TF32; None where another should take less time.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    bulk : numbacaps.fused.bulk_tiles.BulkTile or None
+        Of the kernel that packs.
+    images, G, multiprocessors : int
+    """
+    how = images, G, multiprocessors
+    tile, why, takes = swapped_tiles.choose_tile(product, *how)
+    if tile is None:
+        return None
+    if bulk and bulk_tiles.cycles(bulk, product, images, G, 1, multiprocessors) + _PACKED < takes:
+        return None
+    return tile, why
 
 
 def _reduce_on_tensor_cores(product, images, G, size, dtype, terms):
