@@ -80,8 +80,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
     SUMS, BLOCKS = NT // 2, NT // 8
     OWN_BLOCKS = -(-BLOCKS // CHANNEL_PARTS)
     A_MATRIX = descriptor_strides(16, 8 * slots.row) + _swizzled(slots.row)
-    IMAGE = image_bytes
-    PARTIAL = (BARRIERS + IMAGES * IMAGE) // 4
+    PARTIAL = (BARRIERS + IMAGES * image_bytes) // 4
     N, CAPSULE, BY_CAPSULE = n.N, n.D, n.other
     KERNEL_CAPSULE = n.kernel[0]  # in which columns lie side by side
     BY_CHANNEL, BY_ROW, BY_COLUMN, BY_D, FIRST = (
@@ -102,7 +101,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
         if lane == 0:
             for channel in range(warp, CHANNELS, WARPS):
                 full = start + (stage * CHANNELS + channel) * 8
-                to = start + BARRIERS + stage * IMAGE + channel * CHANNEL
+                to = start + BARRIERS + stage * image_bytes + channel * CHANNEL
                 mbarrier_expect(shared, full, CHANNEL_BYTES)
                 for box in range(short(BOXES)):
                     top, left = TOP + ROW_PHASES[box // ACROSS], LEFT + COLUMN_PHASES[box % ACROSS]
@@ -201,7 +200,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
             for tile_row in range(row_part, short(TILES), short(ROW_PARTS)):
                 for i in range(SUMS):
                     acc[i] = ZERO
-                first = start + BARRIERS + stage * IMAGE
+                first = start + BARRIERS + stage * image_bytes
                 first += channel_part * CHANNEL + tile_row * TILE_BYTES
                 for i in range(CHANNELS_OF_PART):
                     for k in range(i * OF_CHANNEL, (i + 1) * OF_CHANNEL):
@@ -258,8 +257,8 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
 def _swizzled(row):
     """The bits of a matrix descriptor that say how rows of so many bytes are swizzled.
 
-    Addresses are swizzled, boxes begin at multiples of the pattern, and so the descriptor's base offset is 0 wherever in a
-    box it points.
+    Addresses are swizzled and boxes begin at multiples of the pattern, so the descriptor's base offset is 0
+    wherever in a box it points.
     """
     bits = SWIZZLES[row] << 62
     return bits - (bits >> 63 << 64)
