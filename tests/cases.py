@@ -8,8 +8,12 @@ import numpy as np
 
 import reference
 from numbacaps.bfloat16 import dtype_of, to_device
+from numbacaps.fused import bulk_tiles, implicit_gemm
 from numbacaps.geometry import Geometry
+from numbacaps.pipelines import fused
 from numbacaps.target import SIMULATED
+
+MULTIPROCESSORS = 132  # of the GPUs that have warpgroups
 
 #                     N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
 SMALL = {
@@ -49,6 +53,13 @@ GEOMETRIES = SMALL if SIMULATED else LARGE
 # (case, dtype): the simulator runs the same Python for both dtypes, so one case shows float64 there.
 _IN_FLOAT64 = ("matrix",) if SIMULATED else ("matrix", "primes", "dilated", "rank3", "big-capsules")
 CASES = [(case, "float32") for case in GEOMETRIES] + [(case, "float64") for case in _IN_FLOAT64]
+
+
+def is_swapped(geometry):
+    """Whether a forward pass in TF32 of H100's multiprocessors should have its kernel in registers."""
+    product, which = implicit_gemm.forward(geometry), (geometry.N, geometry.G)
+    bulk, _ = bulk_tiles.choose_tile(product, *which, 1, MULTIPROCESSORS)
+    return fused.choose_swapped(product, bulk, *which, MULTIPROCESSORS) is not None
 
 
 def operands(geometry, dtype, rng):

@@ -319,7 +319,7 @@ INSTRUCTIONS = {
             *(shared_address, mbarrier_init, mbarrier_arrive, mbarrier_expect, mbarrier_wait),
             *(bulk_copy, map_address, tensor_copy, wgmma_commit, wgmma_wait, permuted_bytes),
             *(store_pair_where, store_quad, store_words),
-            *(emulated.cut_tf32, emulated.load_run, emulated.store_pair),
+            *(emulated.cut_tf32, emulated.load_run, emulated.prefetch, emulated.store_pair),
         )
     },
     "fence_proxy_async": _nothing,

@@ -193,10 +193,10 @@ def swapped_kernel(product, tile):
     """The tensor cores' kernel whose own array stays in registers."""
     p, t = product, swapped_tiles
     slots, window = t.Slots.of(p), warpgroup_tiles.Window.of(p)
-    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots)
+    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
     which = (p.pixels, window, slots, p.channels, p.D, p.n, p.kernel_steps)
     kernel = make_swapped_wgmma(*which, *sizes, tile)
-    return Kernel(kernel, 2, 1, make_swapped_wgmma, 0, MAP_WORDS)
+    return Kernel(kernel, 3, 1, make_swapped_wgmma, 0, MAP_WORDS)
 
 
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import GEOMETRIES, nan, operands, oracle, sums
+from cases import GEOMETRIES, is_swapped, nan, operands, oracle, sums
 from kernels import tile_sums_kernel
 
 import numbacaps
@@ -552,22 +552,15 @@ def test_a_kernel_in_registers_is_not_shared_both_ways():
 _SMALL = Geometry(128, 8, 4, 5, 5, 3, 3, 1, 4, 8, 16)  # paper layer 4
 
 
-def _is_swapped(g):
-    """Whether a forward pass in TF32 should have the kernel in registers."""
-    product = implicit_gemm.forward(g)
-    bulk, _ = bulk_tiles.choose_tile(product, g.N, g.G, 1, 132)
-    return fused.choose_swapped(product, bulk, g.N, g.G, 132) is not None
-
-
 def test_small_kernels_are_in_registers():
     """Of the published network those of all layers but the first; none of many elements or short rows."""
     layer_2 = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)
-    assert all(map(_is_swapped, (_SMALL, layer_2)))
-    assert _is_swapped(Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)))
-    assert _is_swapped(Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8))
-    assert not _is_swapped(Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4))
-    assert not _is_swapped(Geometry(2, 16, 16, 9, 9, 3, 3, 1, 8, 8, 8))
-    assert not _is_swapped(replace(layer_2, N=1))  # a block would have all of its pixels
+    assert all(map(is_swapped, (_SMALL, layer_2)))
+    assert is_swapped(Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)))
+    assert is_swapped(Geometry(128, 4, 10, 3, 3, 3, 3, 1, 4, 16, 8))
+    assert not is_swapped(Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4))
+    assert not is_swapped(Geometry(2, 16, 16, 9, 9, 3, 3, 1, 8, 8, 8))
+    assert not is_swapped(replace(layer_2, N=1))  # a block would have all of its pixels
 
 
 @pytest.mark.skipif(SIMULATED, reason="on the simulator there is one rung of the tensor cores")

@@ -93,6 +93,13 @@ def _check(text, name, dtype):
     assert shared <= _SHARED_LIMIT
 
 
+def _check_early(text):
+    """Before it waits for the kernel before it, one brings operands nearer, and reads none."""
+    early, _, late = text.partition("griddepcontrol.wait")
+    assert "prefetch.global.L2" in early and "prefetch" not in late
+    assert not re.search(r"(ld|st)\.global|cp\.async", early)
+
+
 @pytest.mark.parametrize("cc", _CCS)
 @pytest.mark.parametrize("dtype", _TYPES)
 @pytest.mark.parametrize("name", _NAMES)
@@ -224,6 +231,7 @@ def test_kernel_in_registers(case):
         assert bool(re.search(r"ld\.global\.v2\.[ubf]32", text)) == (case != "odd")
         assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
         _check_maps(text, 1)
+        _check_early(text)
         assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
@@ -246,6 +254,7 @@ def test_bulk_copies_of_two_bytes(case, dtype):
     pack = packing(product, 64, 4, half).kernel
     text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1]), cc=(9, 0))
     _check(text, "pack", "float32")
+    _check_early(text)
     assert "cvt.rna" not in text and "ld.global" in text
     for tile in {legal[0], legal[-1]}:
         kernel = bulk_kernel(product, tile, 1, dtype=half).kernel

@@ -16,6 +16,7 @@ import numpy as np
 from numbacaps.target import SIMULATED
 
 CHUNK = 16  # bytes of k in a core matrix's row
+LINE = 128  # bytes that one prefetch brings
 short = np.int32  # takes one register, where Python's ints take two
 
 # What is multiplied by it and then cut to TF32 is on average neither too small nor too large, and a
@@ -59,6 +60,7 @@ let_next_start = chosen.let_next_start
 inverse_root = chosen.inverse_root
 load_run = chosen.load_run
 mma = chosen.mma
+prefetch = chosen.prefetch
 shared_address = chosen.shared_address
 shuffle = chosen.shuffle
 store_pair = chosen.store_pair

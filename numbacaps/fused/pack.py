@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from numbacaps.bfloat16 import stored
-from numbacaps.fused.intrinsics import CHUNK, let_next_start, to_tf32, wait_for_last
+from numbacaps.fused.intrinsics import CHUNK, LINE, let_next_start, prefetch, to_tf32, wait_for_last
 from numbacaps.kernel_cache import kept_on_disk
 from numbacaps.target import at, cuda
 
@@ -33,7 +33,7 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
     SIZE = packed_size(channels, D, prod(taps), n.N, G, BN, CHUNKS, parts, dtype)
     ROUNDED = dtype.itemsize == 4
     ZERO, kind = np.float32(0), stored(dtype).type
-    FOLLOWS = follows
+    FOLLOWS, OF_LINE = follows, LINE // dtype.itemsize
 
     @kept_on_disk
     @cuda.jit
@@ -44,6 +44,8 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
         i = np.uint32(cuda.grid(1))
         place, part, filled = find(i)
         if not FOLLOWS:
+            if i < b.size // OF_LINE:
+                prefetch(b, at(i * OF_LINE))  # while the kernel before this one comes to its end
             wait_for_last()  # who starts behind this kernel may read what was written before it
         let_next_start()  # up to where it waits for what is packed here; another packing at once
         if i < SIZE:

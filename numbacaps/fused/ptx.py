@@ -108,6 +108,23 @@ def shared_address(typing_context, array):
 
 
 @intrinsic
+def prefetch(typing_context, array, index):
+    """Have the :data:`~numbacaps.fused.intrinsics.LINE` bytes around array[index] brought to the L2 cache.
+
+    Nothing is read, so it may come before ``wait_for_last``, and what is written meanwhile is not missed.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        array, index = arguments
+        place = builder.gep(_data(context, builder, signature.args[0], array), [index])
+        operands = [builder.ptrtoint(place, _I64)]
+        _asm(builder, _VOID, operands, "prefetch.global.L2 [$0];", "l,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+@intrinsic
 def cp_async(typing_context, size, shared, address, array, index, valid):
     """Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid."""
     if not isinstance(size, types.IntegerLiteral):

@@ -231,6 +231,11 @@ def why_not(tile, product, slots):
     return None
 
 
+def ahead(product):
+    """Bytes of an image that are brought to the L2 cache before they may be read."""
+    return min(_MOST_AHEAD, product.pixels.gathered[0] * _FLOAT)
+
+
 def fragments(tile, product):
     """Elements of the kernel that a thread holds."""
     return product.channels // tile.CHANNEL_PARTS * product.taps * product.D // _K * 4
@@ -241,6 +246,7 @@ _KERNEL_BYTES_A_CYCLE = 34  # from the L2 cache to a multiprocessor, when all re
 # Capsules' rows a cycle that the copy engine fetches: of all slots, and of every second or so.
 _ROWS_A_CYCLE, _ROWS_APART_A_CYCLE = 0.5, 0.25
 _WRITTEN_A_CYCLE = 28  # bytes, when all of them write
+_MOST_AHEAD = 32 * 1024  # bytes; of more the copies themselves come later
 _FEWEST = 16  # cycles of a product, however few its rows are
 _FIRST = 1500  # cycles until the first bytes come
 _TILE = 300  # cycles more for a tile, and so many again for each warpgroup's sums that are added

@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import TF32_NEARER, descriptor_strides, short
+from numbacaps.fused.intrinsics import LINE, TF32_NEARER, descriptor_strides, short
 from numbacaps.fused.ptx import (
     FRAGMENT_PRODUCTS,
     fence_proxy_async,
@@ -26,6 +26,7 @@ from numbacaps.fused.ptx import (
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
+    prefetch,
     shared_address,
     store_pair_where,
     store_quad,
@@ -43,7 +44,9 @@ from numbacaps.target import at, cuda
 
 
 @cache
-def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image_bytes, tile):
+def make_swapped_wgmma(
+    pixels, window, slots, channels, D, n, steps, rows, image_bytes, ahead, tile
+):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, in TF32.
 
     Parameters
@@ -56,10 +59,13 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
     steps : numbacaps.fused.implicit_gemm.KernelSteps
     rows, image_bytes : int
         :func:`numbacaps.fused.swapped_tiles.product_rows`, and of that name.
+    ahead : int
+        :func:`numbacaps.fused.swapped_tiles.ahead`.
     tile : numbacaps.fused.swapped_tiles.SwappedTile
     """
     TH, ROW_PARTS, CHANNEL_PARTS, IMAGES = tile.TH, tile.ROW_PARTS, tile.CHANNEL_PARTS, tile.IMAGES
-    WARPS = tile.warpgroups * 4
+    WARPS, THREADS = tile.warpgroups * 4, tile.threads
+    OF_LINE, LINES_AHEAD, A_IMAGE = LINE // 4, ahead // LINE, pixels.gathered[0]
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
     C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
     C_FIRST, KERNEL_G, C_G = pixels.first, pixels.steps[1], pixels.steps[2]
@@ -93,6 +99,17 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
     PAIRED = CAPSULE % 2 == 0  # neighbouring columns are loaded, and stored, at once
     NEARER, ZERO, ONE = TF32_NEARER, np.float32(0), np.float32(1)
     multiply = FRAGMENT_PRODUCTS["float32"]
+
+    @cuda.jit(device=True, inline="always")
+    def prefetch_operands(a, b, image, thread):
+        """Have the kernel and an image's first bytes brought to the L2 cache, by the threads of all blocks."""
+        fellow, fellows = cuda.blockIdx.y, cuda.gridDim.y
+        fellow, fellows = fellow + fellows * cuda.blockIdx.z, fellows * cuda.gridDim.z
+        for line in range(fellow * THREADS + thread, LINES_AHEAD, fellows * THREADS):
+            prefetch(a, at(image * A_IMAGE + line * OF_LINE))
+        line = (fellow * cuda.gridDim.x + cuda.blockIdx.x) * THREADS + thread
+        if line < b.size // OF_LINE:
+            prefetch(b, at(line * OF_LINE))
 
     @cuda.jit(device=True, inline="always")
     def fetch(shared, words, start, stage, image, g, warp, lane):
@@ -144,6 +161,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
         b,  # in   the kernel
         c,  # out  the other array
         words,  # in   the tensor map of the gathered array
+        a,  # in   the gathered array
         images,
     ):
         shared = cuda.shared.array(0, np.float32)
@@ -161,6 +179,7 @@ def make_swapped_wgmma(pixels, window, slots, channels, D, n, steps, rows, image
                 mbarrier_init(shared, start + 8 * i, 1)
             fence_proxy_async()  # the copy engine may see the barriers
         cuda.syncthreads()
+        prefetch_operands(a, b, block, thread)  # while the kernel before this one comes to its end
         wait_for_last()  # both arrays are there
         let_next_start()
         for i in range(IMAGES):

@@ -276,9 +276,10 @@ class SwappedGather(_Gathers):
         self._box = *slots.tensor(p, images, G), True
         self.shared = t.shared_bytes(tile, p, slots)
         which = (p.pixels, Window.of(p), slots, p.channels, p.D, p.n, p.kernel_steps)
-        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots)
+        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
         kernel = make_swapped_wgmma(*which, *sizes, tile)
-        self.kernel = Compiled(kernel, (dtype, dtype), 1, self.shared, MAP_WORDS, early=True)
+        arrays = (dtype, dtype, dtype)
+        self.kernel = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
         self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)
 
     def ready_for(self, *arrays):
@@ -296,7 +297,8 @@ class SwappedGather(_Gathers):
         """Launch the product on runs of elements."""
         from numbacaps.fused.tensor_map import tensor_map
 
-        arguments = (kernel, result, tensor_map(address_of(gathered), *self._box), self._images)
+        box_map = tensor_map(address_of(gathered), *self._box)
+        arguments = (kernel, result, box_map, gathered, self._images)
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
