@@ -553,12 +553,12 @@ def test_why_the_kernel_cannot_be_in_registers(geometry, reason):
     assert tile is cycles is None and reason in why
 
 
+_SMALL = Geometry(128, 8, 4, 5, 5, 3, 3, 1, 4, 8, 16)  # paper layer 4
+
+
 def test_a_kernel_in_registers_is_not_shared_both_ways():
     product, tile = implicit_gemm.forward(_SMALL), swapped_tiles.SwappedTile(1, 2, 2, 1)
     assert "at once" in swapped_tiles.why_not(tile, product, swapped_tiles.Slots.of(product))
-
-
-_SMALL = Geometry(128, 8, 4, 5, 5, 3, 3, 1, 4, 8, 16)  # paper layer 4
 
 
 def test_small_kernels_are_in_registers():
@@ -578,8 +578,8 @@ def test_only_tf32_forward_without_an_activation_has_the_kernel_in_registers():
     for precision in ("ieee", "tf32", "tf32x3"):
         for activation in (None, Activation(0.1, 8)):
             prepared = fused.prepare(_SMALL, _F4, precision, activation)
-            is_swapped = "swapped" in str(prepared.forward[0])
-            assert is_swapped == (precision == "tf32" and activation is None)
+            has_it = "swapped" in str(prepared.forward[0])
+            assert has_it == (precision == "tf32" and activation is None)
             assert "swapped" not in str(prepared.backward_input[0])
 
 
