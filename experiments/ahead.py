@@ -21,11 +21,12 @@ from types import SimpleNamespace
 
 from tqdm import tqdm
 
-from experiments import command, fused, measure, networks, rungs, sweep, table1
-from experiments.contestants import PRECISIONS, OurRun, PackedRun
-from experiments.problem import NETWORK_PASSES, PASSES, Problem
-from experiments.refusal import Parser
-from numbacaps.target import SIMULATED, cuda
+from experiments import fused, rungs, sweep, table1
+from experiments.measuring import command, measure, networks
+from experiments.measuring.contestants import PRECISIONS, OurRun, PackedRun
+from experiments.measuring.problem import NETWORK_PASSES, PASSES, Problem
+from experiments.measuring.refusal import Parser
+from numbacaps.device.target import SIMULATED, cuda
 
 EXPERIMENTS = {"fused": fused, "rungs": rungs, "table1": table1, "sweep": sweep}
 _BY_DEFAULT = ("fused", "rungs", "table1")
@@ -50,8 +51,7 @@ def pretend(capability, multiprocessors):
     from numba.cuda.cudadrv.driver import MemoryPointer, binding
     from numba.cuda.dispatcher import _Kernel
 
-    from numbacaps.fused import bulk_tiles, compiled, tensor_map
-    from numbacaps.nn import streams
+    from numbacaps.device import compiled, streams, tensor_map
 
     def nothing(*arguments, **options):
         pass
@@ -86,7 +86,7 @@ def pretend(capability, multiprocessors):
     attributes = compiled.driver.CUfunction_attribute
     compiled.driver = SimpleNamespace(cuKernelSetAttribute=nothing, CUfunction_attribute=attributes)
     compiled.Compiled.__getitem__ = lambda kernel, how: nothing
-    tensor_map.tensor_map = lambda *of: (0,) * bulk_tiles.MAP_WORDS
+    tensor_map._encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
     measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
 

@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments import provenance, records
+from experiments.measuring import provenance, records
+from experiments.measuring.refusal import Parser, Refusal
+from experiments.measuring.tables import filled, marked, tables
 from experiments.plots import draw_all
 from experiments.plots.lines import FOLD
 from experiments.plots.rows import EXPERIMENTS, distinct, load_all
-from experiments.tables import filled, marked, tables
-from experiments.refusal import Parser, Refusal
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"

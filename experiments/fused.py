@@ -8,8 +8,8 @@ before the clock starts, as ``torch_fold`` has it folded. ``"naive"`` and ``"sta
 
 import sys
 
-from experiments import command, contestants, measure
-from experiments.workloads import EM_ROUTING, PUBLISHED
+from experiments.measuring import command, contestants, measure
+from experiments.measuring.workloads import EM_ROUTING, PUBLISHED
 
 WORKLOADS = {
     **{f"paper-layer-{i}": PUBLISHED[f"layer {i}"] for i in range(2, 6)},

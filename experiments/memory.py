@@ -11,12 +11,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from experiments import command, contestants, measure
-from experiments.contestants import LAID_OUT
-from experiments.workloads import EM_ROUTING
+from experiments.measuring import command, contestants, measure
+from experiments.measuring.contestants import LAID_OUT
+from experiments.measuring.workloads import EM_ROUTING
 from numbacaps import ALGORITHMS
-from numbacaps.pipelines import staged
-from numbacaps.target import cuda
+from numbacaps.algorithms import staged
+from numbacaps.device.target import cuda
 
 BATCHES = (1, 4, 16, 64, 128, 256, 512)
 WORKLOAD = "em"

@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments import command, contestants, measure
-from experiments.contestants import OurRun
-from experiments.workloads import EM_ROUTING
-from numbacaps.fused import (
-    bulk_reduction_tiles,
-    bulk_tiles,
-    implicit_gemm,
-    tiles,
-    warpgroup_tiles,
-)
-from numbacaps.fused.direct import make_direct
-from numbacaps.fused.shared_tiles import make_shared_tiles
-from numbacaps.launch import ceil_div, launch_tiles
-from numbacaps.pipelines import fused
-from numbacaps.pipelines.registry import Algorithm
-from numbacaps.target import cuda
+from experiments.measuring import command, contestants, measure
+from experiments.measuring.contestants import OurRun
+from experiments.measuring.workloads import EM_ROUTING
+from numbacaps.algorithms import fused
+from numbacaps.algorithms.registry import Algorithm
+from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.target import cuda
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.rung_1_direct import make_direct
+from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
+from numbacaps.fused.rung_3_register_tiles import tile as tiles
+from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
+from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 
 WORKLOAD = "em"
 _COMPARED = "torch_fold"
@@ -36,7 +34,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class _Launched:
-    """A rung's kernel with its table, as :class:`numbacaps.pipelines.fused.Gather` has them."""
+    """A rung's kernel with its table, as :class:`numbacaps.algorithms.fused.Gather` has them."""
 
     packed = 0
 

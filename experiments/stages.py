@@ -15,12 +15,12 @@ from functools import partial
 
 import numpy as np
 
-from experiments import command, contestants, measure
-from experiments.contestants import fill_with_nan
-from experiments.workloads import EM_ROUTING, PUBLISHED
+from experiments.measuring import command, contestants, measure
+from experiments.measuring.contestants import fill_with_nan
+from experiments.measuring.workloads import EM_ROUTING, PUBLISHED
 from numbacaps import stages
-from numbacaps.pipelines import staged
-from numbacaps.target import cuda
+from numbacaps.algorithms import staged
+from numbacaps.device.target import cuda
 
 # Batch 128 is the published one, where launches weigh; at 1024 they weigh less.
 WORKLOADS = {"em": EM_ROUTING["em"]} | {
@@ -109,7 +109,7 @@ class StageVariant:
 
     @property
     def cells(self):
-        """The cells of :data:`experiments.records.VARIANT`."""
+        """The cells of :data:`experiments.measuring.records.VARIANT`."""
         return {
             "algorithm": "staged",
             "stage": self.stage,

@@ -13,8 +13,8 @@ import argparse
 import itertools
 import sys
 
-from experiments import command, predict, records
-from experiments.workloads import EM_ROUTING, square
+from experiments.measuring import command, predict, records
+from experiments.measuring.workloads import EM_ROUTING, square
 
 AXES = ("D1", "D2", "D3", "C", "P", "N", "H", "KH", "stride")
 BASE = {"N": 32, "C": 16, "P": 16, "H": 14, "KH": 3, "stride": 1, "D1": 4, "D2": 4, "D3": 4}

@@ -6,16 +6,16 @@ PyTorch; one image of the fifth layer, which the plain loops of the reference fi
 network beside its twin in PyTorch.
 
 The paper's own times, of another GPU and of a batch and a repeat count that it does not state, are in
-:mod:`experiments.paper`.
+:mod:`experiments.measuring.paper`.
 """
 
 import sys
 import time
 
 import reference
-from experiments import command, contestants, measure, networks
-from experiments.problem import NETWORK_PASSES, PASSES
-from experiments.workloads import ONE_IMAGE, PUBLISHED
+from experiments.measuring import command, contestants, measure, networks
+from experiments.measuring.problem import NETWORK_PASSES, PASSES
+from experiments.measuring.workloads import ONE_IMAGE, PUBLISHED
 
 
 class Reference:
@@ -23,7 +23,7 @@ class Reference:
 
     @property
     def cells(self):
-        """The cells of :data:`experiments.records.VARIANT`."""
+        """The cells of :data:`experiments.measuring.records.VARIANT`."""
         return {
             "algorithm": "reference",
             "stage": "",

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import digits, provenance, records, training
+from experiments.measuring import provenance, records
+from experiments.measuring.refusal import Parser, Refusal
 from experiments.plots import training as plots
-from experiments.refusal import Parser, Refusal
+from experiments.training import digits, training
 from numbacaps import ALGORITHMS
+from numbacaps.algorithms.registry import PRECISIONS, resolve
+from numbacaps.device.target import SIMULATED
 from numbacaps.nn import CapsNet, Layer
-from numbacaps.pipelines.registry import PRECISIONS, resolve
-from numbacaps.target import SIMULATED
 
 _EPILOG = """\
 exit status: 0 done, 1 the loss turned NaN (the file holds the last good network), 2 bad input,
@@ -170,7 +171,7 @@ def _begin(run, task, options, resume=False):
         precision = options.precision or _precision(options)
         model = task.build(run.seed, options.algorithm, precision)
         if run.by == "torch":
-            from experiments.torch_network import TorchNet
+            from experiments.training.torch_network import TorchNet
 
             model = TorchNet(model, "cpu" if SIMULATED else "cuda")
         if run.checkpoint.exists():

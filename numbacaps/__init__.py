@@ -6,10 +6,13 @@ and :func:`explain` says what it would run. The algorithms they can run are in :
 paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
-from numbacaps.target import SIMULATED  # first: it chooses the target before numba is imported
+from numbacaps.device.target import (
+    SIMULATED,
+)  # first: it chooses the target before numba is imported
+
+from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
-from numbacaps.pipelines.registry import ALGORITHMS, available_algorithms
 from numbacaps.plan import Plan, explain, plan
 from numbacaps.product import parse_product
 from numbacaps.version import VERSION

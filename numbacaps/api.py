@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numbacaps.algorithms.registry import find_algorithm
 from numbacaps.arrays import (
     check_out,
     check_together,
@@ -16,13 +17,12 @@ from numbacaps.arrays import (
     resolve_stream,
     to_canonical,
 )
-from numbacaps.bfloat16 import to_device
+from numbacaps.device.bfloat16 import to_device
+from numbacaps.device.target import check_target, cuda
+from numbacaps.device.workspace import Workspace, check_limit, kept_workspace
 from numbacaps.geometry import Geometry
-from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import Product, inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
-from numbacaps.target import check_target, cuda
-from numbacaps.workspace import Workspace, check_limit, kept_workspace
 
 
 def capsule_conv2d(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.bfloat16 import dtype_of, is_bfloat16, to_device
-from numbacaps.layout import gather
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
+from numbacaps.device.strided_copy import gather
+from numbacaps.device.target import SIMULATED, cuda
 
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)

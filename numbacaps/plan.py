@@ -6,6 +6,7 @@ plan is made. A call of it only launches, so it can be captured into a CUDA grap
 
 from math import prod
 
+from numbacaps.algorithms.registry import find_algorithm, resolve
 from numbacaps.arrays import (
     DTYPE_NAMES,
     check_out,
@@ -14,12 +15,11 @@ from numbacaps.arrays import (
     is_taken,
     resolve_stream,
 )
-from numbacaps.bfloat16 import dtype_of
-from numbacaps.pipelines.registry import find_algorithm, resolve
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.target import check_target
+from numbacaps.device.workspace import Workspace, check_limit
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
-from numbacaps.target import check_target
-from numbacaps.workspace import Workspace, check_limit
 
 
 def plan(

@@ -16,14 +16,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parent))  # where pytest finds the tests' modules
-
-import drawn
-
-from experiments import provenance
 from experiments.ahead import count, pretend, side_by_side
-from experiments.refusal import Parser
-from numbacaps.target import SIMULATED, cuda
+from experiments.measuring import provenance
+from experiments.measuring.refusal import Parser
+from numbacaps.device.target import SIMULATED, cuda
+from tests.support import drawn
 
 
 def _compile(number):

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from experiments import provenance
-from numbacaps.target import SIMULATED
+from experiments.measuring import provenance
+from numbacaps.device.target import SIMULATED
 
 # Compiling takes most of the time, so processes share it (pytest-benchmark, if installed, minds).
 _PYTEST = [sys.executable, "-m", "pytest", "--tier", "gpu", "-p", "no:cacheprovider"]

@@ -17,9 +17,9 @@ from numbacaps import (
     plan,
 )
 from numbacaps.arrays import contiguous
-from numbacaps.bfloat16 import dtype_of
-from numbacaps.target import SIMULATED, cuda
-from numbacaps.workspace import kept_workspace
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.workspace import kept_workspace
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from numbacaps import api, capsule_conv2d, capsule_conv2d_backward, capsule_votes
-from numbacaps.bfloat16 import dtype_of
-from numbacaps.target import cuda
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.target import cuda
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 

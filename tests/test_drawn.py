@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import drawn
 import numpy as np
 import pytest
 
-from experiments.problem import PASSES
-from numbacaps.pipelines import fused
-from numbacaps.target import SIMULATED
+from experiments.measuring.problem import PASSES
+from numbacaps.algorithms import fused
+from numbacaps.device.target import SIMULATED
 from tests import record_drawn
+from tests.support import drawn
 
 _ROOT = Path(__file__).parent.parent
 _FEW = 18 if SIMULATED else 36  # of all kinds, and twice on a GPU

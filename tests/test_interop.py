@@ -6,8 +6,8 @@ import pytest
 import reference
 from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.arrays import Operand, resolve_stream
-from numbacaps.bfloat16 import dtype_of
-from numbacaps.target import cuda
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.target import cuda
 
 pytestmark = pytest.mark.tiers("gpu")
 _HUGE = pytest.mark.xdist_group("huge")  # one after another: together they exceed the GPU's memory

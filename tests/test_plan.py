@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from cases import nan
 
 import numbacaps
 import reference
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED, cuda
+from tests.support.cases import nan
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 _X, _W = (2, 2, 3, 3, 1, 2), (2, 2, 2, 2, 2, 2)
@@ -88,7 +88,7 @@ def test_explain_names_kernel_tile_and_reason():
 
 @pytest.mark.skipif(SIMULATED, reason="a graph takes a GPU")
 def test_a_plan_is_captured_and_allocates_nothing(rng, monkeypatch):
-    from experiments.measure import clock
+    from experiments.measuring.measure import clock
 
     x, w, dy = _arrays(rng)
     plan = numbacaps.plan(_X, _W, **_HOW)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.provenance import ROOT
+from experiments.measuring.provenance import ROOT
 from numbacaps import ALGORITHMS, Geometry, parse_product
 
 _TEXT = (ROOT / "README.md").read_text()

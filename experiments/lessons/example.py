@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from numbacaps import Geometry
-from numbacaps.target import cuda
-
 from experiments.walk.image import DIGIT, cut_patches, read_image
+from numbacaps import Geometry
+from numbacaps.device.target import cuda
 
 _DRAW = np.random.default_rng(0)
 

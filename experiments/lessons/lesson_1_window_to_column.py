@@ -11,13 +11,12 @@
 # A position of the window is l = oh*OW + ow. An element of the window is q = (c*KH + kh)*KW + kw.
 
 # %%
-from experiments.lessons.example import GEOMETRY, X, unwritten
-
 import numpy as np
 
 import reference
+from experiments.lessons.example import GEOMETRY, X, unwritten
 from numbacaps import Geometry, stages
-from numbacaps.target import cuda
+from numbacaps.device.target import cuda
 
 g = GEOMETRY
 print(

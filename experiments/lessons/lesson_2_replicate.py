@@ -10,14 +10,13 @@
 #     K'[p, l, q] = K[p, q]
 
 # %%
-from experiments.lessons.example import GEOMETRY, W, X, unwritten
-
 import numpy as np
 
 import reference
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from experiments.walk.watch import READ, WRITE, watching
 from numbacaps import Geometry, stages
-from numbacaps.target import cuda
+from numbacaps.device.target import cuda
 
 g = GEOMETRY
 columns = cuda.to_device(reference.capsule_im2col(X, (g.KH, g.KW), g.stride))

@@ -7,13 +7,12 @@
 #     O'[n, p, l, q] = I'[n, p, l, q] @ K'[p, l, q]
 
 # %%
-from experiments.lessons.example import GEOMETRY, W, X, unwritten
-
 import numpy as np
 
 import reference
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from numbacaps import Geometry, stages
-from numbacaps.target import cuda
+from numbacaps.device.target import cuda
 
 g = GEOMETRY
 I_flat = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)

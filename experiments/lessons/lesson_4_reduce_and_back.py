@@ -8,13 +8,12 @@
 # Algorithm 4 goes the same way back. What was a copy becomes a sum; what was a sum, a copy.
 
 # %%
-from experiments.lessons.example import GEOMETRY, W, X, unwritten
-
 import numpy as np
 
 import reference
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from numbacaps import Geometry, stages
-from numbacaps.target import cuda
+from numbacaps.device.target import cuda
 
 g, window = GEOMETRY, (GEOMETRY.KH, GEOMETRY.KW)
 I_flat = reference.capsule_im2col(X, window, g.stride)

@@ -6,16 +6,15 @@
 # once, the output written once)?
 
 # %%
-from experiments.lessons.example import GEOMETRY, W, X, unwritten
-
 import numpy as np
 
 import reference
+from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from experiments.walk.watch import READ, WRITE, watching
 from numbacaps import ALGORITHMS, Geometry, stages
-from numbacaps.launch import ceil_div
-from numbacaps.target import cuda
-from numbacaps.workspace import Workspace
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import cuda
+from numbacaps.device.workspace import Workspace
 
 LAYER = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)
 laid_out = sum(LAYER.whole.traffic(stage, 4)[0] for stage in stages.FORWARD)

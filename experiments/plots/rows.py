@@ -9,8 +9,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments import records
-from experiments.problem import PASSES
+from experiments.measuring import records
+from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs")
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
@@ -43,7 +43,7 @@ def load_all(folder):
 
     Raises
     ------
-    experiments.records.ForeignFile
+    experiments.measuring.records.ForeignFile
         A CSV there is not one of ours.
     """
     return {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
@@ -54,7 +54,7 @@ def load(path):
 
     Raises
     ------
-    experiments.records.ForeignFile
+    experiments.measuring.records.ForeignFile
         The file is not one of ours.
     """
     rows = records.read(path)

@@ -5,7 +5,7 @@ import re
 import textwrap
 from itertools import cycle
 
-from experiments import records
+from experiments.measuring import records
 from experiments.plots.canvas import QUIET, Sheet, label_ends, label_room, log_height
 from experiments.plots.lines import Line, curves
 from experiments.plots.rows import PASSES, Lacking, at, distinct, of_pass, reason, swept

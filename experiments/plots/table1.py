@@ -1,6 +1,6 @@
 """The figure of the published network: its time by every variant, beside the paper's own."""
 
-from experiments import paper
+from experiments.measuring import paper
 from experiments.plots.bars import draw_bar, name_bars, time_scale
 from experiments.plots.canvas import Sheet
 from experiments.plots.lines import Time, added, variants

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib import style
 from matplotlib.ticker import PercentFormatter
 
-from experiments import records
+from experiments.measuring import records
 from experiments.plots.canvas import QUIET, STYLE, Sheet, file_bytes
 
 _COLOURS = {"numbacaps": "#0b6e4f", "torch": "#c8553d"}
@@ -19,7 +19,7 @@ def draw_all(rows, run, predicted, kernel):
     ----------
     rows : list of dict
         Of the log.
-    run : experiments.training.Run
+    run : experiments.training.training.Run
         What the last three figures are of.
     predicted : ndarray (count,) of int
         Its class of each test digit.

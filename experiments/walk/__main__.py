@@ -8,16 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from numbacaps import SIMULATED, available_algorithms
-from numbacaps.target import cuda
-
+from experiments.measuring.refusal import Parser, Refusal
 from experiments.walk.image import DIGIT
 from experiments.walk.page import make as page
 from experiments.walk.pictures import draw_all
-from experiments.refusal import Parser, Refusal
 from experiments.walk.report import Progress, report, verdict
 from experiments.walk.trace import Options, plan, walk
 from experiments.walk.watch import watching
+from numbacaps import SIMULATED, available_algorithms
+from numbacaps.device.target import cuda
 
 _MOST = 1_000_000  # for any one size, so that a product of some of them stays a printable number
 _DESCRIPTION = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from experiments.refusal import Refusal
+from experiments.measuring.refusal import Refusal
 
 DIGIT = Path(__file__).resolve().parent.parent / "data" / "digit.npy"
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 import reference
-from numbacaps import ALGORITHMS, SIMULATED, Geometry, parse_product, stages
-from numbacaps.product import Product, inverse
-from numbacaps.target import cuda
-from numbacaps.workspace import Workspace
-
+from experiments.measuring.refusal import Refusal
 from experiments.walk.image import Patches, crop_centre, cut_patches, read_image
-from experiments.refusal import Refusal
+from numbacaps import ALGORITHMS, SIMULATED, Geometry, parse_product, stages
+from numbacaps.device.target import cuda
+from numbacaps.device.workspace import Workspace
+from numbacaps.product import Product, inverse
 
 # Steps (see `steps`) that take about a minute: on the simulator for the kernels, on a GPU for the
 # loop reference that checks them.

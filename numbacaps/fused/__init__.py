@@ -21,5 +21,5 @@ or their gradient.
 :mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles`, :mod:`bulk_reduction_tiles` and :mod:`swapped_tiles`
 which tiles there are; :mod:`intrinsics` names the instructions that Numba has no words for, of which some of
 :mod:`ptx` take a GPU; :mod:`compiled` launches. What runs, and why, is chosen in
-:mod:`numbacaps.pipelines.fused`.
+:mod:`numbacaps.algorithms.fused`.
 """

@@ -6,7 +6,7 @@ it lies within a warp's part of a tile, each lane adds the squares that it holds
 their sums. Then every one of them would work out the same factor; so neighbours take as many groups at
 a time as they are, each works out one group's factor, and they hand the factors round.
 
-The gradient (:mod:`numbacaps.nn.squash` has its formula) is of a layer before the product, whose results the
+The gradient (:mod:`numbacaps.nn.kernels.squash` has its formula) is of a layer before the product, whose results the
 product's sums reach: the sums before that layer's activation lie where the results are written.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
-from numbacaps.fused.intrinsics import shuffle
-from numbacaps.target import cuda
+from numbacaps.device.instructions import shuffle
+from numbacaps.device.target import cuda
+from numbacaps.fused.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
 
 _ZERO = np.float32(0)  # of a type that widens nothing
 
@@ -84,7 +84,7 @@ def fit(activation, product, columns, lanes):
 
     Parameters
     ----------
-    activation : numbacaps.activation.Activation or None
+    activation : numbacaps.fused.activation.Activation or None
     product : numbacaps.fused.implicit_gemm.Product
         Of the forward pass; of the input's gradient for an activation ``backward``.
     columns : int

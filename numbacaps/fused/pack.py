@@ -14,10 +14,17 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.bfloat16 import stored
-from numbacaps.fused.intrinsics import CHUNK, LINE, let_next_start, prefetch, to_tf32, wait_for_last
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.target import at, cuda
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.instructions import (
+    CHUNK,
+    LINE,
+    let_next_start,
+    prefetch,
+    to_tf32,
+    wait_for_last,
+)
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
 
 
 @cache

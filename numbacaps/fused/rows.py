@@ -6,8 +6,8 @@ it begins in once; from there on 32 bits are enough, and dividing them takes a t
 
 import numpy as np
 
-from numbacaps.fused.intrinsics import short
-from numbacaps.target import cuda
+from numbacaps.device.instructions import short
+from numbacaps.device.target import cuda
 
 
 @cuda.jit(device=True, inline="always")

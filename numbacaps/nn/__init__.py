@@ -8,16 +8,16 @@ which :mod:`resident_pass` launches: :mod:`resident` and :mod:`resident_backward
 :mod:`backward_residence` say what fits.
 """
 
-from numbacaps.nn.adam import Adam, adam_step
-from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
 from numbacaps.nn.data import Data
-from numbacaps.nn.gather import gather
-from numbacaps.nn.he_normal import he_normal
+from numbacaps.nn.kernels.adam import Adam, adam_step
+from numbacaps.nn.kernels.capsule_length import capsule_length, capsule_length_backward
+from numbacaps.nn.kernels.gather_rows import gather
+from numbacaps.nn.kernels.he_normal import he_normal
+from numbacaps.nn.kernels.leaky_relu import leaky_relu, leaky_relu_backward
+from numbacaps.nn.kernels.margin_loss import margin_loss, margin_loss_backward
+from numbacaps.nn.kernels.squash import squash, squash_backward
 from numbacaps.nn.layer import Layer
-from numbacaps.nn.leaky_relu import leaky_relu, leaky_relu_backward
-from numbacaps.nn.margin_loss import margin_loss, margin_loss_backward
 from numbacaps.nn.network import CapsNet
-from numbacaps.nn.squash import squash, squash_backward
 
 __all__ = [
     "Adam",

@@ -6,8 +6,8 @@ on the one before it. A slot's copies, too, are one graph launch.
 
 import numpy as np
 
-from numbacaps.nn.streams import Repeated
-from numbacaps.target import cuda
+from numbacaps.device.streams import Repeated
+from numbacaps.device.target import cuda
 
 
 class Slot:

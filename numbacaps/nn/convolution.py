@@ -2,8 +2,8 @@
 
 from functools import cached_property
 
-from numbacaps.pipelines.registry import find_algorithm, resolve
-from numbacaps.workspace import Workspace
+from numbacaps.algorithms.registry import find_algorithm, resolve
+from numbacaps.device.workspace import Workspace
 
 
 class Convolution:
@@ -19,9 +19,9 @@ class Convolution:
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     precision : str
     dtype : numpy.dtype
-    activation : numbacaps.activation.Activation, optional
+    activation : numbacaps.fused.activation.Activation, optional
         What the forward pass's kernel computes too, where it can.
-    before : numbacaps.activation.Activation, optional
+    before : numbacaps.fused.activation.Activation, optional
         ``backward``, of what made the input: the kernel of the input's gradient computes its gradient too,
         where it can.
     """

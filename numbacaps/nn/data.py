@@ -3,8 +3,8 @@
 import numpy as np
 
 from numbacaps.arrays import contiguous
-from numbacaps.nn.gather import gather
-from numbacaps.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.nn.kernels.gather_rows import gather
 
 PLACES = 256  # steps whose row numbers the host can write ahead
 

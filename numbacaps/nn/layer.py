@@ -5,8 +5,8 @@ import operator
 from dataclasses import dataclass
 from math import prod
 
+from numbacaps.algorithms.registry import find_algorithm
 from numbacaps.geometry import Geometry
-from numbacaps.pipelines.registry import find_algorithm
 from numbacaps.product import inverse, parse_product
 
 

@@ -6,14 +6,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from numbacaps.arrays import FULL_DTYPES
+from numbacaps.device.streams import Beside, Repeated, Stream
 from numbacaps.nn import checkpoint
-from numbacaps.nn.adam import Adam
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import Data, RowBatch
+from numbacaps.nn.kernels.adam import Adam
 from numbacaps.nn.layer import Layer, chain
-from numbacaps.nn.resident_pass import backward_pass, forward_pass
+from numbacaps.nn.resident.passes import backward_pass, forward_pass
 from numbacaps.nn.state import PLACES, State
-from numbacaps.nn.streams import Beside, Repeated, Stream
 
 
 class CapsNet:
@@ -29,7 +29,7 @@ class CapsNet:
     input_shape : tuple
         (C, H, W, *T1) of an image.
     seed : int
-        0 to 2^64 - 1, of the initial weights (:mod:`numbacaps.nn.he_normal`).
+        0 to 2^64 - 1, of the initial weights (:mod:`numbacaps.nn.kernels.he_normal`).
     dtype : dtype_like
         float32 or float64, of everything.
     adam : Adam

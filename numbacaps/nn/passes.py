@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from numbacaps.activation import Activation
-from numbacaps.nn.capsule_length import capsule_length, capsule_length_backward
+from numbacaps.device.target import cuda
+from numbacaps.fused.activation import Activation
 from numbacaps.nn.convolution import Convolution
-from numbacaps.nn.leaky_relu import leaky_relu, leaky_relu_backward
-from numbacaps.nn.margin_loss import margin_loss, margin_loss_backward
-from numbacaps.nn.squash import squash, squash_backward
-from numbacaps.target import cuda
+from numbacaps.nn.kernels.capsule_length import capsule_length, capsule_length_backward
+from numbacaps.nn.kernels.leaky_relu import leaky_relu, leaky_relu_backward
+from numbacaps.nn.kernels.margin_loss import margin_loss, margin_loss_backward
+from numbacaps.nn.kernels.squash import squash, squash_backward
 
 
 class ForwardPass:
@@ -77,7 +77,7 @@ class ForwardPass:
         ----------
         state : numbacaps.nn.state.State
             Whose kernels are read.
-        beside : numbacaps.nn.streams.Beside
+        beside : numbacaps.device.streams.Beside
         """
         for convolution, kernel in zip(self.convolutions, state.kernels):
             if convolution.packs_forward:
@@ -168,7 +168,7 @@ class BackwardPass:
         labels : device array (N,), int64
         state : numbacaps.nn.state.State
             Its gradients and the step's loss and hits are written.
-        beside : numbacaps.nn.streams.Beside
+        beside : numbacaps.device.streams.Beside
         """
         forward, d_outputs, d_sums = self.forward, self._d_outputs, self._d_sums
         lengths, d_lengths, stream = forward.lengths, self._d_lengths, beside.stream

@@ -4,9 +4,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from numbacaps.nn.adam import adam_step
-from numbacaps.nn.he_normal import he_normal
-from numbacaps.target import cuda
+from numbacaps.device.target import cuda
+from numbacaps.nn.kernels.adam import adam_step
+from numbacaps.nn.kernels.he_normal import he_normal
 
 PLACES = 4096  # steps whose losses the device keeps for the host to read
 _ALIGNED = 64  # elements; every layer's weights begin at a multiple, so that wide loads fit

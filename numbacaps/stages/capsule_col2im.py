@@ -15,9 +15,9 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
+from numbacaps.device.target import at, cuda
 
 
 @cache

@@ -10,9 +10,9 @@ Thread mapping: one thread a (q, e) of some rows of positions, consecutive threa
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import FEW_BLOCKS, THREADS, ceil_div, flat, launch
+from numbacaps.device.target import at, cuda
 
 
 @cache

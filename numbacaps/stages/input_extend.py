@@ -8,9 +8,9 @@ Consecutive threads are consecutive on both sides.
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import THREADS, flat, launch
+from numbacaps.device.target import at, cuda
 
 
 @cache

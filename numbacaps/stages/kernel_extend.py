@@ -10,9 +10,9 @@ element once and writes it at each. Consecutive threads are consecutive on both 
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import THREADS, flat, launch
+from numbacaps.device.target import at, cuda
 
 
 @cache

@@ -3,7 +3,7 @@
 All three are one strided batch of small products; K' has no image axis, so the images share it.
 """
 
-from numbacaps.launch import flat
+from numbacaps.device.launch import flat
 from numbacaps.stages.stationary_batched_matmul import stationary_batched_matmul, suits
 from numbacaps.stages.strided_batched_matmul import Batch, strided_batched_matmul
 

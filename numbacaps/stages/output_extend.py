@@ -9,9 +9,9 @@ consecutive addresses, and an element is read once for Q / LANES writes.
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import BLOCKS, MAX_GRID_Y, THREADS, ceil_div, flat
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import BLOCKS, MAX_GRID_Y, THREADS, ceil_div, flat
+from numbacaps.device.target import at, cuda
 
 
 @cache

@@ -9,9 +9,9 @@ of q.
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import THREADS, flat, launch
-from numbacaps.target import at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import THREADS, flat, launch
+from numbacaps.device.target import at, cuda
 
 
 @cache

@@ -16,10 +16,10 @@ consecutive columns. Matrices are padded against bank conflicts.
 
 from functools import cache
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import MAX_GRID_Y, ceil_div, launch_tiles
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import MAX_GRID_Y, ceil_div, launch_tiles
+from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.stages.strided_batched_matmul import check_operands, conflicts
-from numbacaps.target import SIMULATED, at, cuda
 
 _PRODUCTS = 2 if SIMULATED else 16  # of a block
 _BLOCKS = 1 if SIMULATED else 2048  # few enough that a block keeps its B for several images

@@ -23,9 +23,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from numbacaps.kernel_cache import kept_on_disk
-from numbacaps.launch import BLOCKS, MAX_GRID_Y, ceil_div, launch_tiles
-from numbacaps.target import SIMULATED, at, cuda
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import BLOCKS, MAX_GRID_Y, ceil_div, launch_tiles
+from numbacaps.device.target import SIMULATED, at, cuda
 
 _THREADS = 64 if SIMULATED else 256
 _SHARED_BYTES = 24 * 1024  # of a block: half of what every device gives it without being asked

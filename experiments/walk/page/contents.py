@@ -4,11 +4,10 @@ import base64
 
 import numpy as np
 
-from numbacaps.stages import PASSES, STAGES
-
 from experiments.walk.page.addresses import written_short
 from experiments.walk.page.errata import ERRATA
 from experiments.walk.page.sources import coloured, reference_of
+from numbacaps.stages import PASSES, STAGES
 
 _GEOMETRY = "N C P H W KH KW OH OW L Q G D1 D2 D3 stride padding dilation".split()
 _ALGORITHMS = ("naive", "staged", "indexed", "fused")  # in the order of what they save

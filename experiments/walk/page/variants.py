@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from numbacaps import parse_product
-
-from experiments.refusal import Refusal
+from experiments.measuring.refusal import Refusal
 from experiments.walk.trace import default_sizes, plan, shapes
+from numbacaps import parse_product
 
 MOST_VALUES = 60_000  # of a run: more can be neither seen nor pointed at
 MOST_ON_PAGE = 250_000  # of all runs together: what keeps the page below 3 MB

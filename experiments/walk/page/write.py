@@ -6,7 +6,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-from experiments.refusal import Refusal
+from experiments.measuring.refusal import Refusal
 from experiments.walk.page.sources import style
 from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
 

@@ -1,0 +1,1 @@
+"""How experiments measure: who is timed, on what, by which clock, and the rows they leave."""

@@ -1,0 +1,248 @@
+"""What the measuring experiments have in common on the command line, and the loop that measures.
+
+Exit status: 0 when done; 2 for bad input, with a message that names it; 130 after Ctrl-C, with every
+finished group of rows in the file.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments.measuring import contestants, measure, provenance, records
+from experiments.measuring.problem import PASSES, Problem
+from experiments.measuring.refusal import Parser
+from numbacaps import Geometry
+from numbacaps.device.target import SIMULATED, cuda
+
+NO_GPU = """\
+{name}: there is no GPU here, and a time on the simulator says nothing about one: it counts Python
+threads. What works without a GPU:
+  python -m experiments.sweep --predict {gpu}   times from the byte and FLOP floors, marked as such
+  python -m experiments.figures                 the figures of the committed results
+  make walk                                     the algorithm, step by step"""
+
+
+def parser(name, summary, algorithms=contestants.NAMES, passes=PASSES):
+    """An argument parser with the options that all measuring experiments take."""
+    made = Parser(
+        prog=f"python -m experiments.{name}",
+        description=summary,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Rows measured before with the same sources, packages and GPU are kept; Ctrl-C loses "
+        "no finished group of rows.",
+    )
+    made.add_argument(
+        "--algorithms",
+        metavar="A,B",
+        type=lambda text: choice(text, algorithms),
+        default=algorithms,
+        help=f"of {', '.join(algorithms)} (default: all)",
+    )
+    made.add_argument(
+        "--passes",
+        metavar="A,B",
+        type=lambda text: choice(text, passes),
+        default=passes,
+        help=f"of {', '.join(passes)} (default: all)",
+    )
+    made.add_argument(
+        "--workload",
+        metavar="NAME",
+        action="append",
+        help="by its name in the results; may be given again (default: all)",
+    )
+    made.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    made.add_argument(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=provenance.RESULTS,
+        help="folder of the results (default experiments/results); the CSV is DIR/<gpu>/"
+        f"{name}.csv",
+    )
+    return made
+
+
+def add_precisions(parser):
+    """The option of the experiments that compare precisions."""
+    parser.add_argument(
+        "--precisions",
+        metavar="A,B",
+        type=lambda text: choice(text, contestants.PRECISIONS),
+        default=contestants.PRECISIONS,
+        help=f"of {', '.join(contestants.PRECISIONS)} (default: all)",
+    )
+
+
+def choose(parser, options, packed=False):
+    """The variants that the options ask for, as :func:`contestants.choose`; exit status 2 if none."""
+    variants = contestants.choose(options.algorithms, options.precisions, packed)
+    refuse_none(parser, options, variants)
+    return variants
+
+
+def refuse_none(parser, options, variants):
+    """Exit with status 2 if the options leave no variants."""
+    if not variants:
+        parser.error(
+            f"--precisions got {','.join(options.precisions)}, which none of --algorithms "
+            f"{','.join(options.algorithms)} has"
+        )
+
+
+def choice(text, names):
+    """The names in a comma-separated list, in the order of ``names``."""
+    given = [name.strip() for name in text.split(",")]
+    for name in given:
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"got {name!r}; it takes {', '.join(names)}")
+    return tuple(name for name in names if name in given)
+
+
+def refuse_without_gpu(name):
+    """Exit with what works instead, unless there is a GPU."""
+    if SIMULATED or not cuda.is_available():
+        print(NO_GPU.format(name=name, gpu="H100-SXM"), file=sys.stderr)
+        raise SystemExit(2)
+
+
+def open_table(name, options):
+    """The experiment's CSV on this GPU; a message and exit status 2 where it is not ours to write."""
+    path = options.results / provenance.gpu_name() / f"{name}.csv"
+    try:
+        return records.Table(path, records.of_machine(), options.fresh)
+    except records.ForeignFile as foreign:
+        print(f"{name}: {foreign}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@dataclass
+class Group:
+    """Rows that are measured together: one pass of one workload, and the variants of it.
+
+    Attributes
+    ----------
+    experiment, workload : str
+    geometry : numbacaps.Geometry
+    wanted : str
+        The pass.
+    variants : list
+        Each has ``cells``, those of :data:`experiments.measuring.records.VARIANT`.
+    measure : callable
+        ``measure(problem, wanted, variants, tick)``: a row for each variant.
+    others : list
+        Variants that are measured with these if the file has rows of them, so that none are lost.
+    """
+
+    experiment: str
+    workload: str
+    geometry: Geometry
+    wanted: str
+    variants: list
+    measure: Callable
+    others: list = field(default_factory=list)
+
+    @property
+    def cells(self):
+        """The cells of :data:`experiments.measuring.records.GROUP`."""
+        names = {"experiment": self.experiment, "workload": self.workload, "pass": self.wanted}
+        return records.of_geometry(self.geometry) | names
+
+    def join(self, table):
+        """Take in those of ``others`` that the table has rows of."""
+        mine = {records.key(variant.cells, records.VARIANT) for variant in self.variants}
+        known = {records.key(row, records.VARIANT) for row in table.of_group(self.cells)}
+        self.variants = self.variants + [
+            other
+            for other in self.others
+            if records.key(other.cells, records.VARIANT) in known - mine
+        ]
+
+    def rows(self, problem, tick):
+        """The rows; where measuring fails as a whole, each says why."""
+        try:
+            found = self.measure(problem, self.wanted, self.variants, tick)
+        except Exception as failure:  # whatever it was, the other groups can go on
+            note = {"note": measure.note_of(failure), "timestamp": records.now()}
+            found = [records.of_machine() | variant.cells | note for variant in self.variants]
+        return [self.cells | row for row in found]
+
+
+def convolution_groups(experiment, workloads, passes, variants):
+    """A group for every workload and pass."""
+    everyone = contestants.choose(contestants.NAMES)
+    return [
+        Group(experiment, workload, geometry, wanted, variants, measure.measure, everyone)
+        for workload, geometry in workloads
+        for wanted in passes
+    ]
+
+
+def chosen(options, names):
+    """Those of the workloads' names that the options ask for; a message and exit status 2 for one that there is not."""
+    names = list(dict.fromkeys(names))
+    for name in options.workload or ():
+        if name not in names:
+            print(f"--workload got {name!r}; it takes one of {names}", file=sys.stderr)
+            raise SystemExit(2)
+    return options.workload or names
+
+
+def run(table, groups, options):
+    """Measure the groups of the chosen workloads that the table lacks.
+
+    Consecutive groups of one geometry share operands.
+    """
+    names = chosen(options, [group.workload for group in groups])
+    groups = [group for group in groups if group.workload in names]
+    absent = contestants.absent()
+    wanted = []
+    for group in groups:
+        if not table.has(group.cells, [variant.cells for variant in group.variants], absent):
+            group.join(table)
+            wanted.append(group)
+    if len(wanted) < len(groups):
+        print(f"{len(groups) - len(wanted)} of {len(groups)} groups of rows were measured before")
+    try:
+        _measure(table, wanted)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
+        raise SystemExit(130) from None
+    except records.ForeignFile as foreign:
+        print(f"{table.path.stem}: {foreign}", file=sys.stderr)
+        raise SystemExit(2) from None
+    _report(table)
+
+
+def _measure(table, groups):
+    problem = None
+    with tqdm(total=sum(len(group.variants) for group in groups), unit="row") as bar:
+        for group in groups:
+            if problem is None or problem.geometry != group.geometry:
+                problem = Problem(group.geometry)
+            label = f"{group.workload} {group.wanted}"
+
+            def tick(variant, label=label):
+                bar.set_description(f"{label}: {variant}")
+                bar.update()
+
+            table.replace(group.rows(problem, tick))
+            problem.leave_device()
+            measure.release()
+
+
+def _report(table):
+    """Say what could not be measured, and where the rows are."""
+    lacking = {
+        (row["algorithm"], row["note"])
+        for row in table.rows
+        if not row["ms_p50"] and not row["peak_bytes"] and row["note"]
+    }
+    for algorithm, note in sorted(lacking):
+        if not note.startswith("out of memory"):
+            print(f"no result of {algorithm}: {note}", file=sys.stderr)
+    print(f"{len(table.rows)} rows in {table.path}; python -m experiments.figures draws them")

@@ -1,0 +1,108 @@
+"""What a recorded result was measured on: GPU, driver, versions, and the source it is a result of."""
+
+import datetime
+import hashlib
+import os
+import platform
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "experiments" / "results"
+_METHOD = (
+    *("measure", "problem", "contestants", "opponents", "stages", "memory", "table1"),
+    *("networks", "torch_network"),
+)
+_PACKAGES = (
+    "numba",
+    "numba-cuda",
+    "cuda-core",
+    "numpy",
+    "scipy",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "torch",
+)
+
+
+@cache
+def source_sha256():
+    """sha256 over ``numbacaps/**/*.py`` in path order: path, NUL, bytes, NUL for each file.
+
+    As they were when first asked for: that is what a process has imported, whatever is edited since.
+    """
+    return _sha256((ROOT / "numbacaps").rglob("*.py"))
+
+
+@cache
+def method_sha256():
+    """The same over what measures and checks: the oracle, the opponents, the clock, the experiments."""
+    experiments = (ROOT / "experiments" / f"{name}.py" for name in _METHOD)
+    return _sha256([*experiments, *(ROOT / "reference").glob("*.py")])
+
+
+def _sha256(paths):
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(
+            path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
+    return digest.hexdigest()
+
+
+def gpu_name():
+    """Name of the current GPU, fit for a folder's name."""
+    from numbacaps.device.target import cuda
+
+    name = cuda.get_current_device().name
+    name = name.decode() if isinstance(name, bytes) else name
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
+
+
+def driver():
+    """Version of the NVIDIA driver, and the CUDA version it offers."""
+    from cuda.bindings import driver as cuda_driver
+
+    _, number = cuda_driver.cuDriverGetVersion()
+    cuda_version = f"CUDA {number // 1000}.{number % 1000 // 10}"
+    try:
+        module = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return cuda_version
+    return re.search(r"\d+\.\d+(\.\d+)?", module).group() + ", " + cuda_version
+
+
+def versions():
+    """Versions of Python and of the packages that matter, by name; absent ones are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def of_record():
+    """What a record begins with: the machine, the day and the sources, as they are now."""
+    return {
+        "gpu": gpu_name(),
+        "driver": driver(),
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "source_sha256": source_sha256(),
+    }
+
+
+def write_text(path, text):
+    """Write a file whole or not at all: to a temporary name beside it, then renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,226 @@
+"""The long-form CSV that every experiment writes: its columns, and how rows are kept and replaced.
+
+One row is one variant of one pass of one workload. Rows of a workload and pass are measured together,
+interleaved, so that they compare; they are the group that is kept, or measured again, as a whole.
+"""
+
+import csv
+import datetime
+import io
+import json
+from pathlib import Path
+
+from experiments.measuring import provenance
+
+GEOMETRY = (
+    *("N", "C", "P", "H", "W", "KH", "KW"),
+    *("stride", "padding", "dilation", "G", "D1", "D2", "D3"),
+)
+GROUP = ("experiment", "workload", *GEOMETRY, "pass")
+VARIANT = ("algorithm", "stage", "layout", "precision", "dtype")
+# column: what it holds
+COLUMNS = {
+    "experiment": "name of the experiment, and of the file",
+    "workload": "name of the layer or of the sweep",
+    "N": "batch",
+    "C": "input channels",
+    "P": "output channels",
+    "H": "input height",
+    "W": "input width",
+    "KH": "window height",
+    "KW": "window width",
+    "stride": "vertical x horizontal, one number where they are the same",
+    "padding": "likewise",
+    "dilation": "likewise",
+    "G": "batch axis of a rank-3 capsule",
+    "D1": "rows of an input capsule",
+    "D2": "columns of an input capsule, rows of a kernel capsule",
+    "D3": "columns of a kernel capsule",
+    "pass": "forward, backward_input, backward_kernel; net_forward, net_gradients, net_step",
+    "algorithm": "a name of the registry, capsnet (_layers, _apart, _joined), a PyTorch opponent (torch_...) or reference",
+    "layout": "capsule, nchw or channels_last: how the operands lie when the clock starts; packed: "
+    "capsule, but that the kernel lies as the tensor cores read it",
+    "precision": "ieee, tf32x3 or tf32 for float32 arrays, else the arrays' own",
+    "dtype": "of the arrays",
+    "ms_p20": "GPU milliseconds of one call, 20th percentile; empty where it could not run",
+    "ms_p50": "median",
+    "ms_p80": "80th percentile",
+    "host_us": "host microseconds that one call takes to queue its work",
+    "peak_bytes": "most device memory held at once: operands, result, intermediates",
+    "gflop": "10^9 floating-point operations, by the geometry",
+    "min_bytes": "fewest bytes to move, by the geometry",
+    "rel_error": "largest error against float64, relative to the largest value",
+    "gpu": "name of the GPU",
+    "driver": "NVIDIA driver, CUDA version",
+    "versions": "JSON: versions of Python and of the packages that matter",
+    "source_sha256": "of numbacaps/**/*.py",
+    "timestamp": "UTC, ISO 8601",
+    "note": "why there is no time, or how this row's time was taken if not like the others",
+    "stage": "stage of the paper's pipeline, where one was measured by itself",
+    "cache": "how the L2 cache was kept cold, or that it was not",
+    "copy_gbs": "ceiling measured in the same run: a large copy, 10^9 bytes/s read and written",
+    "sgemm_tflops": "ceiling measured in the same run: a large SGEMM",
+    "byte_fraction": "time of min_bytes at copy_gbs over ms_p50",
+    "flop_fraction": "time of gflop at sgemm_tflops over ms_p50",
+    "predicted_bytes": "peak_bytes as the geometry predicts it",
+    "method_sha256": "of the modules that measure and check",
+}
+
+
+class ForeignFile(ValueError):
+    """A file that is not one of ours, or cannot be read or written; nothing was changed."""
+
+
+def read(path):
+    """Rows of a CSV, each a dict of strings; none if there is no file.
+
+    Raises
+    ------
+    ForeignFile
+        It is no file, not text, or has other columns.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            return []
+        rows = csv.DictReader(io.StringIO(path.read_text()))
+        columns = rows.fieldnames or []
+        rows = list(rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as failure:
+        raise ForeignFile(f"{path} cannot be read: {failure}") from failure
+    if list(columns) != list(COLUMNS):
+        raise ForeignFile(
+            f"{path} has the columns {', '.join(columns) or 'of an empty file'}; a CSV of ours has "
+            f"{', '.join(COLUMNS)}. It was left as it is"
+        )
+    if any(None in row or None in row.values() for row in rows):
+        raise ForeignFile(f"{path} has rows of other lengths than its header. It was left as it is")
+    return rows
+
+
+def write(path, rows):
+    """Write all rows, or on failure leave the file as it was.
+
+    Raises
+    ------
+    ForeignFile
+        The file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
+    try:
+        provenance.write_text(path, text.getvalue())
+    except OSError as failure:
+        raise ForeignFile(f"{path} cannot be written: {failure}") from failure
+
+
+def pair(value):
+    """A (vertical, horizontal) pair as a cell: ``2``, or ``2x1``."""
+    vertical, horizontal = value
+    return str(vertical) if vertical == horizontal else f"{vertical}x{horizontal}"
+
+
+def of_geometry(geometry):
+    """The cells of a geometry's dimensions."""
+    cells = {name: getattr(geometry, name) for name in GEOMETRY}
+    return {
+        name: pair(value) if isinstance(value, tuple) else str(value)
+        for name, value in cells.items()
+    }
+
+
+def of_machine():
+    """The cells that say where and of what a row was measured."""
+    return {
+        "gpu": provenance.gpu_name(),
+        "driver": provenance.driver(),
+        "versions": json.dumps(provenance.versions()),
+        "source_sha256": provenance.source_sha256(),
+        "method_sha256": provenance.method_sha256(),
+    }
+
+
+def now():
+    """The timestamp cell."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def key(row, columns):
+    """A row's cells in those columns."""
+    return tuple(str(row.get(column, "")) for column in columns)
+
+
+# What must be the same for a row to count as measured, and the note of one that a package was
+# missing for.
+SAME = ("driver", "versions", "source_sha256", "method_sha256")
+ABSENT = "absent: "
+
+
+class Table:
+    """An experiment's CSV while it is being measured.
+
+    Parameters
+    ----------
+    path : path
+    machine : dict
+        Cells of :data:`SAME` as they are here and now.
+    fresh : bool
+        Measure every group again, whatever the file holds.
+
+    Raises
+    ------
+    ForeignFile
+        The file is not ours or cannot be written; found before anything is measured.
+    """
+
+    def __init__(self, path, machine, fresh=False):
+        self.path, self._machine, self._fresh = Path(path), machine, fresh
+        self.rows = read(self.path)
+        write(self.path, self.rows)  # whether it can be
+
+    def of_group(self, group):
+        """The rows of a group, whose cells of :data:`GROUP` are given."""
+        return [row for row in self.rows if key(row, GROUP) == key(group, GROUP)]
+
+    def has(self, group, variants, absent=()):
+        """Whether these variants of a group were all measured with everything as it is now.
+
+        Parameters
+        ----------
+        group : dict
+            Cells of :data:`GROUP`.
+        variants : list of dict
+            Cells of :data:`VARIANT`.
+        absent : collection of str
+            Algorithms whose packages are still missing; the others' rows that say so do not count.
+        """
+        found = {
+            key(row, VARIANT)
+            for row in self.of_group(group)
+            if key(row, SAME) == key(self._machine, SAME)
+            and (not row["note"].startswith(ABSENT) or row["algorithm"] in absent)
+        }
+        return not self._fresh and {key(variant, VARIANT) for variant in variants} <= found
+
+    def replace(self, rows):
+        """Put a group's new rows in the place of its old ones, and write the file."""
+        self.rows = replaced(self.rows, rows)
+        write(self.path, self.rows)
+
+
+def replaced(rows, group_rows):
+    """``rows`` with those of one group in the place of what there was of it, all cells as text."""
+    group = key(group_rows[0], GROUP)
+    first = next((at for at, row in enumerate(rows) if key(row, GROUP) == group), len(rows))
+    kept = [row for row in rows if key(row, GROUP) != group]
+    new = [{column: _cell(row.get(column)) for column in COLUMNS} for row in group_rows]
+    return kept[:first] + new + kept[first:]
+
+
+def _cell(value):
+    """A value as text: numbers with six digits, nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Training on digits: the loop and its log, the digits, the twin in PyTorch."""

@@ -1,0 +1,1 @@
+"""Whole convolutions, one file an algorithm; :mod:`numbacaps.algorithms.registry` lists them."""

@@ -1,0 +1,268 @@
+"""Algorithm 5: no multiplication interface, no replication; indices, and one small product each.
+
+The paper runs one parallel loop over all products and accumulates each at its output position. Here
+the thread that owns an output element runs through the products summed into it, so that nothing is
+added by two threads at once: the same input gives the same bits. No workspace.
+
+    forward           one thread an element of O: sum over c, kh, kw, d2
+    votes             one thread an element of a product: sum over d2
+    backward, input   one thread an element of dI: sum over p and the windows that cover it, d3
+    backward, kernel  LANES threads an element of dK: sum over n, oh, ow, d1, then over the lanes
+
+Thread mapping: consecutive threads own consecutive elements, so they write consecutive addresses,
+and read consecutive elements of one operand and the same one of the other.
+"""
+
+from functools import cache
+
+from numbacaps.algorithms.indices import make_index_functions
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import BLOCKS, ceil_div, flat_operands, launch
+from numbacaps.device.target import SIMULATED, at, cuda
+
+_LANES = 4 if SIMULATED else 16
+_ELEMENTS = 16
+
+
+@cache
+def make_forward(geometry, dtype):
+    """Kernel for one geometry (its N apart): the sum of an output element's products."""
+    C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
+    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
+    E3 = geometry.E3
+    IMAGE = P * OH * OW * E3
+    ZERO = dtype.type(0)
+    calculate_input_index, calculate_weight_index, calculate_output_index = make_index_functions(
+        geometry
+    )
+
+    @kept_on_disk
+    @cuda.jit
+    def indexed_forward_kernel(
+        x,  # in   (N, C, H, W, G, D1, D2)
+        w,  # in   (P, C, KH, KW, G, D2, D3)
+        out,  # out  (N, P, OH, OW, G, D1, D3)
+        N,
+    ):
+        i = cuda.grid(1)  # (p, oh, ow, g, d1, d3)
+        if i >= IMAGE:
+            return
+        d3 = i % D3
+        d1 = i // D3 % D1
+        g = i // (D3 * D1) % (E3 // (D3 * D1))
+        ow = i // E3 % OW
+        oh = i // (E3 * OW) % OH
+        p = i // (E3 * OW * OH)
+        n = cuda.blockIdx.y
+        while n < N:
+            total = ZERO
+            for c in range(C):
+                for kh in range(KH):
+                    for kw in range(KW):
+                        i_idx = calculate_input_index(n, c, oh, ow, kh, kw)
+                        idx = calculate_weight_index(p, c, kh, kw)
+                        for d2 in range(D2):
+                            value = ZERO  # padding is zeros that multiply like any other value
+                            if i_idx >= 0:
+                                value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                            total += value * w[at(idx + (g * D2 + d2) * D3 + d3)]
+            o_idx = calculate_output_index(n, p, oh, ow)
+            out[at(o_idx + (g * D1 + d1) * D3 + d3)] = total
+            n += cuda.gridDim.y
+
+    return indexed_forward_kernel
+
+
+@cache
+def make_votes(geometry, dtype):
+    """Kernel for one geometry (its N apart): every product, none summed."""
+    C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
+    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
+    E3 = geometry.E3
+    Q = geometry.Q
+    IMAGE = P * OH * OW * Q * E3
+    ZERO = dtype.type(0)
+    calculate_input_index, calculate_weight_index, _ = make_index_functions(geometry)
+
+    @kept_on_disk
+    @cuda.jit
+    def indexed_votes_kernel(
+        x,  # in   (N, C, H, W, G, D1, D2)
+        w,  # in   (P, C, KH, KW, G, D2, D3)
+        out,  # out  (N, P, OH, OW, C, KH, KW, G, D1, D3)
+        N,
+    ):
+        i = cuda.grid(1)  # (p, oh, ow, c, kh, kw, g, d1, d3)
+        if i >= IMAGE:
+            return
+        d3 = i % D3
+        d1 = i // D3 % D1
+        g = i // (D3 * D1) % (E3 // (D3 * D1))
+        kw = i // E3 % KW
+        kh = i // (E3 * KW) % KH
+        c = i // (E3 * KW * KH) % C
+        ow = i // (E3 * Q) % OW
+        oh = i // (E3 * Q * OW) % OH
+        p = i // (E3 * Q * OW * OH)
+        idx = calculate_weight_index(p, c, kh, kw)
+        n = cuda.blockIdx.y
+        while n < N:
+            i_idx = calculate_input_index(n, c, oh, ow, kh, kw)
+            total = ZERO
+            for d2 in range(D2):
+                value = ZERO
+                if i_idx >= 0:
+                    value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                total += value * w[at(idx + (g * D2 + d2) * D3 + d3)]
+            out[at(n * IMAGE + i)] = total
+            n += cuda.gridDim.y
+
+    return indexed_votes_kernel
+
+
+@cache
+def make_backward_input(geometry, dtype):
+    """Kernel for one geometry (its N apart): the gradient that reaches an input element."""
+    C, P, H, W, KH, KW = (getattr(geometry, name) for name in ("C", "P", "H", "W", "KH", "KW"))
+    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
+    E1 = geometry.E1
+    SH, SW = geometry.stride
+    PH, PW = geometry.padding
+    DH, DW = geometry.dilation
+    IMAGE = C * H * W * E1
+    ZERO = dtype.type(0)
+    _, calculate_weight_index, calculate_output_index = make_index_functions(geometry)
+
+    @kept_on_disk
+    @cuda.jit
+    def indexed_backward_input_kernel(
+        w,  # in   (P, C, KH, KW, G, D2, D3)
+        dy,  # in   (N, P, OH, OW, G, D1, D3)
+        dx,  # out  (N, C, H, W, G, D1, D2)
+        N,
+    ):
+        i = cuda.grid(1)  # (c, h, w, g, d1, d2)
+        if i >= IMAGE:
+            return
+        d2 = i % D2
+        d1 = i // D2 % D1
+        g = i // (D2 * D1) % (E1 // (D2 * D1))
+        column = i // E1 % W
+        row = i // (E1 * W) % H
+        c = i // (E1 * W * H)
+        n = cuda.blockIdx.y
+        while n < N:
+            total = ZERO
+            for kh in range(KH):
+                top = row + PH - kh * DH
+                oh = top // SH
+                if top % SH != 0 or oh < 0 or oh >= OH:
+                    continue
+                for kw in range(KW):
+                    left = column + PW - kw * DW
+                    ow = left // SW
+                    if left % SW != 0 or ow < 0 or ow >= OW:
+                        continue
+                    for p in range(P):
+                        idx = calculate_weight_index(p, c, kh, kw)
+                        o_idx = calculate_output_index(n, p, oh, ow)
+                        for d3 in range(D3):
+                            total += (
+                                dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
+                                * w[at(idx + (g * D2 + d2) * D3 + d3)]
+                            )
+            dx[at(n * IMAGE + i)] = total
+            n += cuda.gridDim.y
+
+    return indexed_backward_input_kernel
+
+
+@cache
+def make_backward_kernel(geometry, dtype):
+    """Kernel for one geometry (its N apart): the gradient that reaches a kernel element."""
+    C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
+    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
+    E2 = geometry.E2
+    SIZE = P * C * KH * KW * E2
+    L = OH * OW
+    LANES, ELEMENTS = _LANES, _ELEMENTS
+    SHARED = LANES * ELEMENTS
+    ZERO = dtype.type(0)
+    calculate_input_index, _, calculate_output_index = make_index_functions(geometry)
+
+    @kept_on_disk
+    @cuda.jit
+    def indexed_backward_kernel_kernel(
+        x,  # in   (N, C, H, W, G, D1, D2)
+        dy,  # in   (N, P, OH, OW, G, D1, D3)
+        dw,  # out  (P, C, KH, KW, G, D2, D3)
+        N,
+    ):
+        partial = cuda.shared.array(SHARED, dtype)
+        element = cuda.threadIdx.x
+        lane = cuda.threadIdx.y
+        first = cuda.blockIdx.x * ELEMENTS
+        while first < SIZE:
+            i = first + element  # (p, c, kh, kw, g, d2, d3)
+            total = ZERO
+            if i < SIZE:
+                d3 = i % D3
+                d2 = i // D3 % D2
+                g = i // (D3 * D2) % (E2 // (D3 * D2))
+                kw = i // E2 % KW
+                kh = i // (E2 * KW) % KH
+                c = i // (E2 * KW * KH) % C
+                p = i // (E2 * KW * KH * C)
+                nl = lane
+                while nl < N * L:
+                    n = nl // L
+                    oh = nl % L // OW
+                    ow = nl % L % OW
+                    i_idx = calculate_input_index(n, c, oh, ow, kh, kw)
+                    o_idx = calculate_output_index(n, p, oh, ow)
+                    for d1 in range(D1):
+                        value = ZERO
+                        if i_idx >= 0:
+                            value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
+                        total += value * dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
+                    nl += LANES
+            partial[at(lane * ELEMENTS + element)] = total
+            cuda.syncthreads()  # every lane's sum is there before lane 0 adds them up
+            if lane == 0 and i < SIZE:
+                for other in range(1, LANES):
+                    total += partial[at(other * ELEMENTS + element)]
+                dw[at(i)] = total
+            cuda.syncthreads()  # the sums are read before they are written again
+            first += cuda.gridDim.x * ELEMENTS
+
+    return indexed_backward_kernel_kernel
+
+
+def forward(geometry, x, w, out, *, stream, workspace):
+    """Algorithm 5. It needs no workspace."""
+    g = geometry
+    arguments = (*flat_operands(g, x=x, w=w, out=out), g.N)
+    count = g.P * g.L * g.E3
+    launch(make_forward(g.of_one_image, x.dtype), count, g.N, arguments, stream)
+
+
+def votes(geometry, x, w, out, *, stream, workspace):
+    """Algorithm 5 with nothing accumulated."""
+    g = geometry
+    arguments = (*flat_operands(g, x=x, w=w, votes=out), g.N)
+    count = g.P * g.L * g.Q * g.E3
+    launch(make_votes(g.of_one_image, x.dtype), count, g.N, arguments, stream)
+
+
+def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):
+    """Both gradients by index; ``dx`` or ``dw`` is None where that gradient is not wanted."""
+    g = geometry
+    if dx is not None:
+        kernel = make_backward_input(g.of_one_image, dy.dtype)
+        arguments = (*flat_operands(g, w=w, dy=dy, dx=dx), g.N)
+        launch(kernel, g.C * g.H * g.W * g.E1, g.N, arguments, stream)
+    if dw is not None:
+        kernel = make_backward_kernel(g.of_one_image, dy.dtype)
+        blocks = min(BLOCKS, ceil_div(g.P * g.Q * g.E2, _ELEMENTS))
+        arguments = (*flat_operands(g, x=x, dy=dy, dw=dw), g.N)
+        kernel[blocks, (_ELEMENTS, _LANES), stream](*arguments)

@@ -1,0 +1,1 @@
+"""What leans on CUDA and on Numba's internals, and knows no capsule."""

@@ -1,0 +1,121 @@
+"""Kernels compiled ahead, and launched without asking again what their arguments are.
+
+Numba finds out the type of every argument at every launch. Here it is known: flat arrays of C-contiguous
+memory, 64-bit integers, tuples of them. What a kernel takes for an array, and where a compiled kernel's
+handles are, is Numba's own business; all that leans on it is in this file and in
+:mod:`numbacaps.device.instructions.ptx`. On the simulator nothing is compiled, and Numba launches.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import LaunchConfig, Stream, launch
+from numba import from_dtype
+from numba.core import types
+
+from numbacaps.device.bfloat16 import bits, stored
+from numbacaps.device.target import SIMULATED, cuda
+
+_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
+_KEPT = 1024  # launch configurations
+
+
+class _Compiled:
+    """A kernel for flat arrays of some dtypes, then 64-bit integers; ``words`` are a tuple behind the second array.
+
+    ``compiled[grid, block, stream, shared](*arguments)`` launches it, as Numba's kernels do. An array
+    is a C-contiguous Numba device array of any shape; nothing is checked.
+
+    Parameters
+    ----------
+    kernel
+        Of ``cuda.jit``.
+    arrays : sequence of dtype_like
+    integers, words : int
+    shared : int
+        Bytes of shared memory that a block may ask for.
+    early : bool
+        It may start when the kernel before it on the stream lets it, and waits for that one's results itself.
+    """
+
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
+        kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in arrays]
+        kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
+        made = kernel.compile((*kinds, *[types.int64] * integers))
+        function = made._codelibrary.get_cufunc()
+        if shared > _WITHOUT_ASKING:
+            driver.cuKernelSetAttribute(
+                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                shared,
+                function.handle,
+                cuda.get_current_device().id,
+            )
+        self._kernel, self._early = function.kernel, early and _starts_early()
+
+    def __getitem__(self, how):
+        grid, block, stream, shared = how
+        config = _config(grid, block, shared, self._early)
+        stream = _stream(int(stream) if stream else 0)
+
+        def launched(*arguments):
+            launch(stream, config, self._kernel, *values(arguments))
+
+        return launched
+
+
+def _starts_early():
+    """Whether cuda.core (1.2) and this device (9.0) can start a kernel before the last one has ended."""
+    known = hasattr(LaunchConfig, "programmatic_stream_serialization")
+    return known and cuda.get_current_device().compute_capability >= (9, 0)
+
+
+@lru_cache(_KEPT)
+def _config(grid, block, shared, early):
+    how = {"programmatic_stream_serialization": True} if early else {}
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared, **how)
+
+
+@lru_cache(_KEPT)
+def _stream(address):
+    return Stream.from_handle(address)
+
+
+def values(arguments):
+    """What a compiled kernel takes for its arguments.
+
+    Of an array: two owners that there are not, elements, bytes of one, address, shape, strides.
+    """
+    found = []
+    for argument in arguments:
+        if isinstance(argument, int):
+            found.append(argument)
+        elif isinstance(argument, tuple):
+            found.extend(argument)
+        else:
+            size, itemsize = argument.size, argument.dtype.itemsize
+            found += (0, 0, size, itemsize, address_of(argument), size, itemsize)
+    return found
+
+
+class _Simulated:
+    """The same on the simulator."""
+
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
+        self._kernel = kernel
+
+    def __getitem__(self, how):
+        kernel = self._kernel[how]
+
+        def launched(*arguments):
+            kernel(*(bits(a) if hasattr(a, "dtype") else a for a in arguments))
+
+        return launched
+
+
+Compiled = _Simulated if SIMULATED else _Compiled
+
+
+def address_of(array):
+    """Where a Numba device array begins; on the simulator everything lies as copies want it, at 0."""
+    return 0 if SIMULATED else array.device_ctypes_pointer.value or 0

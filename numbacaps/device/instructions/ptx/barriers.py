@@ -1,0 +1,74 @@
+"""PTX that orders: barriers in shared memory (mbarrier), named barriers, fences, programmatic dependent launch."""
+
+from llvmlite import ir
+from numba.core import types
+from numba.cuda.extending import intrinsic
+
+from numbacaps.device.instructions.ptx.inline import I32, VOID, asm, instruction, with_number
+
+
+fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
+
+# Kernels of a GPU that lacks them start when the one before has ended.
+let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
+
+wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
+
+# So many threads of the block, a multiple of 32, wait for each other; others do not count.
+meet = with_number("bar.sync 1, {};")
+
+
+@intrinsic
+def meet_at(typing_context, barrier, number):
+    """The same at one of the block's barriers, 2 to 15."""
+    if not isinstance(number, types.IntegerLiteral):
+        return None
+    text = f"bar.sync $0, {number.literal_value};"
+
+    def codegen(context, builder, signature, arguments):
+        asm(builder, VOID, [builder.trunc(arguments[0], I32)], text, "r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, number), codegen
+
+
+def _on_barrier(text, values=0):
+    """An intrinsic on a barrier in shared memory: its address, then 32-bit values."""
+
+    def codegen(context, builder, signature, arguments):
+        operands = [builder.trunc(argument, I32) for argument in arguments[1:]]
+        asm(builder, VOID, operands, text, ",".join(["r"] * len(operands)) + ",~{memory}")
+        return context.get_dummy_value()
+
+    def nothing(typing_context, shared, address):
+        return types.void(shared, types.int64), codegen
+
+    def one(typing_context, shared, address, value):
+        return types.void(shared, types.int64, types.int64), codegen
+
+    def two(typing_context, shared, address, value, other):
+        return types.void(shared, types.int64, types.int64, types.int64), codegen
+
+    return intrinsic((nothing, one, two)[values])
+
+
+mbarrier_init = _on_barrier("mbarrier.init.shared::cta.b64 [$0], $1;", 1)
+
+mbarrier_arrive = _on_barrier("mbarrier.arrive.shared::cta.b64 _, [$0];")
+
+mbarrier_expect = _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1)
+
+mbarrier_arrive_times = _on_barrier("mbarrier.arrive.shared::cta.b64 _, [$0], $1;", 1)
+
+mbarrier_wait = _on_barrier(
+    "{ .reg .pred done; again: "
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; }",
+    1,
+)
+
+# Where the last operand is 0 it does not wait: a branch that divides no block of the compiler's.
+mbarrier_wait_where = _on_barrier(
+    "{ .reg .pred done, skip; setp.eq.b32 skip, $2, 0; @skip bra over; again: "
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; over: }",
+    2,
+)

@@ -1,0 +1,277 @@
+"""PTX that moves memory: asynchronous copies, the copy engine (TMA), prefetches, loads and stores of several elements."""
+
+from llvmlite import ir
+from numba.core import types
+from numba.cuda.extending import intrinsic
+
+from numbacaps.device.instructions.ptx.inline import (
+    F32,
+    I32,
+    I64,
+    VOID,
+    asm,
+    pointer_to,
+    instruction,
+    with_number,
+)
+
+
+cp_async_commit = instruction("cp.async.commit_group;")
+
+# At most so many of this thread's groups of copies are still on their way.
+cp_async_wait = with_number("cp.async.wait_group {};")
+
+
+@intrinsic
+def shared_address(typing_context, array):
+    """Where a shared array begins in the block's shared memory, in bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        data = pointer_to(context, builder, signature.args[0], arguments[0])
+        pointer = builder.ptrtoint(data, I64)
+        return asm(builder, I64, [pointer], "cvta.to.shared.u64 $0, $1;", "=l,l", False)
+
+    return types.int64(array), codegen
+
+
+@intrinsic
+def prefetch(typing_context, array, index):
+    """Have the :data:`~numbacaps.device.instructions.LINE` bytes around array[index] brought to the L2 cache.
+
+    Nothing is read, so it may come before ``wait_for_last``, and what is written meanwhile is not missed.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        array, index = arguments
+        place = builder.gep(pointer_to(context, builder, signature.args[0], array), [index])
+        operands = [builder.ptrtoint(place, I64)]
+        asm(builder, VOID, operands, "prefetch.global.L2 [$0];", "l,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+@intrinsic
+def cp_async(typing_context, size, shared, address, array, index, valid):
+    """Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    count = size.literal_value
+    how = "cg" if count == 16 else "ca"
+
+    def codegen(context, builder, signature, arguments):
+        _, _, address, array, index, valid = arguments
+        kind = signature.args[3]
+        base = builder.ptrtoint(pointer_to(context, builder, kind, array), I64)
+        itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        source = builder.add(base, builder.mul(index, ir.Constant(I64, itemsize)))
+        read = builder.select(valid, ir.Constant(I32, count), ir.Constant(I32, 0))
+        operands = [builder.trunc(address, I32), source, read]
+        text = f"cp.async.{how}.shared.global [$0], [$1], {count}, $2;"
+        asm(builder, VOID, operands, text, "r,l,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(size, shared, types.int64, array, types.int64, types.boolean), codegen
+
+
+@intrinsic
+def bulk_copy(typing_context, shared, address, array, index, size, barrier):
+    """Copy ``size`` bytes from array[index] to a shared address; the barrier counts them in.
+
+    Both lie at multiples of 16 bytes.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        _, address, array, index, size, barrier = arguments
+        source = builder.gep(pointer_to(context, builder, signature.args[2], array), [index])
+        operands = [
+            builder.trunc(address, I32),
+            builder.ptrtoint(source, I64),
+            builder.trunc(size, I32),
+            builder.trunc(barrier, I32),
+        ]
+        text = (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[$0], [$1], $2, [$3];"
+        )
+        asm(builder, VOID, operands, text, "r,l,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    arguments = (shared, types.int64, array, types.int64, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
+@intrinsic
+def bulk_store(typing_context, array, index, shared, address, size):
+    """Copy ``size`` bytes from a shared address to array[index], as a group of this thread's.
+
+    Both lie at multiples of 16 bytes.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        array, index, _, address, size = arguments
+        place = builder.gep(pointer_to(context, builder, signature.args[0], array), [index])
+        operands = [
+            builder.ptrtoint(place, I64),
+            builder.trunc(address, I32),
+            builder.trunc(size, I32),
+        ]
+        text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
+        asm(builder, VOID, operands, text + " cp.async.bulk.commit_group;", "l,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    arguments = (array, types.int64, shared, types.int64, types.int64)
+    return types.void(*arguments), codegen
+
+
+# What this thread copied out was read; and it was written.
+bulk_store_read = instruction("cp.async.bulk.wait_group.read 0;")
+
+bulk_store_wait = instruction("cp.async.bulk.wait_group 0;")
+
+_BEFORE_MAPS = 14  # what the driver takes for two arrays
+
+
+@intrinsic
+def map_address(typing_context, words, which):
+    """Where one of a kernel's tensor maps lies: ``words``, 16 of 64 bits each, the third argument.
+
+    It is read where arguments lie, so nobody has to put it anywhere. They lie from 48 bytes before a multiple
+    of 64 on, and a map at a multiple of 64: so behind two arrays. Only for a kernel's own body.
+    """
+    if not isinstance(which, types.IntegerLiteral):
+        return None
+    first = _BEFORE_MAPS + 16 * which.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        argument = f"{builder.function.name}_param_{first}"
+        text = f"mov.b64 $0, {argument}; cvta.param.u64 $0, $0;"
+        return asm(builder, I64, [], text, "=l", False)
+
+    return types.int64(words, which), codegen
+
+
+@intrinsic
+def tensor_copy(typing_context, shared, address, map, first, second, third, fourth, fifth, barrier):
+    """Copy the box of a tensor map (:mod:`numbacaps.device.tensor_map`) that begins at these coordinates.
+
+    ``map`` is its address. What lies outside of the tensor is zero.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        _, address, map, *coordinates, barrier = arguments
+        operands = [builder.trunc(address, I32), map]
+        operands += [builder.trunc(value, I32) for value in (*coordinates, barrier)]
+        text = (
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[$0], [$1, {$2, $3, $4, $5, $6}], [$7];"
+        )
+        asm(builder, VOID, operands, text, "r,l,r,r,r,r,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(shared, *[types.int64] * 8), codegen
+
+
+@intrinsic
+def load_run(typing_context, count, to, array, index):
+    """to[:count] = array[index : index + count] in one load; index is a multiple of count (1, 2 or 4)."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    length = count.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        _, to, array, index = arguments
+        _, target, kind, _ = signature.args
+        run = ir.VectorType(context.get_data_type(kind.dtype), length)
+        place = builder.gep(pointer_to(context, builder, kind, array), [index])
+        loaded = builder.load(
+            builder.bitcast(place, run.as_pointer()), align=length * kind.dtype.bitwidth // 8
+        )
+        first = pointer_to(context, builder, target, to)
+        for i in range(length):
+            element = builder.extract_element(loaded, ir.Constant(I32, i))
+            builder.store(element, builder.gep(first, [ir.Constant(I64, i)]))
+        return context.get_dummy_value()
+
+    return types.void(count, to, array, types.int64), codegen
+
+
+def _store(context, builder, signature, arguments):
+    """Two or four values in one store."""
+    array, index, *values = arguments
+    kind = signature.args[0]
+    run = ir.VectorType(context.get_data_type(kind.dtype), len(values))
+    together = ir.Constant(run, ir.Undefined)
+    for i, value in enumerate(values):
+        together = builder.insert_element(together, value, ir.Constant(I32, i))
+    place = builder.gep(pointer_to(context, builder, kind, array), [index])
+    align = len(values) * kind.dtype.bitwidth // 8
+    builder.store(together, builder.bitcast(place, run.as_pointer()), align=align)
+    return context.get_dummy_value()
+
+
+@intrinsic
+def store_pair(typing_context, array, index, first, second):
+    """array[index], array[index + 1] = first, second in one store; index is even."""
+    return types.void(array, types.int64, array.dtype, array.dtype), _store
+
+
+@intrinsic
+def store_pair_where(typing_context, condition, array, index, first, second):
+    """The same of float32 where a condition holds, without a branch, in global memory."""
+
+    def codegen(context, builder, signature, arguments):
+        condition, array, index, *values = arguments
+        place = builder.gep(pointer_to(context, builder, signature.args[1], array), [index])
+        operands = [builder.zext(condition, I32), builder.ptrtoint(place, I64), *values]
+        text = (
+            "{ .reg .pred where; setp.ne.u32 where, $0, 0; "
+            "@where st.global.v2.f32 [$1], {$2, $3}; }"
+        )
+        asm(builder, VOID, operands, text, "r,l,f,f,~{memory}")
+        return context.get_dummy_value()
+
+    kinds = types.boolean, array, types.int64, types.float32, types.float32
+    return types.void(*kinds), codegen
+
+
+@intrinsic
+def store_quad(typing_context, array, index, first, second, third, fourth):
+    """The same of four; index is a multiple of 4."""
+    return types.void(array, types.int64, *[array.dtype] * 4), _store
+
+
+@intrinsic
+def store_run(typing_context, count, array, index, values):
+    """array[index : index + count] = values[:count] in one store; index is a multiple of count (1, 2 or 4)."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        _, array, index, values = arguments
+        held = pointer_to(context, builder, signature.args[3], values)
+        places = (
+            builder.gep(held, [ir.Constant(I64, i)]) for i in range(signature.args[0].literal_value)
+        )
+        elements = [builder.load(place) for place in places]
+        stored = types.void(signature.args[1], types.int64, *[types.float32] * len(elements))
+        return _store(context, builder, stored, [array, index, *elements])
+
+    return types.void(count, array, types.int64, values), codegen
+
+
+@intrinsic
+def store_words(typing_context, array, index, first, second, third, fourth):
+    """The same of 4 bytes each, whatever the array holds; it lies at a multiple of 16 bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        array, index, *words = arguments
+        run = ir.VectorType(F32, 4)
+        together = ir.Constant(run, ir.Undefined)
+        for i, word in enumerate(words):
+            together = builder.insert_element(together, word, ir.Constant(I32, i))
+        place = builder.gep(pointer_to(context, builder, signature.args[0], array), [index])
+        builder.store(together, builder.bitcast(place, run.as_pointer()), align=16)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, *[types.float32] * 4), codegen

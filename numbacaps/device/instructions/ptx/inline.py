@@ -1,0 +1,59 @@
+"""How inline PTX is written into a kernel: all that leans on how Numba hands values to LLVM."""
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.cuda.core.targetconfig import ConfigStack
+from numba.cuda.extending import intrinsic
+
+
+I32, I64, F32, VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
+
+
+def pointer_to(context, builder, kind, value):
+    """Pointer to an array's first element."""
+    return context.make_array(kind)(context, builder, value).data
+
+
+def asm(builder, result, operands, text, constraints, side_effect=True):
+    """Call inline PTX."""
+    function = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect), operands)
+
+
+def instruction(text, since=(0, 0)):
+    """An intrinsic without operands that nothing may be moved across; nothing on GPUs before ``since``."""
+
+    @intrinsic
+    def made(typing_context):
+        def codegen(context, builder, signature, arguments):
+            if ConfigStack().top().compute_capability >= since:
+                asm(builder, VOID, [], text, "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return made
+
+
+def with_number(text):
+    """The same with one operand, a number that is known when the kernel is compiled."""
+
+    @intrinsic
+    def made(typing_context, number):
+        if not isinstance(number, types.IntegerLiteral):
+            return None
+        whole = text.format(number.literal_value)
+
+        def codegen(context, builder, signature, arguments):
+            asm(builder, VOID, [], whole, "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(number), codegen
+
+    return made
+
+
+def library(builder, name, arguments):
+    """Call a function of CUDA's mathematical library, of one number."""
+    kind = ir.FunctionType(arguments[0].type, [arguments[0].type])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)

@@ -1,0 +1,64 @@
+"""What the instructions do, written in NumPy, for the simulator: a thread at a time.
+
+What is checked: every index, address, descriptor, coordinate and phase; that barriers count what arrives, and that
+nothing hangs. What is not: fences, types, registers, and what runs at the same time by chance.
+"""
+
+from numbacaps.device.instructions.simulated.barriers import (
+    fence_proxy_async,
+    let_next_start,
+    mbarrier_arrive,
+    mbarrier_arrive_times,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarrier_wait_where,
+    meet,
+    meet_at,
+    wait_for_last,
+)
+from numbacaps.device.instructions.simulated.copies import (
+    bulk_copy,
+    bulk_store,
+    bulk_store_read,
+    bulk_store_wait,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    load_run,
+    map_address,
+    prefetch,
+    shared_address,
+    store_pair,
+    store_pair_where,
+    store_quad,
+    store_run,
+    store_words,
+    tensor_copy,
+)
+from numbacaps.device.instructions.simulated.registers import (
+    HALVES,
+    clock,
+    cut_tf32,
+    expm1,
+    fewer_registers,
+    from_bfloat16,
+    inverse_root,
+    larger,
+    more_registers,
+    permuted_bytes,
+    shuffle,
+    to_bfloat16,
+    to_tf32,
+    unforeseen,
+)
+from numbacaps.device.instructions.simulated.tensor_cores import (
+    FRAGMENT_PRODUCTS,
+    load_matrices,
+    mma,
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+    wgmma_wait_but,
+)

@@ -1,0 +1,131 @@
+"""Kernels that are compiled once and kept on disk, each specialisation in files of its own.
+
+Numba keeps a list of all specialisations of a function in one file. Processes that add to it at the same
+time undo each other's entries, or give two kernels one place. It also notices changes only of the file
+that the function stands in, and a kernel is made of what others hold too.
+
+It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
+are pickled, which is another way once the process has compiled one. Here sources and values say all: those of
+the files that the kernel and its device functions stand in, and of all that these import of the package. So who
+changes one kernel compiles the others no more, and what one checkout compiled another finds, and another machine
+whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. GPUs of two
+capabilities may read one folder, but not write to it at the same time. All that leans on Numba's own caching is
+in this file.
+"""
+
+import ast
+import os
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+from numbacaps.device.target import SIMULATED
+
+_ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
+
+
+def kept_on_disk(kernel):
+    """The kernel, of ``cuda.jit`` and inside a factory, whose specialisations other processes find on disk.
+
+    Where no folder can be written, they do not: ``NUMBA_CACHE_DIR`` names one.
+    """
+    if not SIMULATED:
+        function = kernel.py_func
+        name = function.__qualname__  # by which Numba names the files, as it is now
+        function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
+        with suppress(RuntimeError):  # nowhere to write
+            kernel._cache = _portable()(function)
+        function.__qualname__ = name
+    return kernel
+
+
+@cache
+def _portable():
+    """Numba's cache of a kernel, which here knows neither where the package lies nor when it was written."""
+    from numba.cuda.core import caching
+    from numba.cuda.dispatcher import CUDACache, CUDACacheImpl
+
+    class Located:
+        """What differs from Numba's ways to find a folder."""
+
+        # Instead of a time nothing: a file's name says which sources.
+        get_source_stamp = staticmethod(str)
+
+        @classmethod
+        def get_suitable_cache_subpath(cls, file):
+            return "numbacaps"  # instead of a name for the file's folder
+
+    class Files(CUDACacheImpl):
+        _locator_classes = tuple(
+            type(found.__name__, (Located, found), {})
+            for found in (
+                caching._UserProvidedCacheLocator,
+                caching._InTreeCacheLocator,
+                caching._UserWideCacheLocator,
+            )
+        )
+
+    class Portable(CUDACache):
+        _impl_class = Files
+
+        def __init__(self, function):
+            super().__init__(function)
+            # What it takes from around it would be pickled, and is in the file's name.
+            self._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
+
+    return Portable
+
+
+def _specialisation(function):
+    """A name for the sources and for what the factory was called with."""
+    sources = _sources(frozenset(_files(function)))
+    return sha256(f"{sources}{_values(function)}".encode()).hexdigest()[:16]
+
+
+def _values(function):
+    """A function's name and what it takes from around it, and the same of the device functions among that."""
+    return [
+        function.__qualname__,
+        *(_values(v.py_func) if hasattr(v, "py_func") else repr(v) for v in _around(function)),
+    ]
+
+
+def _files(function):
+    """Where it stands, and the device functions that it takes from around it."""
+    files = {Path(function.__code__.co_filename)}
+    return files.union(*(_files(v.py_func) for v in _around(function) if hasattr(v, "py_func")))
+
+
+def _around(function):
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+@cache
+def _sources(files):
+    """A name for what kernels that stand in some files may be made of."""
+    found, left = set(), files
+    while left:
+        found |= left
+        left = set().union(*map(_imported, left)) - found
+    named = sorted((os.path.relpath(path, _ROOT), path.read_bytes()) for path in found)
+    return sha256(
+        b"\0".join(part for name, text in named for part in (name.encode(), text))
+    ).hexdigest()
+
+
+@cache
+def _imported(path):
+    """The files of the package that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import, which is not looked for here"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    of_package = (name.split(".") for name in names if name.split(".")[0] == _PACKAGE)
+    places = [_ROOT.joinpath(*parts) for parts in of_package]
+    files = [file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")]
+    return frozenset(file for file in files if file.is_file())

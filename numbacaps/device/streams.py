@@ -1,0 +1,189 @@
+"""Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
+
+import warnings
+from contextlib import suppress
+
+from numbacaps.device.target import SIMULATED, cuda
+
+
+class Stream:
+    """A CUDA stream as Numba knows it, and as cuda.core does where it can capture.
+
+    Attributes
+    ----------
+    numba : Numba stream
+        On the simulator, where everything is synchronous, the default one.
+    captures : bool
+        Work on it can be captured.
+    """
+
+    def __init__(self):
+        self._core = _core_stream()
+        self.captures = self._core is not None
+        if SIMULATED:
+            self.numba = 0
+        elif self.captures:
+            self.numba = cuda.external_stream(int(self._core.handle))
+        else:
+            self.numba = cuda.stream()
+
+    def capture(self, work):
+        """A function that replays what ``work()`` launches on the stream; nothing runs now."""
+        builder = self._core.create_graph_builder()
+        builder.begin_building()
+        try:
+            work()
+        except BaseException:
+            with suppress(Exception):  # what went wrong is what matters
+                builder.end_building()
+            raise
+        builder.end_building()
+        graph = builder.complete()
+        return lambda: graph.launch(self._core)
+
+    def event(self):
+        """A point in streams' work: now, until it is recorded. It takes no time."""
+        if self._core is not None:  # whose calls are a tenth of Numba's
+            return self._core.record()
+        return cuda.event() if SIMULATED else cuda.event(timing=False)
+
+    def record(self, event):
+        """Move an event to the end of what is queued."""
+        if self._core is not None:
+            self._core.record(event)
+        else:
+            event.record(self.numba)
+
+    def wait(self, event):
+        """Let what is queued from now on wait for an event."""
+        if self._core is not None:
+            self._core.wait(event)
+        else:
+            event.wait(self.numba)
+
+    def wait_for(self, event):
+        """Let the host wait for an event."""
+        if self._core is not None:
+            event.sync()
+        else:
+            event.synchronize()
+
+    def synchronize(self):
+        """Wait for the stream's work."""
+        if self.numba:
+            self.numba.synchronize()
+
+
+class Beside:
+    """Streams for work that need not be done in the order of another stream's.
+
+    On the simulator, where everything is synchronous, it is done in order all the same.
+
+    Parameters
+    ----------
+    stream : Numba stream
+        Whose work they branch off, and into which they flow back.
+    count : int
+        Streams, which take the work in turn.
+    """
+
+    def __init__(self, stream, count=4):
+        self.stream, self._turn, self._busy = stream, 0, set()
+        self._others = []
+        if not SIMULATED:
+            self._others = [Stream() for _ in range(count)]
+            events = [cuda.event(timing=False) for _ in range(2 + count)]
+            self._branch, self._mark, *self._ends = events
+
+    def mark(self):
+        """Remember what is queued on the stream by now."""
+        if self._others:
+            self._mark.record(self.stream)
+
+    def run(self, work):
+        """Queue ``work(stream)`` behind what is queued on the stream by now."""
+        if self._others:
+            self._branch.record(self.stream)
+            self._run(work, self._branch)
+        else:
+            work(self.stream)
+
+    def run_marked(self, work):
+        """Queue ``work(stream)`` behind what was queued on the stream at the last :meth:`mark`."""
+        if self._others:
+            self._run(work, self._mark)
+        else:
+            work(self.stream)
+
+    def _run(self, work, branch):
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._others)
+        self._busy.add(turn)
+        other = self._others[turn].numba
+        branch.wait(other)
+        work(other)
+
+    def forget(self):
+        """Take it that nothing was run: after work that broke off, whose part nobody waits for."""
+        self._turn, self._busy = 0, set()
+
+    def join(self):
+        """Let what is queued on the stream from now on wait for all that was run beside it."""
+        for turn in sorted(self._busy):
+            self._ends[turn].record(self._others[turn].numba)
+            self._ends[turn].wait(self.stream)
+        self.forget()
+
+
+def _core_stream():
+    """A stream of cuda.core, or None where no graph can be built."""
+    if SIMULATED:
+        return None
+    try:
+        from cuda.core import Device
+    except ImportError:
+        return None
+    device = Device(cuda.get_current_device().id)
+    device.set_current()
+    return device.create_stream()
+
+
+class Repeated:
+    """Work that is done again and again on the same arrays.
+
+    The first call launches kernel by kernel, which compiles them and allocates workspaces, and
+    captures; every other call is one graph launch. Where the stream cannot capture, or the work
+    cannot be captured, all calls launch kernel by kernel; a warning says why if that was not known
+    before. The results are the same.
+
+    Parameters
+    ----------
+    work : callable
+        ``work()`` launches on the stream, and allocates nothing from its second call on.
+    stream : Stream
+    capturable : bool
+    """
+
+    def __init__(self, work, stream, capturable):
+        self._work, self._stream = work, stream
+        self._captures = capturable and stream.captures
+        self._replay = None
+
+    @property
+    def captured(self):
+        """The next call is one graph launch."""
+        return self._replay is not None
+
+    def __call__(self):
+        if self._replay is not None:
+            self._replay()
+            return
+        self._work()
+        if self._captures:
+            try:
+                self._replay = self._stream.capture(self._work)
+            except (
+                Exception
+            ) as refusal:  # whatever a driver says of what it has just done one by one
+                self._captures = False
+                said = f"launched kernel by kernel, because it cannot be captured: {refusal}"
+                warnings.warn(said, RuntimeWarning, stacklevel=2)

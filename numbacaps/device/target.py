@@ -1,0 +1,89 @@
+"""The one place that chooses where kernels run: a real GPU, or Numba's CUDA simulator.
+
+Numba reads ``NUMBA_ENABLE_CUDASIM`` once, while it is imported, so the choice is made here before
+anything else of the toolkit touches it. Every other module takes ``cuda`` from this one.
+
+``NUMBACAPS_TARGET=cuda`` or ``NUMBACAPS_TARGET=sim`` decides; without it a GPU is used where a
+driver and a GPU are found, and the simulator elsewhere. Looking for a GPU initialises the driver, so
+a process that forks CUDA workers should set the variable (or start them afresh).
+"""
+
+import ctypes
+import os
+import sys
+
+import numpy as np
+
+from numbacaps.device.simulator import complete
+
+_VARIABLE = "NUMBACAPS_TARGET"
+
+
+def _gpu_count():
+    """GPUs that the CUDA driver offers to this process; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def _wants_simulator():
+    """True for the simulator, False for a GPU, by the environment and then by what is there."""
+    choice = os.environ.get(_VARIABLE, "").strip().lower()
+    if choice in ("cuda", "sim"):
+        return choice == "sim"
+    if choice:
+        raise ImportError(f"{_VARIABLE} is {choice!r}; it takes 'cuda' or 'sim'")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+        return True
+    if _gpu_count():
+        return False
+    print(
+        "numbacaps: no CUDA driver or no GPU found, so kernels run on Numba's simulator: right, "
+        f"slow, and its times mean nothing ({_VARIABLE}=sim says so quietly)",
+        file=sys.stderr,
+    )
+    return True
+
+
+def _import_cuda(simulate):
+    """numba.cuda for the chosen target, or an error that names the cure."""
+    if simulate:
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    else:
+        os.environ.pop("NUMBA_ENABLE_CUDASIM", None)
+    # A small layer has a small grid, and whoever runs it can do nothing about the warning.
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+    from numba import cuda
+
+    if ("simulator" in cuda.jit.__module__) != simulate:
+        wanted, other = ("the simulator", "a real GPU") if simulate else ("a GPU", "the simulator")
+        raise ImportError(
+            f"numbacaps runs on {wanted} here, but numba.cuda was imported before it and is set "
+            f"to {other}. Import numbacaps before numba, or set NUMBA_ENABLE_CUDASIM="
+            f"{int(simulate)} before Python starts."
+        )
+    if simulate:
+        complete(cuda)
+    return cuda
+
+
+SIMULATED = _wants_simulator()
+cuda = _import_cuda(SIMULATED)
+
+# Kernels index with ``array[at(offset)]``. Numba wraps a negative index round at three instructions
+# an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative int.
+at = np.uint64
+
+
+def check_target():
+    """Refuse to go on where the chosen target has no GPU."""
+    if not SIMULATED and not cuda.is_available():
+        raise RuntimeError(
+            "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
+            "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
+        )

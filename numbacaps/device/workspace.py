@@ -1,0 +1,108 @@
+"""Device memory for what an algorithm lays out between its input and its output."""
+
+import threading
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from numbacaps.device.target import SIMULATED, cuda
+
+_KEPT = 64  # workspaces
+
+
+class Workspace:
+    """Memory that the calls of one algorithm share: allocated by the first, reused by the others.
+
+    An algorithm allocates nothing else, so calls that reuse a workspace can be captured into a CUDA
+    graph, which needs the workspace for as long as it is replayed. Calls that share one must follow
+    each other on one stream.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Most bytes; half of the free device memory by default (1 GiB on the simulator, which reports
+        infinite memory).
+    """
+
+    def __init__(self, limit=None):
+        self._limit = limit
+        self._arrays = {}
+        self._asked, self._views = None, None  # by the last call
+
+    @property
+    def limit(self):
+        """Most bytes."""
+        if self._limit is None:
+            free = 2 << 30 if SIMULATED else cuda.current_context().get_memory_info().free
+            self._limit = free // 2
+        return self._limit
+
+    @property
+    def nbytes(self):
+        """Bytes allocated now."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def arrays(self, shapes, dtype):
+        """Arrays of the named shapes; what a smaller or other set left behind is dropped.
+
+        Parameters
+        ----------
+        shapes : dict of str to tuple
+        dtype : numpy.dtype
+
+        Returns
+        -------
+        dict of str to device array, contents undefined
+        """
+        asked = tuple(shapes.items()), dtype
+        if asked != self._asked:
+            self._asked, self._views = None, None  # they hold memory
+            self._views = self._fitted(shapes, dtype)
+            self._asked = asked
+        return self._views
+
+    def _fitted(self, shapes, dtype):
+        """Views of what there is, if it is large enough, or of new arrays."""
+        if any(
+            name not in self._arrays
+            or self._arrays[name].dtype != dtype
+            or self._arrays[name].size < prod(shape)
+            for name, shape in shapes.items()
+        ):
+            self._arrays = {}  # freed before the new ones are asked for
+            self._arrays = {
+                name: cuda.device_array(prod(shape), dtype) for name, shape in shapes.items()
+            }
+        return {
+            name: self._arrays[name][: prod(shape)].reshape(shape) for name, shape in shapes.items()
+        }
+
+
+def kept_workspace(stream, *what):
+    """The workspace of calls that are alike in ``what``, of this thread's on a stream.
+
+    The last so many are kept, so that calls of a small convolution again and again do not allocate.
+
+    Parameters
+    ----------
+    stream : Numba stream or 0
+    what : hashable
+    """
+    return _kept(int(stream) if stream else 0, threading.get_ident(), *what)
+
+
+@lru_cache(_KEPT)
+def _kept(*key):
+    return Workspace()
+
+
+def check_limit(limit):
+    """``workspace_limit`` as an int, or None."""
+    if limit is None:
+        return None
+    if not isinstance(limit, (int, np.integer)) or isinstance(limit, bool):
+        raise TypeError(f"workspace_limit is {limit!r}; it takes a number of bytes or None")
+    if limit < 0:
+        raise ValueError(f"workspace_limit is {limit}; it takes 0 or more bytes")
+    return int(limit)

@@ -1,0 +1,87 @@
+"""LeakyReLU, then squash: what a network's layer does to its convolution's sums, wherever it is computed.
+
+Over each group a of consecutive elements of a = LeakyReLU(x), with n = sqrt(|a|^2 + 1e-7):
+
+    y = a * (1 - exp(-n)) / n
+
+``expm1`` keeps the digits of 1 - exp(-n) where n is small. A reciprocal square root stands for root
+and division: those of IEEE branch, which costs more than all else here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.device.instructions import expm1, inverse_root
+from numbacaps.device.target import cuda
+
+EPSILON = 1e-7  # keeps the length's gradient finite; the published value
+_ZERO, _ONE = np.float32(0), np.float32(1)  # of a type that widens nothing
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What is wanted of a layer's sums.
+
+    Attributes
+    ----------
+    slope : float
+        Of LeakyReLU; 1 for none.
+    group : int
+        Consecutive elements of a capsule that are squashed together.
+    keeps_sums : bool
+        The sums before it are wanted too: gradients read them.
+    backward : bool
+        Its gradient is wanted, behind a product that computes what reaches its results.
+    """
+
+    slope: float
+    group: int
+    keeps_sums: bool = True
+    backward: bool = False
+
+
+@cuda.jit(device=True, inline="always")
+def leaky(x, slope):
+    """LeakyReLU of an element."""
+    return x if x > _ZERO else slope * x
+
+
+@cuda.jit(device=True, inline="always")
+def squash_factor(square):
+    """What squash multiplies a group by, from |a|^2 + :data:`EPSILON`."""
+    inverse = inverse_root(square)
+    return -expm1(-square * inverse) * inverse
+
+
+@cuda.jit(device=True, inline="always")
+def squash_slopes(square):
+    """(f, h) of squash's gradient dy * f + a * (a . dy) * h, from the same.
+
+    With n the length, f is :func:`squash_factor` and h is f'(n) / n = (exp(-n) - f) / n^2.
+    """
+    inverse = inverse_root(square)
+    length = square * inverse
+    less = expm1(-length)
+    f = -less * inverse
+    return f, (_ONE + less - f) * (inverse * inverse)
+
+
+@cuda.jit(device=True, inline="always")
+def squash_slopes_of_result(square):
+    """(f, k) of the same gradient told by the result y: dy * f + y * (y . dy) * k.
+
+    Since y is a * f, k is h / f^2 = (exp(-n) - f) / (1 - exp(-n))^2.
+    """
+    inverse = inverse_root(square)
+    less = expm1(-square * inverse)
+    f = -less * inverse
+    other = inverse_root(less * less)
+    return f, (_ONE + less - f) * (other * other)
+
+
+@cuda.jit(device=True, inline="always")
+def squash_gradient(x, dy, f, along, slope):
+    """What reaches an element x before LeakyReLU and squash; ``along`` is (a . dy) * h of its group."""
+    gradient = dy * f + leaky(x, slope) * along
+    return gradient if x > _ZERO else slope * gradient

@@ -1,0 +1,1 @@
+"""Rung 3: a thread computes a small tile from registers."""

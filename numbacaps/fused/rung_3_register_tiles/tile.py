@@ -1,0 +1,102 @@
+"""The tiles that the fused kernels of ordinary arithmetic can take, and why one cannot be taken."""
+
+from dataclasses import dataclass
+
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import SIMULATED
+from numbacaps.fused.epilogue import Lanes
+
+SHARED_LIMIT = 48 * 1024  # bytes that a block gets without asking the driver for more
+_BLOCKS = 1 if SIMULATED else 264  # two for each multiprocessor of a large GPU
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block computes BM x BN of the result, BK of the sum at a time; a thread TM x TN of it."""
+
+    BM: int
+    BN: int
+    BK: int
+    TM: int
+    TN: int
+
+    @property
+    def threads(self):
+        """Threads of a block."""
+        return (self.BM // self.TM) * (self.BN // self.TN)
+
+    @property
+    def lanes(self):
+        """How a warp's lanes share neighbouring columns."""
+        across = self.BN // self.TN
+        return Lanes(across, min(32, self.threads) // across)
+
+    def shared_bytes(self, itemsize):
+        """Shared memory of a block, the pitch of its first tile counted in."""
+        return self.BK * (self.BM + 4 + self.BN) * itemsize
+
+    def __str__(self):
+        return f"{self.BM}x{self.BN}x{self.BK}, {self.TM}x{self.TN} a thread"
+
+
+# From large to small: fewer, larger tiles read less, more tiles keep more of the GPU busy.
+TILES = (
+    (Tile(8, 8, 4, 2, 2),)
+    if SIMULATED
+    else (
+        Tile(128, 128, 8, 8, 8),
+        Tile(128, 64, 8, 8, 4),
+        Tile(64, 64, 8, 4, 4),
+        Tile(128, 32, 8, 4, 4),
+        Tile(64, 32, 8, 4, 2),
+        Tile(32, 32, 16, 2, 2),
+        Tile(64, 8, 16, 4, 1),
+    )
+)
+
+
+def why_not(tile, rows, columns, itemsize):
+    """Why a tile cannot be taken for a result of so many rows and columns; None where it can."""
+    if any(tile.threads % side for side in (tile.BM, tile.BN, tile.BK)):
+        return f"{tile.threads} threads do not load whole rows and columns of its tiles"
+    if tile.BM * tile.BK % tile.threads or tile.BN * tile.BK % tile.threads:
+        return f"{tile.threads} threads do not share its loads evenly"
+    if tile.shared_bytes(itemsize) > SHARED_LIMIT:
+        return f"{tile.shared_bytes(itemsize)} bytes of shared memory, more than {SHARED_LIMIT}"
+    if tile is TILES[-1]:
+        return None  # whatever is left
+    if 2 * columns <= tile.BN:
+        return f"{columns} columns would leave more than half of {tile.BN} idle"
+    if ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) < _BLOCKS:
+        return f"fewer than {_BLOCKS} blocks"
+    return None
+
+
+def choose_tile(rows, columns, itemsize):
+    """(tile, why): the first that can be taken, and what kept the one before it from being.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Of the result; M and N of a pass that gathers.
+    itemsize : int
+        Bytes of what is multiplied.
+    """
+    why = "the largest"
+    for tile in TILES:
+        reason = why_not(tile, rows, columns, itemsize)
+        if reason is None:
+            return tile, why
+        why = f"{tile.BM}x{tile.BN}: {reason}"
+    raise AssertionError("the last tile can always be taken")
+
+
+def choose_splits(tiles, M, BK):
+    """(splits, pixels of each): enough blocks for the GPU, and enough pixels for each block.
+
+    It depends on the geometry alone, so that the order of the sum is the same on every GPU.
+    """
+    most = 3 if SIMULATED else max(1, M // (8 * BK))
+    splits = max(1, min(most, 3 if SIMULATED else ceil_div(_BLOCKS, tiles)))
+    per_split = ceil_div(ceil_div(M, splits), BK) * BK
+    return ceil_div(M, per_split), per_split

@@ -1,0 +1,1 @@
+"""Rung 4: capsules as the tensor cores' own core matrices."""

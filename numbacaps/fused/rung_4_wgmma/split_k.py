@@ -1,0 +1,263 @@
+"""The kernel's gradient on the tensor cores, by the products of single warps.
+
+    dw[k, n] = sum over m of x[m, k] * dy[m, n]
+
+What changed from :mod:`numbacaps.fused.rung_3_register_tiles.split_k`: a warp multiplies WM taps by WN columns with ``mma``,
+8 pixels at a time. Both operands lie in shared memory as they lie in capsule layout, a row of
+taps or columns for each pixel, so copies are asynchronous and take up to 16 bytes, and the next stages are
+on their way while one is multiplied. A row is 8 banks behind the one before it: a warp reads four rows at
+once, and its lanes side by side four elements each, all on banks of their own. So a thread's rows and
+columns of a product are neighbours in dw.
+
+The tensor cores read TF32, which they cut from float32. In one term, factors are brought near enough
+to their roundings first. In three terms a factor is the sum of a high and a low part: high times low, low
+times high, high times high. The tensor cores cut their sums too, so there the sum of each stage
+begins at zero, and float32 additions join the stages.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.instructions import (
+    CHUNK,
+    TF32_NEARER,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    cut_tf32,
+    let_next_start,
+    load_run,
+    mma,
+    shared_address,
+    short,
+    store_pair,
+    wait_for_last,
+)
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+from numbacaps.fused.rows import pixel_of_row
+
+_ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
+
+
+@cache
+def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dtype):
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`.
+
+    Parameters
+    ----------
+    pixels : numbacaps.fused.implicit_gemm.Pixels
+    inside : bool
+    N, K : int
+        As the product's.
+    runs : tuple of int
+        Bytes (4, 8 or 16) that one copy takes from the gathered and from the other array.
+    tile : numbacaps.fused.rung_4_wgmma.split_k_tile.MmaTile
+    splits, size : int
+        ``size`` elements a split.
+    terms : int
+        1 or 3.
+    dtype : numpy.dtype
+    """
+    BM, BN, BK, WM, WN = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN
+    THREADS, STAGES = tile.threads, tile.STAGES
+    ACROSS = BN // WN  # warps
+    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
+    IMAGE = ROWS * COLUMNS * D1  # rows of a
+    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
+    ROW_STEP, ROW_START = pixels.top
+    COLUMN_STEP, COLUMN_START = pixels.left
+    HEIGHT, WIDTH = pixels.extent
+    A_G, B_G, C_G = pixels.steps
+    INSIDE = inside
+    A_PITCH, C_PITCH = tile.pitches
+    C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
+    A_RUN, C_RUN = runs
+    A_ELEMENTS, C_ELEMENTS = (run // dtype.itemsize for run in runs)
+    # A thread copies the same runs of every pixel that it takes; OWN of them, every APART pixels.
+    A_LANES, C_LANES = (8 // elements for elements in (A_ELEMENTS, C_ELEMENTS))
+    A_OWN, A_APART = tile.share(BM, A_ELEMENTS)
+    C_OWN, C_APART = tile.share(BN, C_ELEMENTS)
+    A_OCTETS, C_OCTETS = BM // 8 // A_OWN, BN // 8 // C_OWN
+    A_TURNS, C_TURNS = BK // A_APART, BK // C_APART
+    BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
+    PLACES = 2 * THREADS
+    EDGES = 1 if inside else PLACES
+    QUADS_DOWN, QUADS_ACROSS = WM // 32, WN // 32
+    OWN_ROWS, OWN_COLUMNS = WM // 8, WN // 4  # of the result, a thread's
+    DOWN_TILES, ACROSS_TILES = WM // 16, WN // 8
+    SUMS = DOWN_TILES * ACROSS_TILES * 4
+    FRESH = SUMS if terms == 3 else 0  # where the sums of a stage are, after those of all
+    ALL_SUMS = SUMS + FRESH
+    PARTS = 2 if terms == 3 else 1
+    A_PART, B_PART = DOWN_TILES * 4, ACROSS_TILES * 2
+    A_SIZE, B_SIZE = PARTS * A_PART, PARTS * B_PART
+    TERMS = terms
+    PAIRED = C_RUN > 4
+    SPLITS, SIZE = splits, size
+    PENDING = STAGES - 2
+    NEARER, ABSENT = TF32_NEARER, _ABSENT
+    ZERO, dtype_of = np.float32(0), dtype.type
+
+    @kept_on_disk
+    @cuda.jit
+    def mma_reduction_kernel(
+        a,  # in   the gathered array
+        c,  # in   the other array
+        b,  # out  (splits, size): the kernel's gradient, a partial sum each
+        table,  # in   Product.table
+        M,
+        per_split,  # pixels, a multiple of BK
+    ):
+        let_next_start()  # up to where it waits for the sums
+        shared = cuda.shared.array(0, dtype, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
+        base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
+        other = cuda.shared.array(PLACES, np.int64)
+        top = cuda.shared.array(EDGES, np.int32)
+        left = cuda.shared.array(EDGES, np.int32)
+        acc = cuda.local.array(ALL_SUMS, np.float32)
+        quad = cuda.local.array(4, np.float32)
+        a_part = cuda.local.array(A_SIZE, np.float32)
+        b_part = cuda.local.array(B_SIZE, np.float32)
+        a_offset = cuda.local.array(A_OWN, np.int64)
+        c_offset = cuda.local.array(C_OWN, np.int64)
+        down = cuda.local.array(A_OWN, np.int64)
+        across = cuda.local.array(A_OWN, np.int64)
+        to_row = cuda.local.array(OWN_ROWS, np.int64)
+        to_column = cuda.local.array(OWN_COLUMNS, np.int64)
+        start = shared_address(shared)
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        lane, warp = short(thread % 32), short(thread // 32)
+        k0 = cuda.blockIdx.x * BM
+        n0 = cuda.blockIdx.y * BN
+        g = cuda.blockIdx.z // SPLITS
+        split = cuda.blockIdx.z % SPLITS
+        first = split * per_split
+        last = min(M, first + per_split)
+        steps = short((last - first + BK - 1) // BK)
+        image0 = first // IMAGE
+        m_image = first - image0 * IMAGE  # rows of that image before the split's
+        # Lanes side by side copy 8 elements of a row, four rows, and on.
+        a_k = thread // (4 * A_LANES) % A_OCTETS * 8 + thread % A_LANES * A_ELEMENTS
+        a_m = thread // (4 * A_LANES * A_OCTETS) * 4 + thread // A_LANES % 4
+        c_n = thread // (4 * C_LANES) % C_OCTETS * 8 + thread % C_LANES * C_ELEMENTS
+        c_m = thread // (4 * C_LANES * C_OCTETS) * 4 + thread // C_LANES % 4
+        for own in range(A_OWN):
+            k = k0 + a_k + own * (A_OCTETS * 8)
+            a_offset[own] = table[at(k)] if k < K else ABSENT
+            down[own] = table[at(K + k)] if k < K else 0
+            across[own] = table[at(2 * K + k)] if k < K else 0
+        for own in range(C_OWN):
+            n = n0 + c_n + own * (C_OCTETS * 8)
+            c_offset[own] = table[at(4 * K + N + n)] if n < N else ABSENT
+        a_from = lane % 4 * A_PITCH + warp // ACROSS * WM + lane // 4 * 4
+        b_from = C_FIRST + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4 * 4
+        for i in range(ALL_SUMS):
+            acc[i] = ZERO
+        wait_for_last()  # both arrays are there
+        for step in range(short(-STAGES), steps):
+            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
+            cuda.syncthreads()  # so have the others', and nobody reads the stage before
+            ahead = short(step + STAGES - 1)
+            after = np.uint32(ahead + 1)
+            if np.uint32(after % BATCH) == 0:
+                m = m_image + after * BK + thread
+                place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
+                image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
+                image += image0
+                base[at(place)] = (
+                    g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
+                )
+                other[at(place)] = (
+                    g * C_G + image * C_IMAGE + row * C_ROW + column * C_COLUMN + d1 * C_D1
+                )
+                if not INSIDE:
+                    top[at(place)] = row * ROW_STEP + ROW_START
+                    left[at(place)] = column * COLUMN_STEP + COLUMN_START
+            if ahead >= 0 and ahead < steps:
+                to = short(np.uint32(ahead) % STAGES * STAGE)
+                place = short(np.uint32(ahead) % (2 * BATCH) * BK)
+                there = short(last - first - ahead * BK)  # pixels of the stage
+                for turn in range(A_TURNS):
+                    m = a_m + turn * A_APART
+                    source = base[at(place + m)]
+                    h, w = 0, 0
+                    if not INSIDE:
+                        h, w = top[at(place + m)], left[at(place + m)]
+                    for own in range(A_OWN):
+                        ok = m < there and a_offset[own] > ABSENT
+                        if not INSIDE:
+                            row, column = h + down[own], w + across[own]
+                            ok = ok and row >= 0 and row < HEIGHT and column >= 0 and column < WIDTH
+                        a_to = to + m * A_PITCH + a_k + own * (A_OCTETS * 8)
+                        where = source + a_offset[own] if ok else 0
+                        cp_async(A_RUN, shared, start + a_to * 4, a, where, ok)
+                for turn in range(C_TURNS):
+                    m = c_m + turn * C_APART
+                    source = other[at(place + m)]
+                    for own in range(C_OWN):
+                        ok = m < there and c_offset[own] > ABSENT
+                        c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_OCTETS * 8)
+                        where = source + c_offset[own] if ok else 0
+                        cp_async(C_RUN, shared, start + c_to * 4, c, where, ok)
+            cp_async_commit()
+            if step >= 0:
+                stage = short(np.uint32(step) % STAGES * STAGE)
+                if FRESH > 0:
+                    for i in range(SUMS):
+                        acc[FRESH + i] = ZERO
+                for eight in range(BK // 8):
+                    for half in range(2):
+                        m = eight * 8 + half * 4
+                        for i in range(QUADS_DOWN):
+                            load_run(4, quad, shared, stage + a_from + m * A_PITCH + i * 32)
+                            for j in range(4):
+                                near = quad[j] * NEARER
+                                to = i * 8 + j // 2 * 4 + j % 2 + half * 2
+                                a_part[to] = near
+                                if TERMS == 3:
+                                    a_part[to] = cut_tf32(near)
+                                    a_part[A_PART + to] = quad[j] - cut_tf32(near)
+                        for i in range(QUADS_ACROSS):
+                            load_run(4, quad, shared, stage + b_from + m * C_PITCH + i * 32)
+                            for j in range(4):
+                                near = quad[j] * NEARER
+                                to = i * 8 + j * 2 + half
+                                b_part[to] = near
+                                if TERMS == 3:
+                                    b_part[to] = cut_tf32(near)
+                                    b_part[B_PART + to] = quad[j] - cut_tf32(near)
+                    for term in range(TERMS):
+                        a_low = (TERMS - 1 - term) // 2 * A_PART
+                        b_low = (TERMS - 1 - term) % 2 * B_PART
+                        for i in range(DOWN_TILES):
+                            for j in range(ACROSS_TILES):
+                                to = FRESH + (i * ACROSS_TILES + j) * 4
+                                mma(acc, to, a_part, a_low + i * 4, b_part, b_low + j * 2)
+                if FRESH > 0:
+                    for i in range(SUMS):
+                        acc[i] += acc[FRESH + i]
+        for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
+            k = k0 + warp // ACROSS * WM + i // 4 * 32 + lane // 4 * 4 + i % 4
+            to_row[i] = split * SIZE + g * B_G + table[at(3 * K + k)] if k < K else ABSENT
+        for j in range(OWN_COLUMNS):
+            n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
+            to_column[j] = table[at(4 * K + n)] if n < N else ABSENT
+        for i in range(OWN_ROWS):
+            if to_row[i] > ABSENT:
+                row = (i // 4 * 2 + i % 4 // 2) * ACROSS_TILES * 4 + i % 2 * 2
+                for j in range(0, OWN_COLUMNS, 2):
+                    at_column = row + (j // 8 * 4 + j % 4) * 4 + j % 8 // 4
+                    one, two = acc[at_column], acc[at_column + 4]
+                    if PAIRED:
+                        if to_column[j] > ABSENT:
+                            store_pair(b, to_row[i] + to_column[j], dtype_of(one), dtype_of(two))
+                    else:
+                        if to_column[j] > ABSENT:
+                            b[at(to_row[i] + to_column[j])] = one
+                        if to_column[j + 1] > ABSENT:
+                            b[at(to_row[i] + to_column[j + 1])] = two
+
+    return mma_reduction_kernel

@@ -1,0 +1,99 @@
+"""The splits of a kernel's gradient added, where they lie as the tensor cores hold them.
+
+What changed from the last kernel of :mod:`numbacaps.fused.rung_3_register_tiles.split_k`: a capsule of the gradient is 16 to 64 bytes, far
+from the next one that a thread has, and memory is written in 32 bytes. So every thread of
+:mod:`numbacaps.fused.rung_5_warp_specialized.split_k` stores its sums beside its neighbours', four at once, whatever they belong to;
+and this kernel, which reads them in that order, finds out where the total goes, once for all splits.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import load_run, wait_for_last
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+
+
+@cache
+def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dtype):
+    """Kernel that adds the partial sums of ``splits`` splits, always in the same order.
+
+    Parameters
+    ----------
+    pixels, window, boxes, D, tile
+        As :func:`numbacaps.fused.rung_5_warp_specialized.split_k.make_bulk_reduction` takes them.
+    splits : int
+    channels, N, K, G : int
+        As the product's.
+    dtype : numpy.dtype
+        Of the gradient.
+    """
+    TAP_ROWS, TAP_COLUMNS = tile.tap_rows, window.taps[1]
+    SPLITS, CHANNELS, GROUPS, STEP = splits, channels, G, pixels.steps[1]
+    A_CHANNELS, COLUMNS_FILLED = boxes[0].channels, boxes[1].channels * pixels.other[3]
+    DOWN, ACROSS = -(-channels // A_CHANNELS), -(-N // COLUMNS_FILLED)
+    PAIR, PAIRS = tile.PAIR, D // tile.PAIR
+    ROWS_OF_WARP, FILLED = 16 // PAIR, A_CHANNELS * PAIRS
+    THREADS, BLOCKS = TAP_ROWS * 128, tile.BN // 8
+    SPLIT = DOWN * ACROSS * TAP_COLUMNS * BLOCKS * THREADS  # in fours
+    AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
+    TURNS = -(-splits // LANES)
+    ZERO = np.float32(0)
+    _, write = conversions(dtype)
+
+    @kept_on_disk
+    @cuda.jit
+    def add_tiles_kernel(
+        partial,  # in   (G, splits, tiles of columns, of channels, TAP_COLUMNS, BLOCKS, THREADS, 4)
+        table,  # in   Product.table
+        dw,  # out
+    ):
+        of_lanes = cuda.shared.array(SUMS, np.float32)
+        total = cuda.local.array(4, np.float32)
+        four = cuda.local.array(4, np.float32)
+        thread = cuda.threadIdx.x
+        # Where one of the block's sums goes, which a thread finds out for itself.
+        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread // 4)
+        g, rest = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
+        lane, rest = np.uint32(rest % 32), np.uint32(rest // 32)
+        warp, rest = np.uint32(rest % (THREADS // 32)), np.uint32(rest // (THREADS // 32))
+        block, rest = np.uint32(rest % BLOCKS), np.uint32(rest // BLOCKS)
+        tap_column, rest = np.uint32(rest % TAP_COLUMNS), np.uint32(rest // TAP_COLUMNS)
+        half = np.uint32(thread % 4 // 2)
+        row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4 + (half * 8 if PAIR == 1 else 0))
+        channel = np.uint32(rest % DOWN * A_CHANNELS + row // PAIRS)
+        k = np.uint32((channel * TAP_ROWS + warp // 4) * TAP_COLUMNS + tap_column)
+        k = np.uint32(k * D + row % PAIRS * PAIR + (half if PAIR > 1 else 0))
+        column = np.uint32(block * 8 + lane % 4 * 2 + thread % 2)
+        n = np.uint32(rest // DOWN * COLUMNS_FILLED + column)
+        inside = g < GROUPS and row < FILLED and channel < CHANNELS
+        inside = inside and column < COLUMNS_FILLED and n < N and thread < 4 * AT_ONCE
+        to = 0
+        if inside:
+            to = g * STEP + table[at(3 * K + k)] + table[at(4 * K + n)]
+        # What it adds: four neighbours, of some splits.
+        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread % AT_ONCE)
+        g, i = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
+        written = g < GROUPS and i // 32 % 4 * ROWS_OF_WARP + i % 32 // 4 < FILLED
+        for j in range(4):
+            total[j] = ZERO
+        wait_for_last()  # the splits are summed
+        for turn in range(TURNS):
+            split = turn * LANES + thread // AT_ONCE
+            if written and split < SPLITS:
+                load_run(4, four, partial, ((g * SPLITS + split) * SPLIT + i) * 4)
+                for j in range(4):
+                    total[j] += four[j]
+        for j in range(4):
+            of_lanes[at(thread * 4 + j)] = total[j]
+        cuda.syncthreads()
+        if inside:
+            whole = of_lanes[at(thread)]
+            for lane_of_sum in range(1, LANES):
+                whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + thread)]
+            dw[at(to)] = write(whole)
+
+    return add_tiles_kernel

@@ -1,0 +1,462 @@
+"""The tiles of :mod:`numbacaps.fused.rung_5_warp_specialized.split_k`, their shared memory, and why one cannot be taken."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from numbacaps.device.launch import ceil_div
+from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP
+
+_FLOAT = 4  # bytes
+_LARGEST_BOX = 256  # indices along an axis
+_LINE = 64  # bytes that a pixel should have to be fetched by itself
+_REGISTERS = 65536  # of a multiprocessor
+_MOST_REGISTERS = 240  # of a thread
+HELPING_REGISTERS = 32  # of a thread that lays out or copies
+LAYING_WARPS = 3  # that lay out, of the last warpgroup; its last warp copies
+# Of a thread that multiplies, besides sums and fragments, by terms.
+_OTHER_REGISTERS = {1: 28, 3: 32}
+_MOST_WARPGROUPS = 7  # that multiply
+_MOST_GROUPS = 4  # of 8 k's in a box
+BARRIERS = 256  # bytes at the beginning of the shared memory
+_MOST_TURNS = BARRIERS // 16  # of all rings, two barriers each
+
+
+@dataclass(frozen=True)
+class ReductionTile:
+    """A block computes 64 rows by BN columns of every tap, a warpgroup those of a row of taps.
+
+    It multiplies PW pixels of a row at once, and GROUPS times as many of their images and d1 as one product
+    takes. One warpgroup more lays the columns out and takes care of the copies.
+
+    Of float16 and bfloat16, PAIR is 2: this module and the kernel count neighbours of a capsule's row as one.
+    """
+
+    tap_rows: int
+    PW: int
+    GROUPS: int
+    BN: int
+    PAIR: int = 1
+
+    @property
+    def K(self):
+        """Of one product of a warpgroup."""
+        return 8 * self.PAIR
+
+    @property
+    def threads(self):
+        """Threads of a block."""
+        return (self.tap_rows + 1) * WARPGROUP
+
+    @property
+    def registers(self):
+        """What a thread that multiplies may have: what the others leave of the block's."""
+        all_of_them = _REGISTERS // self.threads // 8 * 8 * (self.tap_rows + 1)
+        return min(_MOST_REGISTERS, (all_of_them - HELPING_REGISTERS) // self.tap_rows // 8 * 8)
+
+    def sums(self, taps):
+        """Sums of all threads that multiply, of so many columns of the window."""
+        return self.tap_rows * WARPGROUP * self.BN // 2 * taps
+
+    def __str__(self):
+        return (
+            f"{BM} rows by {self.BN} of every tap, {self.tap_rows} warpgroups, "
+            f"{self.PW} pixels of {self.GROUPS * self.K}"
+        )
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one copy brings of an array, a part of one row of pixels, and how it lies in shared memory.
+
+    Attributes
+    ----------
+    columns, images, channels : int
+        Sizes.
+    pixel : int
+        Elements of a pixel.
+    whole_rows : bool
+        A channel's pixels follow each other, as they do in the array; otherwise all channels of a pixel.
+        Whole rows are an odd number of pixels, or of 16 bytes where pixels are smaller: the copy engine takes
+        multiples of 16 bytes, and so neighbouring channels lie on other banks.
+    """
+
+    columns: int
+    images: int
+    channels: int
+    pixel: int
+    whole_rows: bool
+
+    @classmethod
+    def of(cls, columns, images, channels, pixel, G):
+        """The box of at least so many columns."""
+        unit = max(1, 4 // pixel)  # columns of 16 bytes, or one that is larger
+        whole = (ceil_div(columns, unit) | 1) * unit
+        whole_rows = G == 1 and pixel * _FLOAT < _LINE and whole * pixel <= _LARGEST_BOX
+        return cls(whole if whole_rows else columns, images, channels, pixel, whole_rows)
+
+    @property
+    def channel_step(self):
+        """Elements from one channel to the next."""
+        return self.pixel * (self.columns if self.whole_rows else 1)
+
+    @property
+    def image_step(self):
+        """From one image to the next."""
+        return self.channel_step * self.channels
+
+    @property
+    def column_step(self):
+        """From one column to the next."""
+        return self.pixel * (1 if self.whole_rows else self.channels * self.images)
+
+    @property
+    def bytes(self):
+        """Of the whole box."""
+        return self.pixel * self.columns * self.channels * self.images * _FLOAT
+
+    def tensor(self, sizes, strides, G):
+        """(sizes, strides, box) for :func:`numbacaps.device.tensor_map.tensor_map`.
+
+        The axes are (g and pixel's element, channel, image, column, row); where rows are fetched whole the
+        columns are part of the first one.
+
+        Parameters
+        ----------
+        sizes, strides : tuple of int
+            Of the array's channels, images, columns and rows.
+        G : int
+        """
+        channels, images, columns, rows = sizes
+        if self.whole_rows:
+            channel, image, column, row = strides
+            sizes = (columns * column, channels, images, 1, rows)
+            strides = (channel, image, row, row)
+            return sizes, strides, (self.channel_step, self.channels, self.images, 1, 1)
+        sizes = (G * self.pixel, channels, images, columns, rows)
+        return sizes, strides, (self.pixel, self.channels, self.images, self.columns, 1)
+
+
+def boxes(tile, product, G):
+    """The boxes of the gathered array and of the other one."""
+    p = product.pixels
+    images = tile.K * tile.GROUPS // gcd(tile.K * tile.GROUPS, p.D1)
+    channels = min(BM // product.D, product.channels)
+    D3 = p.other[3]
+    return (
+        Box.of(columns_read(tile, product), images, channels, p.D1 * product.D // tile.PAIR, G),
+        Box.of(tile.PW, images, tile.BN // D3, p.D1 * D3 // tile.PAIR, G),
+    )
+
+
+def tensors(tile, product, images, G):
+    """What the tensor maps of the gathered array and of the other one are made of."""
+    p = product.pixels
+    of_x, of_dy = boxes(tile, product, G)
+    P = product.N // product.n.D
+    height, width = p.extent
+    of_x_steps = (product.channel_steps[0], p.gathered[0], p.unit[1], p.unit[0])
+    of_dy_steps = (product.n.other, p.other[0], p.other[2], p.other[1])
+    counted = (tuple(step // tile.PAIR for step in steps) for steps in (of_x_steps, of_dy_steps))
+    of_x_steps, of_dy_steps = counted
+    return (
+        of_x.tensor((product.channels, images, width, height), of_x_steps, G),
+        of_dy.tensor((P, images, p.columns, p.rows), of_dy_steps, G),
+    )
+
+
+def columns_read(tile, product):
+    """Columns of slots that the taps of PW pixels read."""
+    return ((tile.PW - 1) * product.pixels.left[0] + int(product.tap_columns.max(initial=0))) + 1
+
+
+def rows_read(product):
+    """Rows of slots from a pixel's first tap to its last, or to the next pixel's first."""
+    return max(int(product.tap_rows.max(initial=0)) + 1, product.pixels.top[0])
+
+
+@dataclass(frozen=True)
+class Rings:
+    """How many boxes of x and dy, and how many laid out ones of dy, are in shared memory at a time.
+
+    Attributes
+    ----------
+    x, dy, laid_out : int
+    x_bytes, dy_bytes, laid_out_bytes : int
+        Of each, padded to 128.
+    """
+
+    x: int
+    dy: int
+    laid_out: int
+    x_bytes: int
+    dy_bytes: int
+    laid_out_bytes: int
+
+    @classmethod
+    def of(cls, product, tile, G, terms):
+        """As many as there is room for; None where a window's rows and one of the others do not fit."""
+        of_x, of_dy = boxes(tile, product, G)
+        sizes = [ceil_div(box.bytes, 128) * 128 for box in (of_x, of_dy)]
+        k = of_dy.images * product.pixels.D1
+        laid_out = tile.PW * k * tile.BN * _FLOAT // tile.PAIR
+        sizes.append(laid_out * (2 if terms > 1 else 1))
+        span, step = rows_read(product), product.pixels.top[0]
+        for ahead, dy, laid_out in (
+            (5, 5, 3),
+            (4, 4, 3),
+            (3, 3, 3),
+            (2, 2, 3),
+            (2, 2, 2),
+            (1, 2, 2),
+            (1, 1, 2),
+            (1, 1, 1),
+            (0, 1, 1),
+        ):
+            rings = cls(span + ahead * step, dy, laid_out, *sizes)
+            if rings.x + dy + laid_out <= _MOST_TURNS and rings.bytes <= SHARED_LIMIT:
+                return rings
+        return None
+
+    @property
+    def bytes(self):
+        """Shared memory of a block, and what aligning its beginning may take."""
+        rings = self.x * self.x_bytes + self.dy * self.dy_bytes
+        return 128 + BARRIERS + rings + self.laid_out * self.laid_out_bytes
+
+
+@dataclass(frozen=True)
+class Strips:
+    """The sum's parts: some images, PW columns and some rows of pixels, which a block walks down.
+
+    Attributes
+    ----------
+    rows : int
+        Pixels from a strip's top to its bottom.
+    down, across : int
+        Strips of an image.
+    count, per_split : int
+        All strips, and those of a split.
+    """
+
+    rows: int
+    down: int
+    across: int
+    count: int
+    per_split: int
+
+    @property
+    def splits(self):
+        """Splits of all strips."""
+        return ceil_div(self.count, self.per_split)
+
+
+def tiles(product, pair=1):
+    """The tiles to choose from for a :class:`numbacaps.fused.implicit_gemm.Product`.
+
+    ``pair`` is 2 of elements of 2 bytes.
+    """
+    most = ceil_div(product.N, 8) * 8
+    widths = sorted({min(width, most) for width in _WIDTHS}, reverse=True)
+    return [
+        ReductionTile(len(product.tap_rows), PW, groups, width, pair)
+        for width in widths
+        for groups in (1, 2, 4)
+        for PW in range(min(_MOST_PIXELS, product.pixels.columns), 0, -1)
+    ]
+
+
+_WIDTHS = (128, 96, 64, 48, 32, 16, 8)  # of a tile's columns
+_MOST_PIXELS = 16
+
+
+def why_not(tile, product, G, terms):
+    """Why a tile cannot be taken for a product; None where it can."""
+    p = product.pixels
+    D3 = p.other[3]
+    if tile.tap_rows > _MOST_WARPGROUPS:
+        return f"{tile.tap_rows} rows of taps, more than {_MOST_WARPGROUPS} warpgroups"
+    pair = tile.PAIR
+    if product.D % pair or D3 % pair:
+        return f"D2 of {product.D} and D3 of {D3} do not come in pairs"
+    if product.D > BM or (product.D % 16 and 8 * pair % product.D):
+        return f"D2 is {product.D}: {BM} rows, or a warp's 16 of them, are not evenly filled"
+    if p.D1 % 4 and 4 % p.D1:
+        return f"D1 is {p.D1}: neither divides 4 nor is a multiple of it"
+    if D3 > tile.BN:
+        return f"D3 is {D3}, more than {tile.BN} columns"
+    for _, strides, box in tensors(tile, product, 1, G):
+        if box[0] % 4 or any(stride % 4 for stride in strides):
+            return f"runs of {box[0]} words, or steps of {strides}, are no multiples of 16 bytes"
+    for box, (step, left) in zip(boxes(tile, product, G), (p.left, (1, 0))):
+        if box.whole_rows and (left * box.pixel % 4 or step * tile.PW * box.pixel % 4):
+            return f"a box begins every {step * tile.PW} pixels of {box.pixel} words, from {left}: not at 16 bytes"
+    if max(p.gathered[0], p.other[0]) >= 2**38:
+        return "strides are too large for the copy engine"
+    sizes, _, largest = zip(*tensors(tile, product, 1, G))
+    if max(map(max, sizes)) >= 2**31:
+        return "rows are too long for the copy engine"
+    if max(map(max, largest)) > _LARGEST_BOX:
+        return f"a box of {max(map(max, largest))} indices along an axis, more than {_LARGEST_BOX}"
+    of_x, of_dy = boxes(tile, product, G)
+    if of_x.images * p.D1 > tile.K * _MOST_GROUPS:
+        return f"{of_x.images} images of D1 {p.D1} at once"
+    if of_dy.channels * D3 % (8 * pair) or (p.D1 * D3) & (p.D1 * D3 - 1):
+        return f"{of_dy.channels} channels of {p.D1} x {D3} do not fill warps evenly"
+    if Rings.of(product, tile, G, terms) is None:
+        return f"boxes of {of_x.bytes} and {of_dy.bytes} bytes are too much shared memory"
+    registers = _registers(tile, product, terms)
+    if registers > tile.registers:
+        return f"{registers} registers a thread, more than {tile.registers}"
+    return None
+
+
+_FEWEST_PRODUCTS = 1 << 26
+
+
+def why_slow(product, images, G):
+    """Why :mod:`numbacaps.fused.rung_4_wgmma.split_k` is faster where both can be used; None where it is not."""
+    if product.channels * product.D < BM // 2:
+        return f"{product.channels} channels of {product.D} fill less than half of {BM} rows"
+    products = product.M(images) * product.K * product.N * G
+    if products < _FEWEST_PRODUCTS:
+        return f"{products} products take less time than one launch more"
+    return None
+
+
+def _registers(tile, product, terms):
+    """About how many a thread that multiplies holds."""
+    sums = len(product.tap_columns) * tile.BN // 2 * (2 if terms > 1 else 1)
+    return sums + tile.GROUPS * columns_read(tile, product) * 4 + _OTHER_REGISTERS[terms]
+
+
+# For the rough count of time, in cycles.
+_MULTIPROCESSORS = 132  # of the GPU that the tiles are for
+_SHARED = 128  # of these, where products share them; the others are for what is launched besides
+_SHARE = 0.6  # each one's share goes with this power of what it reads: the best of five ways that were measured
+_MOST_TURNS_OF_BLOCKS = 3
+_BYTES = 28  # from the L2 cache to a multiprocessor when all of them read
+_WAVEFRONT = 128  # bytes that shared memory takes or gives
+_NARROWEST = 32  # columns: fewer take a product as long
+_BETWEEN = 400  # from one chain of products to the next
+_AROUND = 6000  # of a block, with its result
+_SPLIT_BYTES = 3000  # a cycle, of all splits' sums, which are written and read
+# Of a split, in three terms: each rounds, and 2400 of them lost twice what a library's float32 loses.
+_MOST_ADDS = 1500
+
+
+def choose_tile(product, images, G, terms, pair=1):
+    """(tile, strips, why): what should take the least time; or None, None, and why none can be taken.
+
+    It depends on the geometry alone, so that the order of the sum is the same on every GPU.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+        Of the forward pass.
+    images, G : int
+    terms : int
+        Products for each pair of operands: 1 for TF32, 3 for tf32x3.
+    pair : int
+        2 of elements of 2 bytes.
+    """
+    best, why = _choose(product, images, G, terms, pair, _MULTIPROCESSORS, _MOST_TURNS_OF_BLOCKS)
+    return best[1:] if best else (None, None, why)
+
+
+def choose_beside(products, sizes, images, terms):
+    """The same of products that are computed at the same time, each on multiprocessors of its own.
+
+    One after the other they would take longer: however small, each has to begin and to end.
+
+    Parameters
+    ----------
+    products : sequence of numbacaps.fused.implicit_gemm.Product
+        Of forward passes, without g.
+    sizes : sequence of int
+        Elements of an image that each reads.
+    images, terms : int
+
+    Returns
+    -------
+    list of (tile, strips, why), or None
+        None where one of the products has no tile.
+    """
+    weights = [size**_SHARE for size in sizes]
+    shares = [4 * max(1, round(_SHARED / 4 * weight / sum(weights))) for weight in weights]
+    found = [_choose(p, images, 1, terms, 1, share, 1)[0] for p, share in zip(products, shares)]
+    return [one[1:] for one in found] if all(found) else None
+
+
+def _choose(product, images, G, terms, pair, multiprocessors, turns):
+    """((cycles, tile, strips, why), None); or None, and why there is none."""
+    best, reason = None, "no images"
+    for tile in tiles(product, pair) if images else ():
+        why = why_not(tile, product, G, terms)
+        if why:
+            reason = why
+            continue
+        how = tile, product, images, G, terms
+        strips, takes = choose_strips(*how, multiprocessors, turns)
+        if best is None or takes < best[0]:
+            best = takes, tile, strips, f"{strips.count} strips, about {takes} cycles"
+    return best, None if best else reason
+
+
+def choose_strips(
+    tile, product, images, G, terms, multiprocessors=_MULTIPROCESSORS, turns=_MOST_TURNS_OF_BLOCKS
+):
+    """(strips, cycles): how the sum is split where blocks of this tile compute it.
+
+    There are at most so many ``turns`` of them on so many multiprocessors.
+    Three terms are for who wants float32's accuracy, so there the sums of a split are kept short.
+    """
+    p = product.pixels
+    at_once = boxes(tile, product, G)[0].images
+    groups = ceil_div(images, at_once)
+    adds_of_a_row = at_once * p.D1 // (tile.K * tile.GROUPS)
+    across = ceil_div(p.columns, tile.PW)
+    blocks = blocks_of_a_split(tile, product, G)
+    row = cycles_of_a_row(tile, product, G, terms)
+    size = product.K * product.N * G * _FLOAT
+    best = None
+    for turns in range(1, 1 + turns):
+        wanted = max(1, turns * multiprocessors // blocks)
+        for down in range(1, 1 + p.rows):
+            rows = ceil_div(p.rows, down)
+            count = groups * across * ceil_div(p.rows, rows)
+            strips = Strips(rows, ceil_div(p.rows, rows), across, count, ceil_div(count, wanted))
+            together = ceil_div(blocks * strips.splits, multiprocessors)
+            takes = together * (_AROUND + strips.per_split * (rows * row + _BETWEEN))
+            takes += strips.splits * size * 2 // _SPLIT_BYTES
+            adds = strips.per_split * rows * adds_of_a_row
+            found = max(0, adds - _MOST_ADDS) if terms > 1 else 0, takes, strips
+            best = min(best or found, found, key=lambda one: one[:2])
+            if count >= wanted * 8:
+                break
+    _, takes, strips = best
+    return strips, takes
+
+
+def blocks_of_a_split(tile, product, G):
+    """Blocks of all rows, columns and g."""
+    of_x, of_dy = boxes(tile, product, G)
+    P = product.N // product.pixels.other[3]
+    return G * ceil_div(product.channels, of_x.channels) * ceil_div(P, of_dy.channels)
+
+
+def cycles_of_a_row(tile, product, G, terms):
+    """About how many cycles PW pixels take: whatever is busiest.
+
+    The tensor cores; shared memory, from which every product reads its columns; the copies; and a
+    warpgroup alone, which waits while it loads.
+    """
+    p = product.pixels
+    of_x, of_dy = boxes(tile, product, G)
+    groups = of_x.images * p.D1 // tile.K
+    products = product.taps * tile.PW * groups * terms * max(tile.BN, _NARROWEST) // 2
+    copied = of_x.bytes * p.top[0] + of_dy.bytes
+    fragments = tile.tap_rows * columns_read(tile, product) * groups * 16
+    laid_out = tile.PW * groups * 8 * tile.BN * _FLOAT * (2 if terms == 1 else 3)
+    shared = products // 2 + fragments + (laid_out + copied) // _WAVEFRONT
+    alone = products // tile.tap_rows + groups // tile.GROUPS * (2 if terms > 1 else 1) * _BETWEEN
+    return max(products, shared, copied // _BYTES, alone)

@@ -1,0 +1,1 @@
+"""Rung 6: operands swapped, a small kernel stays in registers."""

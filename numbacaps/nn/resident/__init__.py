@@ -1,0 +1,1 @@
+"""A whole pass of a network that fits in one multiprocessor as one kernel (a megakernel)."""

@@ -1,0 +1,45 @@
+"""A kernel packed for :mod:`numbacaps.nn.resident.backward`: core matrices of taps, output elements along their rows.
+
+    packed[taps, part, step, half, n, e]
+
+What changed from :mod:`numbacaps.fused.pack`: ``k`` counts (p, d3) and ``n`` a tap's (c, d2), some taps side by side.
+Neighbours of ``n`` that a thread adds in one run lie where its sums are: pairs of them, 8 columns apart. What
+rounding took away is multiplied first, so it comes first.
+"""
+
+import numpy as np
+
+from numbacaps.device.target import cuda
+
+
+def taps_finder(K, D3, N, D2, taps, together, steps, run, wide, parts):
+    """Device function as :func:`numbacaps.fused.pack.finder`'s, of float32.
+
+    Parameters
+    ----------
+    K, D3, N, D2, taps : int
+        P*D3, D3, C*D2, D2 and KH*KW.
+    together, steps, run, wide : int
+        As those of :class:`numbacaps.nn.resident.backward_layout.BackwardLayer`.
+    parts : int
+        2 in three terms, otherwise 1.
+    """
+    COLUMNS, STEPS, RUN, WIDE, PARTS = together * N, steps, run, wide, parts
+    DEPTH, CAPSULE, WIDTH, ROW, TAPS, TOGETHER = K, D3, N, D2, taps, together
+    OF_CAPSULE = N * taps * D3
+
+    @cuda.jit(device=True, inline="always")
+    def find(i):
+        element, rest = np.uint32(i % 4), np.uint32(i // 4)
+        column, rest = np.uint32(rest % COLUMNS), np.uint32(rest // COLUMNS)
+        chunk, rest = np.uint32(rest % (2 * STEPS)), np.uint32(rest // (2 * STEPS))
+        part, rest = np.uint32(PARTS - 1 - rest % PARTS), np.uint32(rest // PARTS)
+        k = np.uint32((chunk // RUN * 4 + element) * RUN + chunk % RUN)
+        tap, n = np.uint32(rest * TOGETHER + column // WIDTH), np.uint32(column % WIDTH)
+        block, pair = np.uint32(n // 8), np.uint32(n % 8 // 2)
+        n = np.uint32(((block // WIDE * 4 + pair) * WIDE + block % WIDE) * 2 + n % 2)
+        place = np.uint32(k // CAPSULE) * OF_CAPSULE + np.uint32(k % CAPSULE)
+        place += (np.uint32(n // ROW) * TAPS + tap) * (ROW * CAPSULE) + np.uint32(n % ROW) * CAPSULE
+        return place, part, k < DEPTH
+
+    return find

@@ -1,1 +1,0 @@
-"""Whole convolutions, one file an algorithm; :mod:`numbacaps.pipelines.registry` lists them."""

@@ -1,0 +1,63 @@
+"""What is compiled ahead, without a GPU, is found by processes of another checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import ahead
+
+_ROOT = Path(__file__).parents[2]
+_ONE = ["--experiments=table1", "--workload=layer 5", "--passes=forward", "--precisions=tf32"]
+_AGAIN = f"""
+from numba.cuda import dispatcher
+from experiments import ahead
+
+if __name__ == "__main__":
+    dispatcher._Kernel.__init__ = None  # which compiles
+    options = ahead._parser().parse_args({_ONE})
+    ahead._begin(options)
+    ahead._compile(0)
+"""
+
+
+def _run(checkout, folder, *command):
+    """Whether a Python process in a checkout succeeds, and what it says."""
+    where = {"PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": str(folder)}
+    environment = {**os.environ, **where, "NUMBACAPS_TARGET": "cuda"}
+    how = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, *command], cwd=checkout, check=False, **how)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.tiers("ptx")
+def test_another_checkout_compiles_nothing(tmp_path):
+    made, copied, copy = tmp_path / "made", tmp_path / "copied", tmp_path / "checkout"
+    compiled, said = _run(_ROOT, made, "-m", "experiments.ahead", "--processes=1", *_ONE)
+    assert compiled and "1 of 1 cases" in said
+    made.rename(copied)
+    for package in ("numbacaps", "experiments", "reference"):
+        how = {"ignore": shutil.ignore_patterns("__pycache__", "results", "figures", "*.html")}
+        shutil.copytree(_ROOT / package, copy / package, copy_function=shutil.copyfile, **how)
+    found, said = _run(copy, copied, "-c", _AGAIN)
+    assert found, said
+    found, said = _run(copy, tmp_path / "empty", "-c", _AGAIN)
+    assert not found and "NoneType" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--processes=0"], "--processes: got '0'; it takes a number of 1 or more"),
+        (["--compute-capability=9"], "--compute-capability: got '9'; it takes two numbers"),
+        (["--passes=up"], "got 'up'; it takes forward, "),
+        ([], "NUMBACAPS_TARGET=cuda only"),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        ahead.main(arguments)
+    assert stop.value.code == 2 and message in capsys.readouterr().err

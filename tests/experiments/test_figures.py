@@ -1,0 +1,631 @@
+"""The figures and the README's tables: made from CSVs alone, the same every time, nothing hidden."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from experiments import figures, plots
+from experiments.measuring import provenance, records
+from experiments.measuring.problem import NETWORK_PASSES
+from experiments.measuring.tables import filled, marked, tables
+from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
+from numbacaps import stages as pipeline
+
+GPU = "NVIDIA-Test-1"
+PNG = b"\x89PNG\r\n\x1a\n"
+LAYERS = {  # C, P, H, stride, D1, D2, D3
+    "layer 1": (1, 1, 28, 2, 1, 1, 32),
+    "layer 2": (1, 4, 13, 1, 4, 8, 16),
+    "layer 3": (4, 8, 11, 2, 4, 16, 8),
+    "layer 4": (8, 4, 5, 1, 4, 8, 16),
+    "layer 5": (4, 10, 3, 1, 4, 16, 8),
+}
+WIDE = {  # N, C, P, H, stride, D1, D2, D3
+    "em": (128, 32, 32, 14, 1, 4, 4, 4),
+    "em-wide": (128, 32, 32, 28, 1, 4, 4, 4),
+    "caps16": (32, 16, 16, 32, 1, 16, 16, 16),
+}
+# milliseconds per GFLOP
+OURS = {"naive": 4.1, "staged": 0.9, "cublas": 0.7, "indexed": 0.2}
+OPPONENTS = {
+    ("torch_fold", "nchw"): 0.015,
+    ("torch_fold", "channels_last"): 0.018,
+    ("torch_fold", "capsule"): 0.02,
+    ("torch_fold_nhwc", "capsule"): 0.022,
+    ("torch_unfold_einsum", "capsule"): 0.043,
+    ("torch_extend_bmm", "capsule"): 15.0,
+}
+PRECISIONS = {"ieee": 1, "tf32": 0.25, "float16": 0.14}
+
+
+def geometry(N, C, P, H, stride, D1, D2, D3, window=3):
+    """The geometry's cells, and what it must compute and move."""
+    OH = (H - window) // stride + 1
+    values = (N, C, P, H, H, window, window, stride, 0, 1, 1, D1, D2, D3)
+    flop = 2 * N * P * OH * OH * C * window * window * D1 * D2 * D3
+    least = 4 * (
+        N * C * H * H * D1 * D2 + P * C * window * window * D2 * D3 + N * P * OH * OH * D1 * D3
+    )
+    return dict(zip(records.GEOMETRY, values)) | {"gflop": flop / 1e9, "min_bytes": least}
+
+
+def row(experiment, workload, cells, ms=None, **others):
+    """A row; of a time its percentiles too."""
+    common = {
+        "experiment": experiment,
+        "workload": workload,
+        "pass": "forward",
+        "layout": "capsule",
+        "precision": "ieee",
+        "dtype": "float32",
+        "gpu": "NVIDIA Test 1",
+        "driver": "580.1, CUDA 13.0",
+        "versions": json.dumps({"numba-cuda": "0.30", "torch": "2.11", "cupy-cuda13x": "14.0"}),
+        "source_sha256": "0123456789abcdef" * 4,
+        "timestamp": "2026-01-02T03:04:05+00:00",
+        "copy_gbs": 3000,
+        "sgemm_tflops": 51.6,
+    }
+    times = {"ms_p20": 0.97 * ms, "ms_p50": ms, "ms_p80": 1.05 * ms} if ms else {}
+    return common | cells | times | others
+
+
+def variants(experiment, workload, cells):
+    """Rows of every variant and pass."""
+    rows = []
+    for i, name in enumerate(PASSES):
+        work = (0.01 + cells["gflop"]) * (1 + 0.3 * i)
+        for algorithm, rate in OURS.items():
+            ours = {"pass": name, "algorithm": algorithm}
+            rows.append(row(experiment, workload, cells, rate * work, **ours))
+        for (algorithm, layout), rate in OPPONENTS.items():
+            for precision, factor in PRECISIONS.items():
+                dtype = "float16" if precision == "float16" else "float32"
+                theirs = {"pass": name, "algorithm": algorithm, "layout": layout, "dtype": dtype}
+                ms, note = rate * factor * work, ""
+                if algorithm == "torch_extend_bmm" and cells["gflop"] > 60:
+                    ms, note = None, "out of memory: 153 GB asked for"
+                how = {"precision": precision, "note": note}
+                rows.append(row(experiment, workload, cells, ms, **theirs, **how))
+    return rows
+
+
+def stage_rows(workload, cells):
+    """Rows of every stage, and of the whole passes."""
+    rows = []
+    for name, stages in pipeline.PASSES.items():
+        for i, stage in enumerate(stages):
+            how = {"pass": name, "algorithm": "staged", "stage": stage}
+            ms = cells["gflop"] * (0.02 + 0.03 * i)
+            rows.append(row("stages", workload, cells, ms, byte_fraction=0.9 - 0.1 * i, **how))
+        for algorithm, rate in (("staged", 0.6), ("torch_extend_bmm", 15.0)):
+            how = {"pass": name, "algorithm": algorithm}
+            rows.append(row("stages", workload, cells, rate * cells["gflop"], **how))
+    return rows
+
+
+def memory_rows():
+    rows = []
+    for N in (8, 32, 128, 512):
+        cells = geometry(N, *WIDE["em"][1:])
+        needs = {"naive": 1.0, "staged": 40.0, "cublas": 44.0, "indexed": 1.0}
+        for algorithm, times in needs.items():
+            count = times * cells["min_bytes"]
+            how = {"algorithm": algorithm, "predicted_bytes": count}
+            failed = count > 8e9
+            how |= {"note": "out of memory: too much"} if failed else {"peak_bytes": 1.03 * count}
+            rows.append(row("memory", "em", cells, **how))
+        how = {"algorithm": "torch_fold", "layout": "nchw", "peak_bytes": 2.2 * cells["min_bytes"]}
+        rows.append(row("memory", "em", cells, **how))
+    return rows
+
+
+def everything():
+    """Rows of all experiments."""
+    table1 = []
+    for workload, sizes in LAYERS.items():
+        table1 += variants("table1", workload, geometry(128, *sizes))
+    one = geometry(1, *LAYERS["layer 5"])
+    table1 += variants("table1", "layer 5, one image", one)
+    table1.append(row("table1", "layer 5, one image", one, 900.0, algorithm="reference"))
+    sweep = []
+    for D in (1, 4, 16):
+        sweep += variants("sweep", "capsule-dims", geometry(128, 16, 16, 14, 1, D, D, D))
+    for D2 in (1, 2, 4, 8):
+        for D3 in (2, 8):
+            cells = geometry(128, 16, 16, 14, 1, 4, D2, D3)
+            sweep += variants("sweep", "D2=1,2,4,8 D3=2,8", cells)
+    for workload, sizes in WIDE.items():
+        sweep += variants("sweep", workload, geometry(*sizes))
+    stages = [line for name in ("em", "caps16") for line in stage_rows(name, geometry(*WIDE[name]))]
+    return {"table1": table1, "sweep": sweep, "stages": stages, "memory": memory_rows()}
+
+
+def write(results, data, gpu=GPU):
+    """Write the CSVs; return their folder."""
+    for experiment, rows in data.items():
+        records.write(results / gpu / f"{experiment}.csv", rows)
+    return results / gpu
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A folder with results and what the command made of them."""
+    folder = tmp_path_factory.mktemp("drawn")
+    write(folder / "results", everything())
+    assert command(folder) == 0
+    return folder
+
+
+def command(folder, *arguments):
+    if "--readme" not in arguments:
+        arguments = ("--no-readme", *arguments)
+    folders = ("--results", str(folder / "results"), "--out", str(folder / "out"))
+    return figures.main([*folders, *arguments])
+
+
+def loaded(folder, rows):
+    """Rows as they are read back."""
+    experiment = rows[0]["experiment"]
+    return load(write(folder, {experiment: rows}) / f"{experiment}.csv")
+
+
+def svg(folder, name):
+    return (folder / "out" / f"{name}.svg").read_text()
+
+
+NAMES = (
+    *("table1", "sweep-capsule-dims", "sweep-d2-1-2-4-8-d3-2-8"),
+    *("workloads", "roofline", "stages", "memory"),
+)
+
+
+def test_every_figure_appears(drawn):
+    found = {path.name for path in (drawn / "out").iterdir()}
+    assert found == {f"{name}.{extension}" for name in NAMES for extension in ("png", "svg")}
+    for name in NAMES:
+        assert (drawn / "out" / f"{name}.png").read_bytes()[:8] == PNG
+        assert svg(drawn, name).lstrip().startswith("<?xml") and "<svg" in svg(drawn, name)
+        assert "PREDICTION" not in svg(drawn, name) and "NVIDIA Test 1" in svg(drawn, name)
+
+
+def test_the_same_bytes_again(tmp_path):
+    write(tmp_path / "results", {"memory": memory_rows()})
+    found = []
+    for _ in range(2):
+        assert command(tmp_path) == 0
+        found.append({path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()})
+    assert found[0] == found[1] and set(found[0]) == {"memory.png", "memory.svg"}
+
+
+def test_speedup_says_what_it_shows(drawn):
+    text = svg(drawn, "sweep-capsule-dims")
+    for words in ("D1 = D2 = D3", "1x", "N = 128", *PASSES, *OURS):
+        assert f">{words}" in text or f"{words}," in text, words
+    assert "torch_extend_bmm  ×  out of memory" in text
+    assert "torch_fold tf32 best layout" in text and "torch_fold float16 best layout" in text
+    assert "torch_unfold_einsum tf32" not in text
+    two_axes = svg(drawn, "sweep-d2-1-2-4-8-d3-2-8")
+    assert "D2: columns of an input capsule" in two_axes
+    assert "indexed, D3 = 2" in two_axes and "indexed, D3 = 8" in two_axes
+
+
+def test_other_figures_say_what_they_show(drawn):
+    assert "× out of memory" in svg(drawn, "workloads") and "em-wide" in svg(drawn, "workloads")
+    text = svg(drawn, "table1")
+    assert "paper, GPU: TITAN X Pascal" in text and "no batch size" in text and ">1570<" in text
+    assert "copy 3000 GB/s" in svg(drawn, "roofline") and "51.6 TFLOP/s" in svg(drawn, "roofline")
+    text = svg(drawn, "stages")
+    assert "80%" in text and "strided_batched_matmul" in text and "em, backward" in text
+    assert ">torch_extend_bmm,<" in text and ">whole pass, ms<" in text
+    assert "staged  ×  out of memory" in svg(drawn, "memory")
+
+
+def test_stages_say_their_time(tmp_path):
+    """By hand: a bar is all of its stages' time, and its milliseconds stand beside it."""
+    timed = (("forward", "kernel_extend", 1.0), ("forward", "output_reduce", 3.0))
+    timed += (("forward", "", 4.5), ("backward_input", "kernel_extend", 0.02))
+    cells = geometry(*WIDE["em"])
+    rows = [
+        row("stages", "em", cells, ms, algorithm="staged", stage=stage, **{"pass": name})
+        for name, stage, ms in timed
+    ]
+    axes = plots.stages.draw(loaded(tmp_path, rows)).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [25, 75, 100]
+    words = [text.get_text() for text in axes.texts]
+    assert words[2:] == ["4.00", "4.50", "0.0200", "not measured"]  # after the columns' names
+
+
+def test_speedup_is_over_the_fastest_layout(tmp_path):
+    """By hand: the slower layout is 1.5/3 of the faster, whichever that is at a point."""
+    rows = []
+    for C, nchw, channels_last in ((1, 1.5, 3.0), (4, 6.0, 3.0)):
+        cells = geometry(8, C, 4, 8, 1, 2, 2, 2)
+        for layout, ms in (("nchw", nchw), ("channels_last", channels_last)):
+            rows.append(row("sweep", "channels", cells, ms, algorithm="torch_fold", layout=layout))
+        rows.append(row("sweep", "channels", cells, 12.0, algorithm="indexed"))
+    axes = plots.speedup.draw("channels", loaded(tmp_path, rows), "torch_fold").axes[0]
+    curves = {line.get_color(): [] for line in axes.lines}
+    for line in axes.lines:
+        curves[line.get_color()].append(list(line.get_ydata()))
+    assert curves[plots.lines.COLOURS["indexed"]] == [[1.5 / 12, 3 / 12]]
+    assert curves[plots.lines.COLOURS["torch_fold"]] == [[1, 0.5], [0.5, 1]]
+    assert list(axes.get_xticks()) == [0, 2]  # the logarithms of 1 and 4
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4"]
+
+
+def test_a_point_without_baseline_is_said(tmp_path):
+    rows = [
+        row("sweep", "batch", geometry(N, 1, 4, 8, 1, 2, 2, 2), ms, algorithm=algorithm)
+        for N, algorithm, ms in ((1, "torch_fold", 1.0), (1, "indexed", 2.0), (4, "indexed", 8.0))
+    ]
+    rows = loaded(tmp_path, rows)
+    axes = plots.speedup.draw("batch", rows, "torch_fold").axes[0]
+    words = [text.get_text() for text in axes.texts]
+    assert "no torch_fold at 4" in words
+    with pytest.raises(plots.rows.Lacking, match="no times of naive"):
+        plots.speedup.draw("batch", rows, "naive")
+
+
+def test_axes_that_have_no_logarithm_stand_evenly(tmp_path):
+    rows = [
+        row("sweep", "padding", geometry(8, 1, 4, 8, 1, 2, 2, 2) | {"padding": padding}, 1.0)
+        | {"algorithm": "torch_fold"}
+        for padding in ("0", "1x0", "1")
+    ]
+    axes = plots.speedup.draw("padding", loaded(tmp_path, rows), "torch_fold").axes[0]
+    assert list(axes.get_xticks()) == [0, 1, 2]
+
+
+def test_predictions_say_so(tmp_path):
+    data = everything()
+    for rows in data.values():
+        rows[0]["note"] = "prediction from the bytes and the FLOP"
+    data = {name: loaded(tmp_path, rows) for name, rows in data.items()}
+    sweeps, single = split_sweep(data["sweep"])
+    made = [
+        plots.table1.draw(data["table1"]),
+        plots.roofline.draw(data["table1"]),
+        plots.speedup.draw("capsule-dims", sweeps["capsule-dims"], "torch_fold"),
+        plots.stages.draw(data["stages"]),
+        plots.memory.draw(data["memory"]),
+    ]
+    for figure in made:
+        words = [text.get_text() for text in figure.texts]
+        assert "PREDICTION" in words and any("PREDICTION, not measured: " in text for text in words)
+    words = [text.get_text() for text in plots.workloads.draw(single).texts]
+    assert not any("PREDICTION" in text for text in words)  # all of these were measured
+
+
+def test_labels_do_not_overlap():
+    places = [0.5, 0.5, 0.52, 0.99, 1.3, 0.0, -0.2]
+    moved = plots.canvas.spread(places, 0.1, 0, 1)
+    ordered = sorted(moved)
+    assert all(b - a > 0.1 - 1e-12 for a, b in pairwise(ordered))
+    assert 0 <= ordered[0] and ordered[-1] <= 1 + 1e-12
+    assert [places[moved.index(place)] for place in ordered] == sorted(places)
+    assert plots.canvas.spread([0.2, 0.8], 0.1, 0, 1) == pytest.approx([0.2, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (1540, "1540"),
+        (1544.4, "1540"),
+        (0.0355, "0.0355"),
+        (2.5, "2.50"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+    ],
+)
+def test_three_digits(value, words):
+    assert digits(value) == words
+
+
+def test_tables_by_hand(tmp_path):
+    cells = {name: geometry(128, *sizes) for name, sizes in LAYERS.items()}
+    table1 = []
+    for i, workload in enumerate(LAYERS, start=1):
+        for j, name in enumerate(PASSES):
+            how = {"pass": name, "algorithm": "naive"}
+            table1.append(row("table1", workload, cells[workload], float(i * 10**j), **how))
+            how = {"pass": name, "algorithm": "torch_fold", "layout": "nchw"}
+            table1.append(row("table1", workload, cells[workload], 0.1 * i, **how))
+            how |= {"layout": "channels_last"}
+            table1.append(row("table1", workload, cells[workload], 0.3 * i, **how))
+    sweep = [
+        row("sweep", "em", geometry(*WIDE["em"]), ms, algorithm="naive", **{"pass": name})
+        for name, ms in zip(PASSES, (3.0, 4.0, 5.5))
+    ]
+    gone = {"algorithm": "torch_extend_bmm", "note": "out of memory: 153 GB asked for"}
+    sweep += [
+        row("sweep", "em", geometry(*WIDE["em"]), **gone, **{"pass": name}) for name in PASSES
+    ]
+    data = {"table1": table1, "sweep": sweep, "memory": memory_rows(), "stages": []}
+    made = tables(load_all(write(tmp_path, data)))
+    assert set(made) == {"table1", "workloads", "memory", "ceilings"}
+    lines = made["table1"].splitlines()
+    assert "| GPU | naive | 15.0 | 1650 | 1660 | 650 / 1570 / 2220 |" in lines
+    assert "|  | torch_fold nchw | 1.50 | 3.00 | 4.50 |  |" in lines  # the best in place
+    assert "no batch size and no repeat count" in lines[-1]
+    assert "| em | 3.00 | out of memory |" in made["workloads"].splitlines()
+    assert "| em | 9.50 | out of memory |" in made["workloads"].splitlines()
+    assert made["memory"].splitlines()[-1].startswith("| 512 | 0.368 | out of memory |")
+    for words in (
+        "NVIDIA Test 1",
+        "3000 GB/s",
+        "51.6",
+        "torch 2.11",
+        "0123456789ab;",
+        "2026-01-02",
+    ):
+        assert words in made["ceilings"]
+
+
+def test_network_table_by_hand(tmp_path):
+    """A line for each variant; the layers' table and figures do not see these rows."""
+    rows = []
+    for N in (128, 1024):
+        cells, workload = geometry(N, *LAYERS["layer 1"]), f"network, batch {N}"
+        for i, wanted in enumerate(NETWORK_PASSES):
+            how = {"pass": wanted, "algorithm": "capsnet", "host_us": 12.5}
+            rows.append(row("table1", workload, cells, N / 128 * 10**i, **how))
+            how = {"pass": wanted, "algorithm": "torch_net_compile", "layout": "nchw"}
+            note = "RuntimeError: no compiler"
+            rows.append(row("table1", workload, cells, precision="tf32", note=note, **how))
+    data = load_all(write(tmp_path, {"table1": rows}))
+    made = tables(data)
+    assert set(made) == {"network", "ceilings"}
+    lines = made["network"].splitlines()
+    assert "| capsnet | 1.00 | 10.0 | 100 | 12.5 | 8.00 | 80.0 | 800 | 12.5 |" in lines
+    failed = "failed | failed | failed | "
+    assert f"| torch_net_compile nchw tf32 | {failed} | {failed} |" in lines
+    for draw in (plots.table1.draw, plots.roofline.draw):
+        with pytest.raises(Lacking):
+            draw(data["table1"])
+
+
+def test_fused_table_by_hand(tmp_path):
+    """The faster of the layouts in place, over ours at the same class of precision."""
+    cells, rows = geometry(*WIDE["em"]), []
+    for workload, times in {
+        "em": ((("ieee", "nchw"), 0.4), (("ieee", "channels_last"), 0.3), (("tf32", "nchw"), 0.1)),
+        "caps2": ((("ieee", "nchw"), 0.8),),
+    }.items():
+        for (precision, layout), ms in times:
+            how = {"algorithm": "torch_fold", "precision": precision, "layout": layout}
+            rows.append(row("fused", workload, cells, ms, **how))
+        how = {"algorithm": "torch_fold", "precision": "ieee", "layout": "capsule"}
+        rows.append(row("fused", workload, cells, 0.01, **how))  # not in place: not compared
+        rows.append(row("fused", workload, cells, 0.1, algorithm="fused"))
+    rows.append(row("fused", "em", cells, 0.2, algorithm="fused", precision="tf32"))
+    half = {"precision": "float16", "dtype": "float16"}
+    rows.append(row("fused", "em", cells, 0.015, algorithm="fused", **half))
+    rows.append(row("fused", "em", cells, 0.03, algorithm="torch_fold", layout="nchw", **half))
+    made = tables(load_all(write(tmp_path, {"fused": rows})))["fused"].splitlines()
+    assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 | 0.0300 | 0.0150 | 2.00 |" in made
+    unmeasured = " | ".join(["not measured"] * 6)
+    assert f"| caps2 | 0.800 | 0.100 | 8.00 | {unmeasured} |" in made
+    assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |  |  | 2.00 |" in made
+
+
+def test_rungs_table_by_hand(tmp_path):
+    cells = geometry(*WIDE["em"]) | {"gflop": 20}
+    how = {"algorithm": "torch_fold", "layout": "nchw"}
+    rows = [
+        row("rungs", "em", cells, 2.0, algorithm="fused", stage="direct"),
+        row("rungs", "em", cells, 0.1, algorithm="fused", stage="wgmma", precision="tf32"),
+        row("rungs", "em", cells, 0.5, **how),
+        row("rungs", "em", cells, 0.4, **how | {"layout": "channels_last"}),
+    ]
+    made = tables(load_all(write(tmp_path, {"rungs": rows})))["rungs"].splitlines()
+    assert made[0].startswith("em, forward:")
+    assert made[-3:] == [
+        "| direct | ieee | 2.00 | 10.0 |",
+        "| wgmma | tf32 | 0.100 | 200 |",
+        "| torch_fold best layout | ieee | 0.400 | 50.0 |",
+    ]
+
+
+def test_stage_table_by_hand(tmp_path):
+    cells = geometry(*WIDE["em"])
+    rows = [
+        row(
+            "stages",
+            "em",
+            cells,
+            ms,
+            stage="kernel_extend",
+            byte_fraction=fraction,
+            **{"pass": name},
+        )
+        for name, ms, fraction in (("forward", 1.0, 0.9), ("backward_input", 3.0, 0.5))
+    ]
+    made = tables(load_all(write(tmp_path, {"stages": rows})))
+    assert made["stages"].splitlines()[-1] == "| kernel_extend | 60.0 |"  # (1*0.9 + 3*0.5) / 4
+
+
+README = """# Title
+
+<!-- table memory -->
+old
+<!-- /table -->
+
+text
+<!-- table table1 -->
+kept
+<!-- /table -->
+"""
+
+
+def drifted(text, folders):
+    """Names of the tables in a README that no one of these folders gives; the fewest."""
+    found = marked(text)
+
+    def wrong(folder):
+        made = tables(load_all(folder))
+        return [name for name, body in found.items() if body != made.get(name, "")]
+
+    return min(map(wrong, folders), key=len, default=list(found))
+
+
+def test_readme_is_filled(tmp_path, capsys):
+    folder = write(tmp_path / "results", {"memory": memory_rows()})
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    assert command(tmp_path, "--readme", str(readme)) == 0
+    text = readme.read_text()
+    assert marked(text)["memory"] == tables(load_all(folder))["memory"]
+    assert "\nkept\n" in text and "\nold\n" not in text and text.startswith("# Title\n\n<!-- table")
+    out = capsys.readouterr().out
+    assert "table1 skipped" in out and "python -m experiments.table1" in out
+    assert command(tmp_path, "--readme", str(readme)) == 0 and readme.read_text() == text
+    plain = tmp_path / "plain.md"
+    plain.write_bytes(b"no markers\r\n")
+    assert command(tmp_path, "--readme", str(plain)) == 0
+    assert plain.read_bytes() == b"no markers\r\n"
+
+
+def test_a_drifted_number_is_found(tmp_path):
+    folder = write(tmp_path, {"memory": memory_rows()})
+    text = filled(README.replace("kept\n", ""), tables(load_all(folder)))
+    assert drifted(text, [folder]) == []
+    assert drifted(text.replace("0.368", "0.369", 1), [folder]) == ["memory"]
+    assert drifted(README, [folder]) == ["memory", "table1"]
+    assert drifted(text, []) == ["memory", "table1"]
+
+
+def test_readme_tables_are_those_of_the_results():
+    folders = sorted({path.parent for path in provenance.RESULTS.glob("*/*.csv")})
+    assert drifted((provenance.ROOT / "README.md").read_text(), folders) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(provenance.RESULTS.glob("*/tables.md")), ids=lambda path: path.parent.name
+)
+def test_tables_beside_results_are_theirs(path):
+    assert marked(path.read_text()) and drifted(path.read_text(), [path.parent]) == []
+
+
+def refused(capsys, folder, *arguments):
+    """The message of a command that is refused, and left everything as it was."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as exit:
+        command(folder, *arguments)
+    assert exit.value.code == 2
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return capsys.readouterr().err
+
+
+def test_bad_arguments(tmp_path, capsys):
+    assert "--results" in refused(capsys, tmp_path)
+    write(tmp_path / "results", {"memory": memory_rows()})
+    message = refused(capsys, tmp_path, "--gpu", "other")
+    assert "--gpu got 'other'" in message and GPU in message
+    write(tmp_path / "results", {"memory": memory_rows()}, "NVIDIA-Test-2")
+    message = refused(capsys, tmp_path)
+    assert "--gpu" in message and GPU in message and "NVIDIA-Test-2" in message
+    chosen = ("--gpu", GPU)
+    assert "--readme" in refused(capsys, tmp_path, *chosen, "--readme", str(tmp_path / "none.md"))
+    (tmp_path / "file").write_text("")
+    assert "--out" in refused(
+        capsys, tmp_path, *chosen, "--no-readme", "--out", str(tmp_path / "file")
+    )
+    assert "unrecognized" in refused(capsys, tmp_path, "--frobnicate")
+    sweep = variants("sweep", "em", geometry(*WIDE["em"]))
+    write(tmp_path / "results", {"sweep": sweep})
+    message = refused(capsys, tmp_path, *chosen, "--baseline", "torch_flod")
+    assert "--baseline got 'torch_flod'" in message and "torch_fold" in message
+
+
+def test_predicted_folder_is_not_the_default(tmp_path):
+    write(tmp_path / "results", {"memory": memory_rows()})
+    rows = memory_rows()
+    for line in rows:
+        line["note"] = f"prediction: {line.get('note', '')}"
+    predicted = write(tmp_path / "results", {"memory": rows}, GPU + "-predicted")
+    assert command(tmp_path) == 0
+    assert "PREDICTION" not in svg(tmp_path, "memory")
+    assert command(tmp_path, "--gpu", predicted.name) == 0
+    assert "PREDICTION" in svg(tmp_path, "memory")
+    assert "**PREDICTION, not measured.**" in tables(load_all(predicted))["memory"]
+
+
+def test_a_prediction_takes_no_measurements_place(tmp_path):
+    parse = figures.make_parser().parse_args
+    for folder, out, readme in (
+        (tmp_path / GPU, figures.OUT, figures.README),
+        (tmp_path / f"{GPU}-predicted", figures.OUT / f"{GPU}-predicted", None),
+    ):
+        assert figures.targets(parse([]), folder) == (out, readme)
+        assert figures.targets(parse(["--out", "a", "--readme", "b"]), folder) == (
+            figures.Path("a"),
+            figures.Path("b"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (README.replace("table memory", "table memroy"), "memroy"),
+        (README.replace("<!-- /table -->", "", 1), "close"),
+        (README + "<!-- /table -->\n", "close"),
+    ],
+)
+def test_bad_markers(tmp_path, capsys, text, words):
+    write(tmp_path / "results", {"memory": memory_rows()})
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    message = refused(capsys, tmp_path, "--readme", str(readme))
+    assert "--readme" in message and words in message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("peak_bytes", "bytes", 1), "columns"),
+        (lambda text: text.replace(",em,8,", ",em,eight,", 1), "column N"),
+        (lambda text: text.replace(",3000,", ",fast,", 1), "column copy_gbs"),
+        (lambda text: text.replace(",3000,", ",nan,", 1), "column copy_gbs"),
+        (lambda text: text + "one,cell\n", "lengths"),
+    ],
+)
+def test_foreign_csv(tmp_path, capsys, change, words):
+    path = write(tmp_path / "results", {"memory": memory_rows()}) / "memory.csv"
+    path.write_text(change(path.read_text()))
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "memory.png").write_text("older")
+    message = refused(capsys, tmp_path, "--readme", str(readme))
+    assert "memory.csv" in message and words in message
+
+
+def test_a_stopped_write_leaves_the_old_files(tmp_path, capsys, monkeypatch):
+    write(tmp_path / "results", {"memory": memory_rows()})
+    assert command(tmp_path) == 0
+    capsys.readouterr()
+
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(figures.Path, "write_bytes", full)
+    assert "No space left on device" in refused(capsys, tmp_path)
+
+
+def test_needs_neither_numba_nor_pyplot():
+    script = (
+        "import sys, experiments.figures; "
+        "print([m for m in ('numba', 'numbacaps', 'matplotlib.pyplot') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=provenance.ROOT,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,143 @@
+"""The kernels for the copy engine on the simulator: :mod:`hopper` says what that checks, and what not."""
+
+import numpy as np
+import pytest
+
+import reference
+from numbacaps import Geometry
+from numbacaps.algorithms import fused
+from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.simulator import short_turns
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.rung_5_warp_specialized import kernel as bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized import split_k as bulk_reduction
+from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
+from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_6_swap_ab import kernel as swapped_wgmma
+from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from tests.support.cases import nan, operands, oracle, sums
+
+pytestmark = pytest.mark.tiers("simulator")
+
+
+@pytest.fixture(autouse=True)
+def short_rings(monkeypatch):
+    """Rings of few rows of taps, so that they come round."""
+    monkeypatch.setattr(bulk_tiles, "_MOST_TAP_ROWS", 3)
+    with short_turns():
+        yield
+
+
+# Rows fetched whole or pixel by pixel, steps that fill no box, images that fill no 64 rows, groups, taps that
+# run backwards over a stride.
+GATHERED = {
+    "whole rows": (Geometry(17, 5, 3, 5, 6, 2, 2, 1, 4, 2, 2, (2, 1), (1, 0)), "float32", 1),
+    "pixels": (Geometry(9, 3, 3, 3, 5, 2, 3, 1, 8, 4, 4, (1, 2), (1, 1)), "float32", 1),
+    "narrow": (Geometry(33, 4, 4, 4, 5, 2, 2, 1, 2, 2, 2), "float32", 1),
+    "narrow in twos": (Geometry(33, 4, 4, 4, 8, 3, 3, 1, 2, 2, 2), "float16", 1),
+    "odd": (Geometry(5, 4, 4, 3, 4, 2, 2, 1, 4, 4, 3), "float32", 1),
+    "groups": (Geometry(3, 3, 2, 4, 4, 2, 2, 2, 3, 8, 4, (2, 1), (0, 1), (1, 2)), "float32", 1),
+    "three terms": (Geometry(5, 2, 2, 4, 4, 2, 2, 1, 16, 4, 4), "float32", 3),
+    "float16": (Geometry(33, 3, 4, 4, 5, 2, 2, 1, 2, 4, 4), "float16", 1),
+    "bfloat16": (Geometry(9, 3, 3, 4, 4, 2, 2, 1, 8, 8, 4, (1, 1), (1, 0)), "bfloat16", 1),
+}
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("case", GATHERED)
+def test_gathered(case, forward, rng):
+    g, name, terms = GATHERED[case]
+    _gather(g, name, terms, forward, rng)
+
+
+def test_columns_of_three_tiles_whose_last_turn_is_taken_in_parts(monkeypatch, rng):
+    monkeypatch.setattr(bulk_tiles, "_FIRST", 0)  # or no turn of so few cycles would be
+    tile = bulk_tiles.BulkTile(2, 1, 1, 1, 48)
+    g = Geometry(8, 4, 18, 3, 4, 2, 2, 1, 8, 4, 8)
+    gather = _gather(g, "float32", 1, True, rng, (tile, "the test's"))
+    assert "the last 2 turns 1x1" in str(gather)
+
+
+def _gather(g, name, terms, forward, rng, chosen=None):
+    """Check a pass, in the tile that is chosen for it or in this one."""
+    dtype = dtype_of(name)
+    x, w, dy = operands(g, name, rng)
+    products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
+    result = nan((dy if forward else x).size, dtype)
+    gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
+    for product in products:
+        counted = bulk_tiles.counted(product, dtype)
+        found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, fused.multiprocessors())
+        gather = fused.BulkGather(product, g.N, g.G, dtype, *(chosen or found), terms)
+        packed = nan(gather.packed, np.float32)
+        gather.pack(kernel, _as(packed, dtype), 0)
+        gather.multiply(gathered, kernel, packed, result, result, 0)
+    which = 0 if forward else 1
+    _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
+    return gather
+
+
+# Images that stay one turn, or two and change places; warpgroups that share channels, or rows that do not come out
+# even; columns that fill no warpgroup, or two; strides, dilations, groups, edges, and odd capsules of the result.
+SWAPPED = {
+    "alone": (Geometry(2, 1, 4, 4, 4, 3, 3, 1, 4, 8, 16), (2, 1, 1, 1)),
+    "turns": (Geometry(3, 2, 3, 4, 5, 2, 2, 1, 2, 8, 4), (1, 1, 1, 1)),
+    "images in turns": (Geometry(5, 2, 3, 3, 4, 2, 2, 1, 3, 8, 3), (1, 1, 1, 2)),
+    "rows": (Geometry(2, 1, 2, 8, 4, 2, 3, 1, 2, 16, 4, 1, 1), (2, 1, 2, 1)),
+    "rows of many": (Geometry(3, 1, 2, 5, 3, 1, 2, 1, 2, 8, 4), (1, 1, 3, 1)),
+    "channels": (Geometry(3, 4, 2, 4, 4, 2, 2, 1, 2, 8, 5), (2, 2, 1, 1)),
+    "channels in turns": (Geometry(5, 2, 2, 3, 3, 2, 2, 1, 4, 8, 2), (2, 2, 1, 2)),
+    "a channel each": (Geometry(1, 4, 2, 3, 4, 2, 2, 1, 3, 8, 3), (2, 4, 1, 1)),
+    "stride": (Geometry(2, 1, 3, 7, 6, 3, 3, 1, 4, 16, 8, (2, 1), (1, 0)), (2, 1, 1, 1)),
+    "strides": (Geometry(2, 1, 3, 9, 8, 2, 3, 1, 2, 8, 8, (3, 2), 1, (2, 3)), (3, 1, 1, 1)),
+    "groups": (Geometry(2, 1, 2, 3, 4, 2, 2, 2, 2, 32, 6), (2, 1, 1, 1)),
+    "two tiles of columns": (Geometry(2, 1, 9, 3, 3, 2, 2, 1, 4, 8, 8), (2, 1, 1, 1)),
+    "columns": (Geometry(2, 1, 4, 3, 4, 2, 2, 1, 4, 8, 3, 1, (0, 1), (1, 2)), (2, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", SWAPPED)
+def test_swapped(case, rng):
+    g, tile = SWAPPED[case]
+    x, w, dy = operands(g, "float32", rng)
+    product, tile = implicit_gemm.forward(g), swapped_tiles.SwappedTile(*tile)
+    assert not swapped_tiles.why_not(tile, product, swapped_tiles.Slots.of(product))
+    gather = fused.SwappedGather(product, g.N, g.G, dtype_of("float32"), tile, "the test's")
+    result = nan(dy.size, np.float32)
+    gathered, kernel = (to_device(a.ravel()) for a in (x, w))
+    gather(gathered, kernel, result, 0, None)
+    _check(result, oracle(g, x, w, dy)[0], sums(g)[0], "float32", 1)
+
+
+def _check(result, want, length, name, terms):
+    """Against what it should be, of sums of this length, by the rounding of arrays and terms."""
+    have = result.copy_to_host().reshape(want.shape).astype(np.float32)
+    rounding = {1: "tf32", 3: "tf32x3"}[terms] if name == "float32" else name
+    reference.assert_close(have, want, length, precision=rounding)
+
+
+def _as(packed, dtype):
+    """A simulated array's memory as elements of another type."""
+    return packed if dtype.itemsize == 4 else type(packed)(packed._ary.view(dtype))
+
+
+REDUCED = {
+    "one term": (Geometry(3, 2, 2, 4, 3, 2, 2, 1, 4, 4, 4, (2, 1), (1, 0)), "float32", 1),
+    "three terms": (Geometry(2, 2, 2, 3, 3, 2, 1, 1, 8, 4, 4, (1, 2), (0, 1)), "float32", 3),
+    "float16": (Geometry(3, 2, 2, 3, 4, 2, 2, 1, 4, 8, 8), "float16", 1),
+}
+
+
+@pytest.mark.parametrize("case", REDUCED)
+def test_kernel_gradient(case, rng):
+    (g, name, terms), t = REDUCED[case], bulk_reduction_tiles
+    dtype = dtype_of(name)
+    x, w, dy = operands(g, name, rng)
+    product = implicit_gemm.forward(g)
+    pair = 4 // dtype.itemsize
+    tile, strips, why = t.choose_tile(product, g.N, g.G, terms, pair=pair)
+    assert tile, why
+    reduce = fused.BulkReduce(product, g.N, g.G, w.size, dtype, terms, tile, strips, why)
+    dw, partial = nan(w.size, dtype), nan(reduce.partial_shape["partial"], np.float32)
+    reduce(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, partial)
+    _check(dw, oracle(g, x, w, dy)[2], sums(g)[2], name, terms)

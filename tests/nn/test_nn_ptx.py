@@ -1,0 +1,27 @@
+"""Every kernel of numbacaps.nn through the real compiler, with no GPU."""
+
+import re
+
+import pytest
+
+from numbacaps.device.target import cuda
+from tests.support.nn_kernels import nn_kernels
+
+pytestmark = pytest.mark.tiers("ptx")
+
+
+@pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", nn_kernels("float32"))
+def test_kernel(name, dtype, cc):
+    found = nn_kernels(dtype)[name]
+    text, _ = cuda.compile_ptx(found.kernel, found.signature, cc=cc)
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+    assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
+    if dtype == "float32":
+        assert not re.search(r"\.f64\b", text), "float64 crept in"
+    starts_early = name != "he_normal" and cc >= (9, 0)
+    for instruction in ("launch_dependents", "wait"):
+        assert text.count(f"griddepcontrol.{instruction};") == starts_early
+    if name == "margin_loss":
+        assert ".shared" in text and "bar.sync" in text

@@ -1,0 +1,336 @@
+"""The forward pass as one kernel: which networks fit, where things lie, and what it makes of images."""
+
+import random
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numbacaps.algorithms import fused
+from numbacaps.device.streams import Beside
+from numbacaps.device.target import cuda
+from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
+from numbacaps.nn import CapsNet, Layer
+from numbacaps.nn.layer import chain
+from numbacaps.nn.passes import ForwardPass
+from numbacaps.nn.resident import layout as residence
+from numbacaps.nn.resident import passes as resident_pass
+from reference import assert_close
+from tests.support.kernels import loaded, multiplied
+
+_FLOAT32 = np.dtype(np.float32)
+_MATRIX = {"capsule": (4, 4), "squash": 4}
+# name: (layers, input_shape); every layer takes a precision besides.
+NETWORKS = {
+    "published": (
+        (
+            Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8),
+            Layer(4, (8, 16), squash=8),
+            Layer(8, (16, 8), stride=2, squash=8),
+            Layer(4, (8, 16), squash=8),
+            Layer(10, (16, 8), squash=32),
+        ),
+        (1, 28, 28, 1, 1),
+    ),
+    "uneven": (  # unequal strides, dilation, columns that fill no tile, a share of the sum for each warpgroup
+        (
+            Layer(2, (1, 16), stride=2, **_MATRIX),
+            Layer(6, (4, 4), window=(3, 2), stride=(2, 1), dilation=(1, 2), squash=16),
+            Layer(5, (4, 2), window=(4, 7), squash=8, slope=0.3),
+        ),
+        (1, 20, 20, 1, 1),
+    ),
+    "cores": (  # capsules of 4 x 8 and a small kernel behind them, rows in two goes, taps side by side
+        (
+            Layer(2, (1, 32), window=(2, 3), capsule=(4, 8), squash=8),
+            Layer(5, (8, 8), window=(2, 3), stride=(2, 1), dilation=(1, 2), squash=16),
+            Layer(3, (8, 4), window=(6, 16), squash=8),
+        ),
+        (1, 14, 22, 1, 1),
+    ),
+    "primes": (  # columns that fill no tile, one share of a sum
+        (
+            Layer(2, (1, 48), window=(3, 2), capsule=(12, 4), squash=4),
+            Layer(3, (4, 4), window=(5, 11), squash=16),
+        ),
+        (1, 7, 12, 1, 1),
+    ),
+    "primes_few": (  # few rows, not in the last layer alone
+        (
+            Layer(2, (1, 16), window=2, **_MATRIX),
+            Layer(4, (4, 4), window=(4, 6), squash=4),
+            Layer(5, (4, 4), window=(1, 2), squash=8),
+        ),
+        (1, 5, 8, 1, 1),
+    ),
+}
+
+
+def network(name, precision="tf32", seed=1):
+    layers, shape = NETWORKS[name]
+    return CapsNet([replace(one, precision=precision) for one in layers], shape, seed=seed)
+
+
+def placed_layers(name, precision="tf32"):
+    layers, shape = NETWORKS[name]
+    return chain([replace(one, precision=precision) for one in layers], shape, _FLOAT32)
+
+
+@pytest.mark.tiers("simulator", "gpu")
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_where_things_lie(name, precision):
+    placed = placed_layers(name, precision)
+    assert residence.why_not(placed) is None
+    _check_places(placed)
+
+
+def drawn(draw):
+    """A network of any layers that chain, which may be none."""
+    precision, group = draw.choice(["tf32", "tf32x3"]), lambda: draw.choice([4, 8, 16])
+    rows, columns = draw.choice([(4, 4), (2, 8), (4, 8), (2, 4), (1, 16), (8, 8), (3, 8)])
+    strides = [(1, 1), (1, 2), (2, 2)]
+    first = {"window": draw.randint(1, 3), "stride": draw.choice(strides)}
+    capsule = {"capsule": (rows, columns), "squash": draw.choice([4, 8])}
+    layers = [Layer(draw.choice([1, 2, 4]), (1, rows * columns), **first, **capsule)]
+    for _ in range(draw.randint(1, 4)):
+        kernel = columns, draw.choice([2, 4, 8, 16])
+        window = draw.randint(1, 4), draw.randint(1, 4)
+        how = {"window": window, "stride": draw.choice(strides), "dilation": draw.randint(1, 2)}
+        layers.append(Layer(draw.choice([1, 2, 3, 4, 8, 10]), kernel, squash=group(), **how))
+        columns = kernel[1]
+    layers = [replace(one, precision=precision) for one in layers]
+    image = draw.choice([8, 12, 20]), draw.randint(6, 24)
+    try:
+        return chain(layers, (1, *image, 1, 1), _FLOAT32)
+    except ValueError:
+        return None
+
+
+@pytest.mark.tiers("simulator")
+def test_where_things_of_any_network_lie():
+    draw, fit = random.Random(0), 0
+    while fit < 100:
+        placed = drawn(draw)
+        if placed and residence.why_not(placed) is None:
+            _check_places(placed)
+            fit += 1
+
+
+def _check_places(placed):
+    """Whatever is in use at the same time lies apart, and all of it in the shared memory of a block."""
+    _, place, first, layers = residence.place(placed, True)
+    assert place.bytes <= SHARED_LIMIT and 16 * place.slots + 8 <= 4 * first.x
+    fixed = [
+        (0, 16 * place.slots + 8),
+        (4 * first.x, 4 * first.image),
+        (4 * first.kernel, 4 * first.K * first.N),
+        (place.ring_at, place.ring * place.pitch),
+    ]
+    more = (place.ring_at + place.ring * place.pitch + place.gap, place.more * place.pitch)
+    results = [(first.out, first.size), *((one.out, one.size * one.shares) for one in layers)]
+    opened = False
+    for one, read, written in zip(layers, results, results[1:]):
+        assert one.at == read[0] and one.slots in (place.ring, place.slots)
+        opened |= one.slots > place.ring
+        assert not (one.leaves and opened)
+        used = fixed + [(4 * begin, 4 * size) for begin, size in (read, written)]
+        used += [more] if opened else []
+        used = sorted(used)
+        for (begin, size), (behind, _) in zip(used, used[1:]):
+            assert begin % 4 == 0 and begin + size <= behind
+        assert used[-1][0] + used[-1][1] + 128 <= place.bytes
+        assert one.chunk_bytes <= place.pitch
+        if not one.few:
+            assert one.batch * one.shares <= one.slots
+            assert one.chunks % (one.batch * one.shares) == 0
+    assert opened == (place.more > 0)
+
+
+@pytest.mark.tiers("simulator", "gpu")
+@pytest.mark.parametrize(
+    ("number", "change", "said"),
+    [
+        (1, {"precision": "ieee"}, "layers[1]: precision 'ieee' is ordinary arithmetic"),
+        (1, {"precision": "tf32x3"}, "several precisions"),
+        (1, {"squash": 64}, "layers[1]: groups of 64"),
+        (0, {"squash": None}, "layers[0]: groups of None"),
+        (0, {"padding": 1}, "layers[0]: windows reach over the edge"),
+        (1, {"algorithm": "indexed", "precision": "ieee"}, "layers[1]"),
+        (0, {"window": 4}, "layers[0]: 16 weights of 8 elements"),
+    ],
+)
+def test_what_does_not_fit_says_why(number, change, said):
+    layers, shape = NETWORKS["published"]
+    layers = [replace(one, precision="tf32") for one in layers]
+    layers[number] = replace(layers[number], **change)
+    if change.get("window") or change.get("padding"):
+        last = replace(layers[1], window=13 if change.get("window") else 14)
+        layers = [layers[0], last]
+    assert said in residence.why_not(chain(layers, shape, _FLOAT32))
+
+
+@pytest.mark.tiers("simulator", "gpu")
+def test_large_outputs_do_not_fit():
+    layers, _ = NETWORKS["published"]
+    layers = [replace(one, precision="tf32") for one in (*layers[:2], layers[4])]
+    assert "are too much" in residence.why_not(chain(layers, (1, 64, 64, 1, 1), _FLOAT32))
+    assert "one layer" in residence.why_not(chain(layers[:1], (1, 3, 3, 1, 1), _FLOAT32))
+
+
+@pytest.mark.tiers("ptx")
+@pytest.mark.parametrize(
+    ("name", "precision", "for_gradients"),
+    [("published", "tf32", True), ("uneven", "tf32x3", False)],
+)
+def test_kernel(name, precision, for_gradients, monkeypatch):
+    from numba import float32, int64, types
+    from numba.cuda import dispatcher
+
+    from numbacaps.nn.resident.forward import make_resident_forward
+
+    gpu = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
+    placed = placed_layers(name, precision)
+    _, place, first, layers = residence.place(placed, for_gradients)
+    classes = placed[-1].layer.channels
+    which = (first, layers, place, classes, layers[-1].size // classes, for_gradients)
+    kernel = make_resident_forward(*which)
+    array = types.Array(float32, 1, "C")
+    text, _ = cuda.compile_ptx(kernel, (array,) * 6 + (int64,), cc=(9, 0))
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+    assert not re.search(r"\.f64\b", text), "float64 crept in"
+    assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
+    products, possible = 3 if precision == "tf32x3" else 1, {}
+    few = sum(one.taps[1] * one.BN // 16 for one in layers if one.few)
+    assert text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32") == products * few > 0
+    assert text.count("ldmatrix.sync.aligned.m8n8.x4") == few * (2 if products > 1 else 1)
+    for one in layers:
+        if one.few:
+            continue
+        chunks = one.batch * (2 if one.follows else 1)
+        count, turns = (
+            one.taps[1] * one.groups * chunks * products,
+            one.chunks // one.shares // chunks,
+        )
+        # Of few turns the compiler may unroll the loop, all of it or nothing.
+        before = possible.get(one.BN, {0})
+        possible[one.BN] = {some + count * times for some in before for times in (1, turns)}
+    for BN, counts in possible.items():
+        product = f"wgmma.mma_async.sync.aligned.m64n{BN}k8.f32.tf32.tf32"
+        assert text.count(product) in counts
+    # Of a register that was loaded and only handed on, the assembler thinks that it is free.
+    assert multiplied(text) and not multiplied(text) & loaded(text)
+    assert f"setmaxnreg.inc.sync.aligned.u32 {place.registers};" in text
+    assert f"bar.sync 1, {place.warpgroups * 128};" in text
+    assert "cp.async.bulk.shared::cluster" in text and "cp.async.cg.shared.global" in text
+    # Unrolled, loops are more code, all of which is fetched once an image.
+    assert text.count("cp.async.bulk.shared::cluster") == len(layers)
+    for instruction in ("launch_dependents", "wait"):
+        assert text.count(f"griddepcontrol.{instruction};") == (1 if "launch" in instruction else 2)
+
+
+@pytest.mark.tiers("ptx")
+@pytest.mark.parametrize(("channels", "columns", "squash"), [(12, 8, 8), (8, 16, 4), (16, 4, 4)])
+def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeypatch):
+    from numba import float32, int64, types
+    from numba.cuda import dispatcher
+
+    from numbacaps.nn.resident.forward import make_resident_forward
+
+    gpu = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
+    layers = (
+        Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8),
+        Layer(channels, (8, columns), window=5, squash=squash, precision="tf32"),
+    )
+    placed = chain(layers, (1, 16, 16, 1, 1), _FLOAT32)
+    assert residence.why_not(placed) is None
+    _, place, first, others = residence.place(placed, True)
+    which = (first, others, place, channels, others[-1].size // channels, True)
+    array = types.Array(float32, 1, "C")
+    kinds = (array,) * 6 + (int64,)
+    text, _ = cuda.compile_ptx(make_resident_forward(*which), kinds, cc=(9, 0))
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+
+
+def _run(forward, net, x):
+    """Everything that a forward pass leaves, of an image the elements in a row."""
+    beside = Beside(0)
+    forward.pack(net.state, beside)
+    forward.launch(cuda.to_device(x), net.state, beside)
+    cuda.synchronize()
+    arrays = [forward.lengths, *forward.outputs]
+    return [array.copy_to_host() for array in arrays if array is not None]
+
+
+def _resident(*arguments):
+    """The pass by one kernel, where this GPU has it."""
+    if resident_pass.why_not(arguments[0], _FLOAT32):
+        pytest.skip("this GPU has no warpgroup products")
+    return resident_pass.ResidentPass(*arguments)
+
+
+@pytest.mark.tiers("gpu")
+@pytest.mark.parametrize("N", [1, 3, 140, 300])
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_kernel_makes_what_the_layers_make(name, precision, N, rng):
+    """Also more images than there are multiprocessors; the same bits every time, and without the sums."""
+    _check(name, precision, N, rng)
+
+
+@pytest.mark.tiers("gpu")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["float32"])
+@pytest.mark.parametrize("name", ["primes", "primes_few"])
+def test_one_kernel_is_clean(name, dtype, rng):
+    _check(name, "tf32", 3, rng)
+
+
+def _check(name, precision, N, rng):
+    net = network(name, precision)
+    x = rng.uniform(0, 1, (N, *net.input_shape)).astype(np.float32)
+    resident = _resident(net.layers, N, net.dtype, True)
+    found = _run(resident, net, x)
+    wanted = _run(ForwardPass(network(name, "ieee").layers, N, net.dtype), net, x)
+    for have, want in zip(found, wanted, strict=True):
+        assert np.abs(want).max() > 0
+        assert_close(have, want.astype(np.float64), 1 << 12, precision)
+    for k, group in enumerate(layer.squash for layer in resident.layers):
+        _check_slopes(found[1 + k].reshape(N, -1, group), resident.slopes[k].copy_to_host())
+    for one, other in zip(_run(resident, net, x), found):
+        np.testing.assert_array_equal(one, other)
+    inference = _run(_resident(net.layers, N, net.dtype, False), net, x)
+    for one, other in zip(inference, (found[0], found[-1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _check_slopes(results, slopes):
+    """Both numbers of every group of results, from the length that the first one says it had before."""
+    results, slopes = results.astype(np.float64), slopes.astype(np.float64)
+    f, k = slopes[..., 0], slopes[..., 1]
+    length = np.sqrt((results**2).sum(axis=-1) / f**2 + 1e-7)
+    shorter = -np.expm1(-length)
+    np.testing.assert_allclose(f, shorter / length, rtol=1e-5)
+    np.testing.assert_allclose(k, (1 - shorter - shorter / length) / shorter**2, rtol=1e-3)
+
+
+@pytest.mark.tiers("gpu")
+def test_a_network_takes_it_where_it_is_faster_and_explains_it():
+    net = network("published", "tf32x3")
+    if resident_pass.why_not(net.layers, _FLOAT32):
+        pytest.skip("this GPU has no warpgroup products")
+    most = 2 * resident_pass.multiprocessors()
+    assert "all layers in one kernel" in net.explain(most)
+    assert "all layers in one kernel" in network("published", "tf32").explain(most + 1)
+    *lines, why = net.explain(most + 1).splitlines()
+    assert len(lines) == 5 and lines[0].startswith("layers[0]: ")
+    assert why.endswith(
+        f"{most + 1} images in three terms are more than {most}, 2 a multiprocessor"
+    )
+    assert "all layers in one kernel" in net.explain(most + 1, gradients=True)

@@ -1,0 +1,247 @@
+"""Every kernel of the toolkit, built for a geometry: what the ptx tier compiles."""
+
+import importlib
+import pkgutil
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+import numbacaps
+from numbacaps.algorithms import indexed, naive
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.activation import Activation
+from numbacaps.fused.epilogue import fit
+from numbacaps.fused.pack import make_pack
+from numbacaps.fused.rung_1_direct import make_direct
+from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
+from numbacaps.fused.rung_3_register_tiles import tile as tiles
+from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
+from numbacaps.fused.rung_3_register_tiles.split_k import make_add_splits, make_reduction
+from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.kernel import make_wgmma
+from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
+from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
+from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+from numbacaps.device.tensor_map import MAP_WORDS
+from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
+from numbacaps.stages.capsule_col2im import make_capsule_col2im
+from numbacaps.stages.capsule_im2col import make_capsule_im2col
+from numbacaps.stages.input_extend import make_input_extend
+from numbacaps.stages.input_reduce import make_input_reduce
+from numbacaps.stages.kernel_extend import make_kernel_extend
+from numbacaps.stages.kernel_reduce import make_kernel_reduce
+from numbacaps.stages.output_extend import make_output_extend
+from numbacaps.stages.output_reduce import make_output_reduce
+from numbacaps.stages.stationary_batched_matmul import make_stationary_batched_matmul
+from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_batched_matmul
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and what it takes: a tuple of words, flat arrays, tables of offsets, 64-bit integers."""
+
+    kernel: object
+    arrays: int
+    integers: int
+    factory: object
+    tables: int = 0
+    words: int = 0
+
+
+def matmul(dtype, M, N, K, transpose_a=False, transpose_b=False, b_shared=True):
+    """The tiled kernel for (M x K) @ (K x N)."""
+    a_strides = (1, M) if transpose_a else (K, 1)
+    b_strides = (1, K) if transpose_b else (N, 1)
+    tile = choose_tile(M, N, K, dtype.itemsize)
+    kernel = make_strided_batched_matmul(M, N, K, a_strides, b_strides, b_shared, tile, dtype)
+    return Kernel(kernel, 3, 10, make_strided_batched_matmul)
+
+
+def stationary_matmul(dtype, M, N, K, transpose_b=False):
+    """The kernel for (M x K) @ (K x N) whose B stays in registers."""
+    b_strides = (1, K) if transpose_b else (N, 1)
+    kernel = make_stationary_batched_matmul(M, N, K, b_strides, 16, dtype)
+    return Kernel(kernel, 3, 9, make_stationary_batched_matmul)
+
+
+def kernels(g, dtype):
+    """Kernels by name for a geometry and a dtype (the gather apart: it takes a strided array)."""
+    dtype = np.dtype(dtype)
+    window = (g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, dtype)
+    add_slab, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, g.lanes, dtype)
+    found = {
+        "capsule_im2col": Kernel(
+            make_capsule_im2col(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_im2col
+        ),
+        "input_extend": Kernel(make_input_extend(g.P), 2, 2, make_input_extend),
+        "kernel_extend": Kernel(make_kernel_extend(g.Q * g.E2), 2, 2, make_kernel_extend),
+        "matmul": matmul(dtype, g.D1, g.D3, g.D2),
+        "matmul with shared B": stationary_matmul(dtype, min(g.D1, 4), min(g.D3, 32), 16),
+        "output_reduce": Kernel(
+            make_output_reduce(g.P, g.L, g.Q, g.E3, dtype), 2, 4, make_output_reduce
+        ),
+        "output_extend": Kernel(
+            make_output_extend(g.P, g.L, g.Q, g.E3, 8), 2, 4, make_output_extend
+        ),
+        "matmul for dK": matmul(dtype, g.D2, g.D3, g.D1, transpose_a=True, b_shared=False),
+        "kernel_reduce slab": Kernel(add_slab, 2, 4, make_kernel_reduce),
+        "kernel_reduce lanes": Kernel(add_lanes, 2, 0, make_kernel_reduce),
+        "matmul for dI": matmul(dtype, g.D1, g.D2, g.D3, transpose_b=True),
+        "input_reduce": Kernel(make_input_reduce(g.P, dtype), 2, 2, make_input_reduce),
+        "capsule_col2im": Kernel(
+            make_capsule_col2im(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_col2im
+        ),
+        "naive fill": Kernel(naive.make_fill(dtype), 1, 0, naive.make_fill),
+        "indexed votes": Kernel(indexed.make_votes(g, dtype), 3, 1, indexed.make_votes),
+    }
+    found |= fused_kernels(g, dtype)
+    for module in (indexed, naive):
+        for name in ("forward", "backward_input", "backward_kernel"):
+            factory = getattr(module, f"make_{name}")
+            kernel = Kernel(factory(g, dtype), 3, 1, factory)
+            found[f"{module.__name__.split('.')[-1]} {name}"] = kernel
+    return found
+
+
+def epilogue(product, group, tile, lanes, backward=False):
+    """LeakyReLU and squash of so many elements behind a product, or their gradient; none for None."""
+    activation = group and Activation(0.1, group, backward=backward)
+    found, why = fit(activation, product, tile.BN, lanes)
+    assert (found.differentiates if backward else found.activates) or not group, why
+    return found
+
+
+def fused_kernels(g, dtype):
+    """The fused kernels of ordinary arithmetic, of the forward pass unless the name says otherwise."""
+    product = implicit_gemm.forward(g)
+    M, size = product.M(g.N), g.P * g.Q * g.E2
+    which = (product.pixels, product.inside, product.N, product.K)
+    tile, _ = tiles.choose_tile(M * g.G, product.N, dtype.itemsize)
+    across, _ = tiles.choose_tile(product.K * g.G, product.N, dtype.itemsize)
+    reduction = make_reduction(product.pixels, product.N, product.K, across, 4, size, dtype)
+    square = tiles.Tile(16, 16, 16, 1, 1)
+    found = {
+        "direct": Kernel(make_direct(*which, dtype), 3, 1, make_direct, 1),
+        "shared_tiles": Kernel(
+            make_shared_tiles(*which, square, dtype), 3, 1, make_shared_tiles, 1
+        ),
+        "register_tiles": Kernel(
+            make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
+        ),
+        "reduction": Kernel(reduction, 3, 2, make_reduction, 1),
+        "add_splits": Kernel(make_add_splits(4, size, dtype), 2, 0, make_add_splits),
+    }
+    product = implicit_gemm.backward_input(g)[0]
+    which = (product.pixels, product.inside, product.N, product.K)
+    tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, dtype.itemsize)
+    found["register_tiles backward_input"] = Kernel(
+        make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
+    )
+    return found
+
+
+def register_kernel(product, tile, dtype, group, backward=False):
+    """The kernel of ordinary arithmetic with an activation, or its gradient, behind it."""
+    p = product
+    behind = epilogue(p, group, tile, tile.lanes, backward)
+    kernel = make_register_tiles(p.pixels, p.inside, p.N, p.K, tile, dtype, behind)
+    return Kernel(kernel, 4, 1, make_register_tiles, 1)
+
+
+def warpgroup_kernels(product, tile, dtype, group=None):
+    """The tensor cores' kernels of a product: its packing, then the product and its activation."""
+    depth, columns = (product.channels, product.D), (product.N, product.K)
+    window = warpgroup_tiles.Window.of(product)
+    pack = packing(product, tile.BN, tile.CHUNKS, dtype)
+    steps = product.channel_steps[0]
+    behind = epilogue(product, group, tile, warpgroup_tiles.LANES)
+    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype, behind)
+    return pack, Kernel(kernel, 4, 1, make_wgmma, 1)
+
+
+def packing(product, BN, CHUNKS, dtype):
+    """The packing of the kernel of a product."""
+    p = product
+    depth = p.channels, p.D, warpgroup_tiles.Window.of(p).taps
+    kernel = make_pack(*depth, p.n, p.kernel_steps, 1, 1, BN, CHUNKS, 1, dtype, False)
+    return Kernel(kernel, 2, 0, make_pack)
+
+
+def bulk_kernel(
+    product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False, whole=None
+):
+    """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
+    p = bulk_tiles.counted(product, dtype)
+    box = bulk_tiles.Box.of(p, 1, tile)
+    which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
+    read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
+    behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
+    ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
+    which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
+    kernel = make_bulk_wgmma(*which, dtype, behind)
+    return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
+
+
+def swapped_kernel(product, tile):
+    """The tensor cores' kernel whose own array stays in registers."""
+    p, t = product, swapped_tiles
+    slots, window = t.Slots.of(p), warpgroup_tiles.Window.of(p)
+    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
+    which = (p.pixels, window, slots, p.channels, p.D, p.n, p.kernel_steps)
+    kernel = make_swapped_wgmma(*which, *sizes, tile)
+    return Kernel(kernel, 3, 1, make_swapped_wgmma, 0, MAP_WORDS)
+
+
+def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
+    """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
+    p, t = product, bulk_reduction_tiles
+    rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
+    which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
+    kernel = make_bulk_reduction(*which, p.D, tile, terms, dtype)
+    return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
+
+
+def tile_sums_kernel(product, tile, splits, dtype):
+    """The kernel that adds its splits; and how many sums a split has."""
+    p, window = product, warpgroup_tiles.Window.of(product)
+    boxes = bulk_reduction_tiles.boxes(tile, p, 1)
+    depth = (splits, p.channels, p.D, p.N, p.K)
+    kernel = make_add_tiles(p.pixels, window, boxes, *depth, tile, 1, dtype)
+    blocks = bulk_reduction_tiles.blocks_of_a_split(tile, p, 1)
+    return kernel, blocks * tile.sums(window.taps[1])
+
+
+def mma_kernel(product, runs, tile, terms, dtype):
+    """The tensor cores' kernel for the kernel's gradient."""
+    p = product
+    which = (p.pixels, p.inside, p.N, p.K, runs, tile, 4, p.N * p.K, terms, dtype)
+    return Kernel(make_mma_reduction(*which), 3, 2, make_mma_reduction, 1)
+
+
+def factories():
+    """Every kernel factory that the package holds, by qualified name."""
+    found = {}
+    for module in pkgutil.walk_packages(numbacaps.__path__, "numbacaps."):
+        module = importlib.import_module(module.name)
+        for name, value in vars(module).items():
+            if name.startswith("make_") and value.__module__ == module.__name__:
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def multiplied(text):
+    """Registers whose values the warpgroup products take as their first operand."""
+    bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
+    operands = re.findall(r"wgmma\.mma_async[^{]*{[^}]*}, {([^}]*)}", text)
+    return {bits.get(register, register) for four in operands for register in four.split(", ")}
+
+
+def loaded(text):
+    """Registers of float32 that loads from shared memory write."""
+    written = re.findall(r"ld\.shared\.\S+\s+([^\[]*)\[", text)
+    return {register for to in written for register in re.findall(r"%f\d+", to)}
