@@ -85,7 +85,7 @@ def pretend(capability, multiprocessors):
     cuda.is_available = lambda: True
     attributes = compiled.driver.CUfunction_attribute
     compiled.driver = SimpleNamespace(cuKernelSetAttribute=nothing, CUfunction_attribute=attributes)
-    compiled.Compiled.__getitem__ = lambda kernel, how: nothing
+    compiled._config = compiled._stream = compiled.launch = nothing
     tensor_map._encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
     measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
@@ -106,10 +106,9 @@ class _Unwritten(Problem):
 def listed(experiments):
     """The groups of rows that experiments would measure."""
     groups = []
-    command.open_table = lambda name, options: None
-    command.run = lambda table, found, options: groups.extend(found)
     for name in experiments:
-        EXPERIMENTS[name].main([])
+        parser = EXPERIMENTS[name].make_parser()
+        groups += EXPERIMENTS[name].groups(parser, parser.parse_args([]))
     return groups
 
 

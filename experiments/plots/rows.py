@@ -29,7 +29,7 @@ class Lacking(ValueError):
 
 
 def load_all(folder):
-    """The rows of every experiment.
+    """The rows of every experiment that are no older than their kernels.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def load_all(folder):
 
 
 def load(path):
-    """The rows of one CSV; none if there is no file.
+    """The rows of one CSV that are no older than their kernels; none if there is no file.
 
     Raises
     ------
     experiments.measuring.records.ForeignFile
         The file is not one of ours.
     """
-    rows = records.read(path)
+    rows, sources = records.read(path), records.sources(path)
     for line, row in enumerate(rows, start=2):
         for column in NUMBERS:
             row[column] = _number(row[column], f"{path}, row {line}, column {column}")
@@ -65,7 +65,7 @@ def load(path):
             raise records.ForeignFile(
                 f"{path}, row {line}, column N is {row['N']!r}; it takes an integer from 1"
             )
-    return rows
+    return [row for row in rows if sources.is_current(row)]
 
 
 def _number(cell, where):
