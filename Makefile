@@ -3,6 +3,8 @@
 # make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
+# make records list the results and test records that are older than their kernels; needs no GPU
+# make record  measure such results again on the GPU, most important first, for MINUTES=10
 #
 # CUDA=cu12 takes the CUDA 12 libraries. PY=python3 INSTALLED= uses an environment of your own.
 
@@ -12,7 +14,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: walk test gpu drawn clean
+MINUTES ?= 10
+
+.PHONY: walk test gpu drawn records record clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
@@ -26,6 +30,12 @@ gpu: $(INSTALLED)
 
 drawn: $(INSTALLED)
 	$(PY) -m tests.record_drawn
+
+records: $(INSTALLED)
+	$(PY) -m experiments.record --list
+
+record: $(INSTALLED)
+	$(PY) -m experiments.record --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -146,6 +146,27 @@ def _compile(number):
         variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
 
 
+def compile_chosen(options, processes):
+    """Compile what the options choose in processes side by side.
+
+    Parameters
+    ----------
+    options : namespace
+        ``experiments``, ``passes``, ``precisions``, ``workload``, ``compute_capability`` and ``multiprocessors``,
+        as on the command line.
+    processes : int
+
+    Returns
+    -------
+    cases, failed : int
+        How many there were, and how many of them failed.
+    """
+    cases = chosen(listed(options.experiments), options)
+    names = [f"{workload} {wanted}: {variant}" for workload, wanted, _, variant in cases]
+    failed = side_by_side(names, _compile, _begin, (options,), processes) if names else 0
+    return len(names), failed
+
+
 def _hear_nothing(begin, arguments):
     """Begin in one of several processes: the first one hears Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,13 +289,11 @@ def main(arguments=None):
     for name in options.workload or ():
         if name not in workloads:
             parser.error(f"--workload got {name!r}; it takes one of {list(workloads)}")
-    cases = chosen(groups, options)
-    names = [f"{workload} {wanted}: {variant}" for workload, wanted, _, variant in cases]
     try:
-        failed = side_by_side(names, _compile, _begin, (options,), options.processes)
+        cases, failed = compile_chosen(options, options.processes)
     except KeyboardInterrupt:
         return 130
-    print(f"{len(cases) - failed} of {len(cases)} cases are compiled")
+    print(f"{cases - failed} of {cases} cases are compiled")
     return 1 if failed else 0
 
 

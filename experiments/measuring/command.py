@@ -143,7 +143,9 @@ def open_table(name, options):
     """The experiment's CSV on this GPU; a message and exit status 2 where it is not ours to write."""
     path = options.results / provenance.gpu_name() / f"{name}.csv"
     try:
-        return records.Table(path, records.of_machine(), options.fresh)
+        table = records.Table(path, records.of_machine(), options.fresh)
+        table.write()  # whether it can be, before anything is measured
+        return table
     except records.ForeignFile as foreign:
         print(f"{name}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -92,15 +92,28 @@ def read(path):
         rows = list(rows)
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
         raise ForeignFile(f"{path} cannot be read: {failure}") from failure
-    known = list(COLUMNS)
-    if columns not in (known, [column for column in known if column not in _LATER]):
+    if not _known(columns):
         raise ForeignFile(
             f"{path} has the columns {', '.join(columns) or 'of an empty file'}; a CSV of ours has "
             f"{', '.join(COLUMNS)}. It was left as it is"
         )
     if any(None in row or None in row.values() for row in rows):
         raise ForeignFile(f"{path} has rows of other lengths than its header. It was left as it is")
-    return [dict.fromkeys(_LATER, "") | row for row in rows] if columns != known else rows
+    return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
+
+
+def _known(columns):
+    """Whether these are a CSV's columns, now or before some came later."""
+    return list(columns) in (list(COLUMNS), [name for name in COLUMNS if name not in _LATER])
+
+
+def is_ours(path):
+    """Whether a file is a CSV with the columns."""
+    try:
+        with Path(path).open(newline="") as file:
+            return _known(next(csv.reader(file), []))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
 
 
 def sources(path):
@@ -193,16 +206,21 @@ class Table:
     Raises
     ------
     ForeignFile
-        The file is not ours or cannot be written; found before anything is measured.
+        The file is not ours.
     """
 
     def __init__(self, path, machine, fresh=False, same=SAME):
         self.path, self._machine, self._fresh, self._same = Path(path), machine, fresh, same
         self.rows, self._sources = read(self.path), sources(self.path)
-        self._write()  # whether it can be
 
-    def _write(self):
-        """Write the files behind the rows' names, then the rows."""
+    def write(self):
+        """Write the files behind the rows' names, then the rows.
+
+        Raises
+        ------
+        ForeignFile
+            One cannot be written.
+        """
         try:
             self._sources.write(self.rows)
         except OSError as failure:
@@ -237,7 +255,7 @@ class Table:
     def replace(self, rows):
         """Put a group's new rows in the place of its old ones, and write the file."""
         self.rows = replaced(self.rows, rows)
-        self._write()
+        self.write()
 
 
 def replaced(rows, group_rows):

@@ -39,14 +39,19 @@ def load_all(folder):
     Returns
     -------
     dict of str to list of dict
-        Rows by experiment; none where there is no file.
+        Rows by experiment; none where there is no file. Behind :data:`EXPERIMENTS` come the folder's other CSVs that
+        have the columns, by their names.
 
     Raises
     ------
     experiments.measuring.records.ForeignFile
         A CSV there is not one of ours.
     """
-    return {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
+    data = {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
+    for path in sorted(Path(folder).glob("*.csv")):
+        if path.stem not in data and records.is_ours(path):
+            data[path.stem] = load(path)
+    return data
 
 
 def load(path):
