@@ -255,7 +255,7 @@ def run(table, groups, options):
     _report(table)
 
 
-def measure_groups(jobs, until=math.inf):
+def measure_groups(jobs, until=math.inf, longest=0.0):
     """Measure groups, each into its table.
 
     Parameters
@@ -264,18 +264,22 @@ def measure_groups(jobs, until=math.inf):
     until : float
         By :func:`time.monotonic`: no group is begun that would end later if it took as long as the
         longest before it.
+    longest : float
+        Seconds of the longest of earlier calls.
 
     Returns
     -------
-    int
+    done : int
         How many were measured.
+    longest : float
+        Seconds of the longest.
     """
-    problem, longest = None, 0.0
+    problem = None
     with tqdm(total=sum(len(group.variants) for _, group in jobs), unit="row") as bar:
         for done, (table, group) in enumerate(jobs):
             begun = time.monotonic()
             if begun + longest >= until:
-                return done
+                return done, longest
             if problem is None or problem.geometry != group.geometry:
                 problem = Problem(group.geometry)
             label = f"{group.workload} {group.wanted}"
@@ -288,7 +292,7 @@ def measure_groups(jobs, until=math.inf):
             problem.leave_device()
             measure.release()
             longest = max(longest, time.monotonic() - begun)
-    return len(jobs)
+    return len(jobs), longest
 
 
 def _report(table):

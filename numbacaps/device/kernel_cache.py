@@ -63,7 +63,7 @@ def sources_of(kernel):
 
 @contextmanager
 def launched():
-    """A set that gets every kernel that is launched in the block, on a GPU.
+    """A set that gets every kernel of the package that is launched in the block, on a GPU.
 
     Numba's launches are watched only as long as the block lasts; launches of
     :mod:`numbacaps.device.compiled` call :func:`note_launch`.
@@ -73,7 +73,8 @@ def launched():
     found, call = set(), CUDADispatcher.call
 
     def noted(kernel, *arguments):
-        note_launch(kernel)
+        if kernel.py_func.__module__.partition(".")[0] == _PACKAGE:
+            note_launch(kernel)
         return call(kernel, *arguments)
 
     _watching.append(found)

@@ -82,6 +82,10 @@ def test_rows_of_something_else_are_measured_again(what, tmp_path):
     assert not table.has(_row(), [_row()])
 
 
+def test_what_measures_is_named():
+    assert len(records.provenance.method_sha256()) == 64
+
+
 def test_rows_without_a_package_are_measured_once_it_is_there(tmp_path):
     table = records.Table(tmp_path / "sweep.csv", NOW)
     table.replace([_row(note="absent: algorithm 'indexed' takes the extra 'indexed'")])
