@@ -14,17 +14,26 @@ import numpy as np
 from experiments.measuring import command, contestants, measure
 from experiments.measuring.contestants import OurRun
 from experiments.measuring.workloads import EM_ROUTING
-from numbacaps.algorithms import fused
-from numbacaps.algorithms.registry import Algorithm
+from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import cuda
+from numbacaps.device.workspace import Workspace
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
+from numbacaps.fused.rung_3_register_tiles.launcher import (
+    RegisterTilesLauncher,
+    RegisterTilesSplitK,
+)
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK, WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.launcher import (
+    WarpSpecializedLauncher,
+    WarpSpecializedSplitK,
+)
 
 WORKLOAD = "em"
 _COMPARED = "torch_fold"
@@ -34,7 +43,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class _Launched:
-    """A rung's kernel with its table, as :class:`numbacaps.algorithms.fused.Gather` has them."""
+    """A rung's kernel with its table, as :class:`numbacaps.fused.rung_3_register_tiles.launcher.RegisterTilesLauncher` has them."""
 
     packed = 0
 
@@ -59,57 +68,69 @@ def _shared_tiles(p, g):
 
 
 def _register_tiles(p, g):
-    return fused.Gather(p, g.N, g.G, _FLOAT)
+    return RegisterTilesLauncher(p, g.N, g.G, _FLOAT)
 
 
 def _wgmma(p, g):
-    return fused.WarpgroupGather(
+    return WgmmaLauncher(
         *(p, g.N, g.G, _FLOAT),
-        *warpgroup_tiles.choose_tile(p, g.N, g.G, _FLOAT, fused.multiprocessors()),
+        *warpgroup_tiles.choose_tile(p, g.N, g.G, _FLOAT, multiprocessors()),
     )
 
 
 def _bulk_wgmma(terms):
     def make(p, g):
-        chosen = bulk_tiles.choose_tile(p, g.N, g.G, terms, fused.multiprocessors())
-        return fused.BulkGather(p, g.N, g.G, _FLOAT, *chosen, terms)
+        chosen = bulk_tiles.choose_tile(p, g.N, g.G, terms, multiprocessors())
+        return WarpSpecializedLauncher(p, g.N, g.G, _FLOAT, *chosen, terms)
 
     return make
 
 
 def _reduction(p, g):
-    return fused.Reduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT)
+    return RegisterTilesSplitK(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT)
 
 
 def _mma_reduction(terms):
-    return lambda p, g: fused.MmaReduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms)
+    return lambda p, g: MmaSplitK(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms)
 
 
 def _bulk_reduction(terms):
     def make(p, g):
         chosen = bulk_reduction_tiles.choose_tile(p, g.N, g.G, terms)
-        return fused.BulkReduce(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms, *chosen)
+        return WarpSpecializedSplitK(p, g.N, g.G, g.P * g.Q * g.E2, _FLOAT, terms, *chosen)
 
     return make
+
+
+class _RungPlan:
+    """A rung in the place of a plan."""
+
+    capturable = True
+
+    def __init__(self, made):
+        self._made, self._workspace = made, Workspace()
+
+    @property
+    def nbytes(self):
+        return self._workspace.nbytes
+
+    def launch_forward(self, x, w, out, stream):
+        packed = self._made.packed
+        room = self._workspace.arrays({"packed": (packed,)} if packed else {}, _FLOAT)
+        flat = (array.reshape(array.size) for array in (x, w, out))
+        self._made(*flat, stream, room.get("packed"))
+
+    def launch_backward(self, x, w, dy, dx, dw, stream):
+        room = self._workspace.arrays(self._made.partial_shape, _FLOAT)
+        flat = (array.reshape(array.size) for array in (x, dy, dw))
+        self._made(*flat, stream, room.get("partial"))
 
 
 class RungRun(OurRun):
     """A rung in the place of an algorithm."""
 
-    def algorithm_of(self, variant, geometry):
-        made = variant.make(implicit_gemm.forward(geometry), geometry)
-
-        def forward(g, x, w, out, *, stream, workspace):
-            room = workspace.arrays({"packed": (made.packed,)} if made.packed else {}, _FLOAT)
-            flat = (array.reshape(array.size) for array in (x, w, out))
-            made(*flat, stream, room.get("packed"))
-
-        def backward(g, x, w, dy, dx, dw, *, stream, workspace):
-            room = workspace.arrays(made.partial_shape, _FLOAT)
-            flat = (array.reshape(array.size) for array in (x, dy, dw))
-            made(*flat, stream, room.get("partial"))
-
-        return Algorithm(str(variant), forward, backward, None, deterministic=True)
+    def plan_of(self, variant, geometry, workspace_limit=None):
+        return _RungPlan(variant.make(implicit_gemm.forward(geometry), geometry))
 
 
 @dataclass(frozen=True)
@@ -136,15 +157,15 @@ RUNGS = {
         Rung("shared_tiles", "ieee", _shared_tiles),
         Rung("register_tiles", "ieee", _register_tiles),
         Rung("wgmma", "tf32", _wgmma),
-        Rung("bulk_wgmma", "tf32", _bulk_wgmma(1)),
-        Rung("bulk_wgmma", "tf32x3", _bulk_wgmma(3)),
+        Rung("warp_specialized", "tf32", _bulk_wgmma(1)),
+        Rung("warp_specialized", "tf32x3", _bulk_wgmma(3)),
     ),
     "backward_kernel": (
-        Rung("reduction", "ieee", _reduction),
-        Rung("mma_reduction", "tf32", _mma_reduction(1)),
-        Rung("mma_reduction", "tf32x3", _mma_reduction(3)),
-        Rung("bulk_reduction", "tf32", _bulk_reduction(1)),
-        Rung("bulk_reduction", "tf32x3", _bulk_reduction(3)),
+        Rung("register_tiles_split_k", "ieee", _reduction),
+        Rung("mma_split_k", "tf32", _mma_reduction(1)),
+        Rung("mma_split_k", "tf32x3", _mma_reduction(3)),
+        Rung("warp_specialized_split_k", "tf32", _bulk_reduction(1)),
+        Rung("warp_specialized_split_k", "tf32x3", _bulk_reduction(3)),
     ),
 }
 

@@ -6,10 +6,13 @@ and :func:`explain` says what it would run. The algorithms they can run are in :
 paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
+from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
+from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from importlib import import_module
+
 from numbacaps.device.target import (
     SIMULATED,
 )  # first: it chooses the target before numba is imported
-
 from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
@@ -32,3 +35,14 @@ __all__ = [
     "parse_product",
     "plan",
 ]
+_SUBPACKAGES = ("nn", "stages")  # imported when they are first used
+
+
+def __getattr__(name):
+    if name in _SUBPACKAGES:
+        return import_module(f"numbacaps.{name}")
+    raise AttributeError(f"module 'numbacaps' has no attribute {name!r}")
+
+
+def __dir__():
+    return [*__all__, *_SUBPACKAGES, "__version__"]

@@ -1,28 +1,13 @@
-"""The public functions: check everything, then run one algorithm of the registry.
+"""The public functions: check, plan, deliver.
 
 Nothing is allocated or launched before all arguments have been accepted. Only whether a workspace
 fits is known later, when the operands are on the device; it is known before the first launch.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from numbacaps.algorithms.registry import find_algorithm
-from numbacaps.arrays import (
-    check_out,
-    check_together,
-    describe,
-    permuted,
-    resolve_stream,
-    to_canonical,
-)
-from numbacaps.device.bfloat16 import to_device
-from numbacaps.device.target import check_target, cuda
-from numbacaps.device.workspace import Workspace, check_limit, kept_workspace
-from numbacaps.geometry import Geometry
-from numbacaps.product import Product, inverse, parse_product
-from numbacaps.shapes import geometry_of, output_shape
+from numbacaps.call import Call
+from numbacaps.messages import shown
 
 
 def capsule_conv2d(
@@ -52,7 +37,7 @@ def capsule_conv2d(
     Parameters
     ----------
     x : array (N, C, H, W, *T1), float16, bfloat16 (both added in float32), float32 or float64
-        Input: a NumPy array, a Numba device array or an array with ``__cuda_array_interface__``.
+        Input: a NumPy array, a Numba device array or an array with ``__cuda_array_interface__`` or DLPack.
         Arrays that are not C-contiguous are copied.
     w : array (P, C, KH, KW, *T2), dtype of x
         Kernel, in the same place as ``x``.
@@ -78,7 +63,7 @@ def capsule_conv2d(
         apart from the inputs in memory.
     stream : optional
         Numba stream, cuda.core, CuPy or PyTorch stream, or a stream's address. By default the
-        stream that ``x`` names in its interface, else the default stream. With device arrays the
+        stream that ``x`` names in its interface, PyTorch's current one for a tensor, else the default stream. With device arrays the
         call returns once the work is queued there.
 
     Returns
@@ -102,15 +87,15 @@ def capsule_conv2d(
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
-    task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm, task.dtype, precision)
-    out = task.check_out(out, task.output_shape)
-    stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
-    if task.geometry.N == 0:
-        return task.empty(task.output_shape, out)
-    workspace = task.workspace(algorithm, stream, precision)
-    result = task.run(algorithm.forward, workspace, task.geometry.output_shape, stream, out)
-    return task.deliver(result, task.output_shape, inverse(task.product.y_order), out, stream)
+    options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
+    options |= {"algorithm": algorithm, "precision": precision}
+    call = Call((x, w), stride, padding, dilation, product, **options)
+    y = call.result("y")
+    if not call.is_empty:
+        plan = call.plan()
+        plan.launch_forward(*call.operands(), y.array, call.stream)
+        plan.release()
+    return call.deliver(y)
 
 
 def capsule_votes(
@@ -155,15 +140,15 @@ def capsule_votes(
     TypeError, ValueError, ImportError, RuntimeError, MemoryError
         As :func:`capsule_conv2d`; ValueError also for an algorithm that has no votes.
     """
-    task = _Task.check((x, w), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm, task.dtype, votes=True)
-    out = task.check_out(out, task.votes_shape)
-    stream = resolve_stream(stream, task.operands if out is None else (*task.operands, out))
-    if task.geometry.N == 0:
-        return task.empty(task.votes_shape, out)
-    workspace = Workspace(task.limit)
-    result = task.run(algorithm.votes, workspace, task.geometry.votes_shape, stream, out)
-    return task.deliver(result, task.votes_shape, inverse(task.product.y_order), out, stream)
+    options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
+    options |= {"algorithm": algorithm, "votes": True}
+    call = Call((x, w), stride, padding, dilation, product, **options)
+    votes = call.result("votes")
+    if not call.is_empty:
+        plan = call.plan()
+        plan.launch_votes(*call.operands(), votes.array, call.stream)
+        plan.release()
+    return call.deliver(votes)
 
 
 def capsule_conv2d_backward(
@@ -209,160 +194,29 @@ def capsule_conv2d_backward(
         As :func:`capsule_conv2d`; ValueError also for a ``dy`` of another shape than the output's,
         or ``needs`` that name nothing or something else.
     """
-    task = _Task.check((x, w, dy), stride, padding, dilation, product, workspace_limit)
-    algorithm = find_algorithm(algorithm, task.dtype, precision)
+    options = {"workspace_limit": workspace_limit, "stream": stream}
+    options |= {"algorithm": algorithm, "precision": precision}
+    call = Call((x, w, dy), stride, padding, dilation, product, **options)
     needs = _check_needs(needs)
-    stream = resolve_stream(stream, task.operands)
-    x, w, dy = task.operands
-    g = task.geometry
-    if g.N == 0:
-        dx = task.empty(x.shape) if "input" in needs else None
-        dw = task.zeros(w.shape, stream) if "kernel" in needs else None
-        return dx, dw
-    dx = cuda.device_array(g.input_shape, task.dtype, stream=stream) if "input" in needs else None
-    dw = cuda.device_array(g.kernel_shape, task.dtype, stream=stream) if "kernel" in needs else None
-    unread = {"w"} if dx is None else {"x"} if dw is None else set()
-    arrays = task.canonical(stream, unread)
-    workspace = task.workspace(algorithm, stream, precision, *sorted(needs))
-    algorithm.backward(g, *arrays, dx, dw, stream=stream, workspace=workspace)
-    if dx is not None:
-        dx = task.deliver(dx, x.shape, inverse(task.product.x_order), None, stream)
-    if dw is not None:
-        dw = task.deliver(dw, w.shape, inverse(task.product.w_order), None, stream)
-    return dx, dw
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A call whose arguments have been accepted."""
-
-    operands: tuple
-    geometry: Geometry
-    product: Product
-    limit: int | None
-
-    @classmethod
-    def check(cls, arrays, stride, padding, dilation, product, workspace_limit):
-        """Accept or refuse ``(x, w)`` or ``(x, w, dy)`` and the options."""
-        operands = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
-        x, w = operands[:2]
-        product = parse_product(product)
-        geometry = geometry_of(x.shape, w.shape, product, stride, padding, dilation)
-        task = cls(tuple(operands), geometry, product, check_limit(workspace_limit))
-        if len(operands) == 3 and operands[2].shape != task.output_shape:
-            raise ValueError(f"dy has shape {operands[2].shape}; it takes {task.output_shape}")
-        check_target()
-        check_together(operands)
-        return task
-
-    @property
-    def dtype(self):
-        return self.operands[0].dtype
-
-    @property
-    def on_device(self):
-        return self.operands[0].on_device
-
-    @property
-    def output_shape(self):
-        """(N, P, OH, OW, *T3)"""
-        x, w = self.operands[:2]
-        return output_shape(self.geometry, self.product, x.shape, w.shape)
-
-    @property
-    def votes_shape(self):
-        """(N, P, OH, OW, C, KH, KW, *T3)"""
-        return self.geometry.votes_shape[:7] + self.output_shape[4:]
-
-    def check_out(self, out, shape):
-        """``out`` as an operand, or None."""
-        if out is None:
-            return None
-        out = describe("out", out)
-        check_together([self.operands[0], out])
-        check_out(out, shape, self.operands)
-        return out
-
-    def canonical(self, stream, unread=()):
-        """The operands on the device in the kernels' layout; None for those named in ``unread``."""
-        g, product = self.geometry, self.product
-        layouts = (
-            (product.x_order, g.input_shape[4:]),
-            (product.w_order, g.kernel_shape[4:]),
-            (product.y_order, g.output_shape[4:]),
-        )
-        return [
-            None if operand.name in unread else to_canonical(operand, order, capsule, stream)
-            for operand, (order, capsule) in zip(self.operands, layouts)
-        ]
-
-    def run(self, function, workspace, shape, stream, out):
-        """Run a forward or votes function into a new array, or straight into ``out`` if it can."""
-        in_place = out is not None and out.on_device and self._keeps_order
-        if in_place:
-            result = to_canonical(out, tuple(range(out.rank - 4)), shape[4:], stream)
-        else:
-            result = cuda.device_array(shape, self.dtype, stream=stream)
-        x, w = self.canonical(stream)
-        function(self.geometry, x, w, result, stream=stream, workspace=workspace)
-        return result
-
-    def workspace(self, algorithm, stream, *what):
-        """Memory for intermediates; that of an algorithm that takes little is kept between calls."""
-        if algorithm.prepare is None:
-            return Workspace(self.limit)
-        return kept_workspace(stream, self.geometry, self.dtype, *what)
-
-    @property
-    def _keeps_order(self):
-        return self.product.y_order == tuple(range(len(self.product.y)))
-
-    def deliver(self, result, shape, order, out, stream):
-        """The result in the caller's shape, order of capsule axes and place."""
-        lead = len(shape) - len(order)
-        axes = tuple(range(lead)) + tuple(lead + axis for axis in order)
-        in_order = [0] * len(shape)
-        for mine, theirs in enumerate(axes):
-            in_order[theirs] = shape[mine]
-        if self.on_device:
-            if out is not None and self._keeps_order:
-                return out.array
-            result = permuted(result, tuple(in_order), axes, stream)
-            if out is None:
-                return result.bind(stream)  # whoever takes it next is ordered behind this stream
-            out.reshaped(out.shape).copy_to_device(result, stream=stream)
-            return out.array
-        host = result.copy_to_host(stream=stream)
-        if stream:
-            stream.synchronize()
-        host = host.reshape(in_order).transpose(axes)
-        if out is None:
-            return np.ascontiguousarray(host)
-        out.array[...] = host
-        return out.array
-
-    def empty(self, shape, out=None):
-        """A result with no elements."""
-        if out is not None:
-            return out.array
-        if self.on_device:
-            return cuda.device_array(shape, self.dtype)
-        return np.empty(shape, self.dtype)
-
-    def zeros(self, shape, stream):
-        """A result of zeros: the kernel's gradient of an empty batch."""
-        zeros = np.zeros(shape, self.dtype)
-        return to_device(zeros, stream) if self.on_device else zeros
+    dx = call.result("x") if "input" in needs else None
+    dw = call.result("w") if "kernel" in needs else None
+    if not call.is_empty:
+        plan = call.plan()
+        arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
+        gradients = (result and result.array for result in (dx, dw))
+        plan.launch_backward(*arrays, *gradients, call.stream)
+        plan.release()
+    return call.deliver(dx), call.deliver(dw)
 
 
 def _check_needs(needs):
     """``needs`` as a set."""
     takes = "it takes a collection of 'input' and 'kernel'"
     if isinstance(needs, (str, bytes)) or not hasattr(needs, "__iter__"):
-        raise TypeError(f"needs is {needs!r}; {takes}")
+        raise TypeError(f"needs is {shown(needs)}; {takes}")
     names = np.ravel(needs).tolist() if isinstance(needs, np.ndarray) else list(needs)
     if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"needs is {needs!r}; {takes}")
+        raise TypeError(f"needs is {shown(needs)}; {takes}")
     if not names or not set(names) <= {"input", "kernel"}:
-        raise ValueError(f"needs is {needs!r}; {takes}, at least one")
+        raise ValueError(f"needs is {shown(needs)}; {takes}, at least one")
     return set(names)

@@ -4,9 +4,11 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
+from cuda.core.utils import StridedMemoryView
 
 from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
 from numbacaps.device.strided_copy import gather
@@ -15,7 +17,8 @@ from numbacaps.device.target import SIMULATED, cuda
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 DTYPE_NAMES = "float16, bfloat16, float32 or float64"
-_TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__"
+_TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
+_DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
 
 
 class _Interface:
@@ -141,12 +144,12 @@ def describe(name, array):
         shape, strides = tuple(array.shape), tuple(array.strides)
         operand = Operand(name, array, True, shape, strides, array.dtype)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
-        if SIMULATED:
-            raise TypeError(
-                f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
-                "which takes NumPy arrays and Numba's own"
-            )
+        _refuse_on_simulator(name, array)
         operand = _describe_interface(name, array, interface)
+    elif _is_on_gpu_by_dlpack(array):
+        _refuse_on_simulator(name, array)
+        array = _Interface(_interface_of_dlpack(array), array)
+        operand = _describe_interface(name, array, array.__cuda_array_interface__)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
     if not is_taken(operand.dtype):
@@ -154,6 +157,34 @@ def describe(name, array):
     if any(stride % operand.dtype.itemsize for stride in operand.strides):
         raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
     return operand
+
+
+def _refuse_on_simulator(name, array):
+    if SIMULATED:
+        raise TypeError(
+            f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
+            "which takes NumPy arrays and Numba's own"
+        )
+
+
+def _is_on_gpu_by_dlpack(array):
+    """Whether an array says by DLPack, and by nothing else, that it lies on a GPU."""
+    device = getattr(array, "__dlpack_device__", None)
+    return device is not None and int(device()[0]) == _DLPACK_CUDA
+
+
+def _interface_of_dlpack(array):
+    """A ``__cuda_array_interface__`` for an array that has DLPack alone; it is used where it lies."""
+    view = StridedMemoryView.from_dlpack(array, stream_ptr=-1)  # we order the streams ourselves
+    dtype = np.dtype(view.dtype)
+    strides = view.strides and tuple(step * dtype.itemsize for step in view.strides)
+    return {
+        "version": 3,
+        "shape": tuple(view.shape),
+        "typestr": "<V2" if dtype.name == "bfloat16" else dtype.str,
+        "data": (view.ptr, view.readonly),
+        "strides": strides,
+    }
 
 
 def is_taken(dtype):
@@ -285,7 +316,8 @@ def resolve_stream(stream, operands):
 
     ``stream`` may be a Numba stream, an object with ``__cuda_stream__`` (cuda.core), ``cuda_stream``
     (PyTorch) or ``ptr`` (CuPy), or a stream's address. None is the stream that ``operands[0]``
-    names in its ``__cuda_array_interface__``, else the default stream.
+    names in its ``__cuda_array_interface__``, of a PyTorch tensor the one that is current in PyTorch, else the
+    default stream.
 
     Raises
     ------
@@ -301,13 +333,21 @@ def resolve_stream(stream, operands):
         if operand.on_device
     ]
     if stream is None:
-        stream = made_on[0] if made_on and made_on[0] else 0
+        stream = made_on[0] if made_on and made_on[0] else _torch_stream(operands[0])
     stream = _numba_stream(stream)
     for other in {address for address in made_on if address} - {_address(stream)}:
         event = cuda.event(timing=False)
         event.record(cuda.external_stream(other))
         event.wait(stream)
     return stream
+
+
+def _torch_stream(operand):
+    """Address of PyTorch's current stream, of a tensor: it names none itself; 0 of other arrays."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(operand.array, torch.Tensor):
+        return 0
+    return torch.cuda.current_stream(operand.array.device).cuda_stream
 
 
 def _address(stream):

@@ -1,12 +1,14 @@
-"""A capsule convolution decided once and run many times.
+"""A capsule convolution decided once and run many times: the only way in which one runs.
 
 Checking, the choice of kernels and tiles, compilation, tables of offsets and workspace are done when a
-plan is made. A call of it only launches, so it can be captured into a CUDA graph.
+plan is made. A call of it only launches, so it can be captured into a CUDA graph. The public functions keep their
+plans (:func:`kept_plan`), networks hold one a layer, and experiments time them.
 """
 
-from math import prod
+import threading
+from functools import cached_property, lru_cache
 
-from numbacaps.algorithms.registry import find_algorithm, resolve
+from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
     DTYPE_NAMES,
     check_out,
@@ -16,16 +18,21 @@ from numbacaps.arrays import (
     resolve_stream,
 )
 from numbacaps.device.bfloat16 import dtype_of
-from numbacaps.device.target import check_target
-from numbacaps.device.workspace import Workspace, check_limit
+from numbacaps.device.target import check_target, current_device
+from numbacaps.device.workspace import Workspaces, check_limit
+from numbacaps.fused.choose import GATHERING, SPLIT_K
+from numbacaps.messages import did_you_mean, shown
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
+
+_KEPT = 64  # plans of the public functions
+_RUNGS = {"forward": GATHERING, "backward_input": GATHERING, "backward_kernel": SPLIT_K}
 
 
 def plan(
     x_shape,
     w_shape,
-    dtype="float32",
+    dtype=None,
     *,
     stride=1,
     padding=0,
@@ -34,20 +41,26 @@ def plan(
     algorithm="auto",
     precision="ieee",
     workspace_limit=None,
+    rungs=None,
 ):
     """Decide how a capsule convolution is computed, and make it ready.
 
     Parameters
     ----------
-    x_shape : tuple of int
-        (N, C, H, W, *T1), N at least 1.
-    w_shape : tuple of int
+    x_shape : tuple of int, or array
+        (N, C, H, W, *T1), N at least 1; of an array its shape is taken.
+    w_shape : tuple of int, or array
         (P, C, KH, KW, *T2)
-    dtype : str or numpy.dtype
-        float32 or float64; or float16 or bfloat16, which are added in float32.
+    dtype : str or numpy.dtype, optional
+        float32 or float64; or float16 or bfloat16, which are added in float32. By default that of ``x_shape``, if it
+        is an array, else float32.
     stride, padding, dilation, product, algorithm, precision, workspace_limit
         As :func:`numbacaps.capsule_conv2d`; ``product`` names each capsule's axes in the order in which
         the kernels read them, as ``"ab,bc->ac"`` and ``"gab,gbc->gac"`` do.
+    rungs : dict, optional
+        Kernels of ``"fused"`` to take whatever they cost, for timing one against another: for "forward",
+        "backward_input" or "backward_kernel" the rung and tile that :meth:`Plan.explain` prints, as ``"wgmma"`` or
+        ``("wgmma", (1, 2, 2, 64, 2, 3))``.
 
     Returns
     -------
@@ -56,13 +69,16 @@ def plan(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As :func:`numbacaps.capsule_conv2d`; ValueError also for a product in another order.
+        As :func:`numbacaps.capsule_conv2d`; ValueError also for a product in another order, or a rung or tile that
+        cannot compute the convolution.
     """
+    if dtype is None:
+        dtype = getattr(x_shape, "dtype", "float32")
     x_shape, w_shape = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
     try:
-        dtype = dtype_of(dtype)
+        dtype = dtype_of(str(dtype).removeprefix("torch.") if _is_of_torch(dtype) else dtype)
     except TypeError:
-        raise TypeError(f"dtype is {dtype!r}; it takes {DTYPE_NAMES}") from None
+        raise TypeError(f"dtype is {shown(dtype)}; it takes {DTYPE_NAMES}") from None
     if not is_taken(dtype):
         raise TypeError(f"dtype is {dtype}; it takes {DTYPE_NAMES}")
     product = parse_product(product)
@@ -77,19 +93,46 @@ def plan(
             f"->{product.g}{product.d1}{product.d3}"
         )
     workspace_limit = check_limit(workspace_limit)
+    rungs = _check_rungs(rungs)
     check_target()
-    found = find_algorithm(algorithm, dtype, precision)
     shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
-    return Plan(geometry, shapes, dtype, resolve(algorithm), found, precision, workspace_limit)
+    made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
+    made.make_ready()
+    return made
 
 
-def explain(x_shape, w_shape, dtype="float32", **options):
+def _is_of_torch(dtype):
+    return type(dtype).__module__.partition(".")[0] == "torch"
+
+
+def _check_rungs(rungs):
+    """``rungs`` as a tuple of (pass, rung, tile or None)."""
+    if rungs is None:
+        return ()
+    if not isinstance(rungs, dict):
+        raise TypeError(f"rungs is {shown(rungs)}; it takes a dict such as {{'forward': 'wgmma'}}")
+    found = []
+    for wanted, which in rungs.items():
+        if wanted not in _RUNGS:
+            raise ValueError(f"rungs names {shown(wanted)}; it takes {list(_RUNGS)}")
+        rung, tile = which if isinstance(which, (tuple, list)) else (which, None)
+        if rung not in _RUNGS[wanted]:
+            names = list(_RUNGS[wanted])
+            raise ValueError(
+                f"rungs[{wanted!r}] is {shown(rung)}; it takes one of {names}"
+                + did_you_mean(rung, names)
+            )
+        found.append((wanted, rung, None if tile is None else tuple(tile)))
+    return tuple(found)
+
+
+def explain(x_shape, w_shape, dtype=None, **options):
     """Which kernels, with which tiles, would compute a capsule convolution, and why.
 
     Parameters
     ----------
     x_shape, w_shape, dtype, options
-        As :func:`plan`.
+        As :func:`plan`; arrays are taken for their shapes.
 
     Returns
     -------
@@ -99,8 +142,52 @@ def explain(x_shape, w_shape, dtype="float32", **options):
     return plan(x_shape, w_shape, dtype, **options).explain()
 
 
+def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
+    """The plan of calls that are alike, of this thread's on a stream of this device.
+
+    The last few are kept, so that calls of a small convolution again and again decide nothing and do not allocate.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    algorithm, precision : str
+    workspace_limit : int or None
+    stream : Numba stream or 0
+
+    Returns
+    -------
+    Plan
+    """
+    where = int(stream) if stream else 0, threading.get_ident(), current_device()
+    return _kept_plan(where, geometry, dtype, algorithm, precision, workspace_limit)
+
+
+@lru_cache(_KEPT)
+def _kept_plan(where, *how):
+    return Plan(*how)
+
+
 class Plan:
-    """A capsule convolution made ready by :func:`plan`; call it with device arrays.
+    """A capsule convolution made ready; :func:`plan` makes one, which is called with device arrays.
+
+    Methods that begin with ``launch`` check nothing: they take C-contiguous Numba device arrays in the layout of
+    ``geometry``, and a Numba stream. The others check what they are given.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    algorithm, precision : str
+    workspace_limit : int, optional
+    shapes : tuple of three tuples, optional
+        Of x, w and y as callers have them; by default the geometry's.
+    activation : numbacaps.fused.activation.Activation, optional
+        What the forward pass's kernel computes too, where it can.
+    before : numbacaps.fused.activation.Activation, optional
+        ``backward``, of what made the input: the kernel of the input's gradient computes its gradient too,
+        where it can.
+    rungs : tuple of (pass, rung, tile or None)
 
     Attributes
     ----------
@@ -110,28 +197,121 @@ class Plan:
     algorithm, precision : str
     """
 
-    def __init__(self, geometry, shapes, dtype, name, algorithm, precision, workspace_limit):
-        self.geometry, self.dtype = geometry, dtype
-        self.x_shape, self.w_shape, self.y_shape = shapes
-        self.algorithm, self.precision = name, precision
-        self._algorithm = algorithm
-        self._workspaces = {
-            wanted: Workspace(workspace_limit)
-            for wanted in ("forward", "input", "kernel", "packed forward", "packed input")
-        }
-        self._prepared = None
-        self._packed, self._packing = (
-            None,
-            {},
-        )  # a kernel; what packs it, by the pass that reads it so
-        if algorithm.prepare:
-            self._prepared = algorithm.prepare(geometry, dtype, precision)
-            for wanted, arrays in self._prepared.workspaces().items():
-                self._workspaces[wanted].arrays(arrays, self._prepared.sums)
-            if self._prepared.packs_forward:
-                self._packing["forward"] = algorithm.pack_forward
-            if self._prepared.packs_backward:
-                self._packing["input"] = algorithm.pack_backward
+    def __init__(
+        self,
+        geometry,
+        dtype,
+        algorithm="auto",
+        precision="ieee",
+        workspace_limit=None,
+        *,
+        shapes=None,
+        activation=None,
+        before=None,
+        rungs=(),
+    ):
+        self.geometry, self.dtype, self.precision = geometry, dtype, precision
+        g = geometry
+        self.x_shape, self.w_shape, self.y_shape = shapes or (
+            g.input_shape,
+            g.kernel_shape,
+            g.output_shape,
+        )
+        found = find_algorithm(algorithm, dtype, precision)
+        self.algorithm, self.capturable = resolve(algorithm), found.capturable
+        self._make = found.passes
+        self._activation, self._before, self._rungs = activation, before, rungs
+        # What was packed ahead has a room of its own: calls that pack anew leave it alone.
+        self._room, self._packed_room = Workspaces(workspace_limit), Workspaces(workspace_limit)
+        self._packed = None  # the kernel that was
+
+    def __repr__(self):
+        return (
+            f"Plan(x {self.x_shape}, w {self.w_shape}, y {self.y_shape}, {self.dtype}, "
+            f"algorithm={self.algorithm!r}, precision={self.precision!r})"
+        )
+
+    def _passes(self, activation=None):
+        return self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
+
+    @cached_property
+    def _plain(self):
+        """The passes without an activation."""
+        return self._passes()
+
+    @cached_property
+    def _forward(self):
+        """The passes that have the forward one."""
+        wanted = self._passes(self._activation) if self._activation else self._plain
+        return wanted if wanted.activates else self._plain
+
+    @cached_property
+    def _input(self):
+        """The passes that have the input's gradient."""
+        wanted = self._passes(self._before) if self._before else self._plain
+        return wanted if wanted.differentiates else self._plain
+
+    def make_ready(self):
+        """Compile every pass and allocate its workspace, where the algorithm does that ahead."""
+        self._plain.make_ready(self._room)
+
+    @property
+    def activates(self):
+        """The forward pass's kernel computes the activation too."""
+        return self._forward.activates
+
+    @property
+    def differentiates(self):
+        """The input's gradient is behind that of the activation before it, too."""
+        return self._input.differentiates
+
+    def packs(self, wanted):
+        """Whether a pass, "forward" or "input" (its gradient), reads a packed copy of the kernel."""
+        return self._of(wanted).packs(wanted)
+
+    def _of(self, wanted):
+        return self._forward if wanted == "forward" else self._input
+
+    @property
+    def nbytes(self):
+        """Bytes of workspace that are allocated now."""
+        return self._room.nbytes + self._packed_room.nbytes
+
+    def release(self):
+        """Free the workspace, where the algorithm's is large."""
+        if not ALGORITHMS[self.algorithm].keeps_workspace:
+            self._room.release()
+
+    def launch_pack(self, wanted, w, stream):
+        """Write the packed copy that a pass reads when it is told ``packed``."""
+        self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
+
+    def _where(self, packed):
+        return {"room": self._packed_room if packed else self._room, "packed": packed}
+
+    def launch_forward(self, x, w, out, stream, packed=False):
+        """Write the output, without the activation."""
+        self._plain.forward(x, w, out, stream=stream, **self._where(packed))
+
+    def launch_activated(self, x, w, sums, out, stream, packed=False):
+        """Write the sums and, behind the activation, the output; where the plan ``activates``.
+
+        ``sums`` is None where the activation does not keep them.
+        """
+        self._forward.forward_activated(x, w, sums, out, stream=stream, **self._where(packed))
+
+    def launch_votes(self, x, w, out, stream):
+        """Write the products before their sum."""
+        self._plain.votes(x, w, out, stream=stream, room=self._room)
+
+    def launch_backward(self, x, w, dy, dx, dw, stream, packed=False):
+        """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""
+        self._plain.backward(x, w, dy, dx, dw, stream=stream, **self._where(packed))
+
+    def launch_differentiated(self, w, dy, sums, dx, stream, packed=False):
+        """Write what reaches the sums before the input's activation; where the plan ``differentiates``."""
+        run = {"stream": stream, **self._where(packed)}
+        self._input.backward_differentiated(w, dy, sums, dx, **run)
 
     def __call__(self, x, w, out, *, stream=None):
         """The forward pass.
@@ -156,13 +336,13 @@ class Plan:
         result = self._result("out", out, self.y_shape, inputs)
         stream = resolve_stream(stream, (*inputs, result))
         g = self.geometry
-        self._algorithm.forward(
-            g,
+        packed = w is None and self.packs("forward")
+        self.launch_forward(
             inputs[0].reshaped(g.input_shape),
             inputs[1].reshaped(g.kernel_shape),
             result.reshaped(g.output_shape),
-            stream=stream,
-            **self._how("forward", w),
+            stream,
+            packed,
         )
         return out
 
@@ -188,16 +368,10 @@ class Plan:
         (kernel,) = self._inputs(w=w)
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
-        for wanted, pack in self._packing.items():
-            workspace = self._workspaces[f"packed {wanted}"]
-            pack(self.geometry, array, stream=stream, workspace=workspace)
+        for wanted in ("forward", "input"):
+            if self.packs(wanted):
+                self.launch_pack(wanted, array, stream)
         self._packed = kernel
-
-    def _how(self, wanted, w):
-        """Keywords of a pass that reads the kernel, or the packed one."""
-        if w is None and wanted in self._packing:
-            return {"workspace": self._workspaces[f"packed {wanted}"], "packed": True}
-        return {"workspace": self._workspaces[wanted]}
 
     def backward(self, x, w, dy, dx=None, dw=None, *, stream=None):
         """Both gradients, or the one that there is an array for.
@@ -233,22 +407,25 @@ class Plan:
         g = self.geometry
         shapes = (g.input_shape, g.kernel_shape, g.output_shape)
         x, kernel, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
+        packed = w is None and self.packs("input")
         if dx is not None:
-            gradients = results["dx"].reshaped(g.input_shape), None
-            run = {"stream": stream, **self._how("input", w)}
-            self._algorithm.backward(g, None, kernel, dy, *gradients, **run)
+            self.launch_backward(
+                None, kernel, dy, results["dx"].reshaped(g.input_shape), None, stream, packed
+            )
         if dw is not None:
-            gradients = None, results["dw"].reshaped(g.kernel_shape)
-            run = {"stream": stream, "workspace": self._workspaces["kernel"]}
-            self._algorithm.backward(g, x, None, dy, *gradients, **run)
+            self.launch_backward(x, None, dy, None, results["dw"].reshaped(g.kernel_shape), stream)
         return dx, dw
 
     def explain(self):
         """Which kernels run, with which tiles, and why; and how long making them ready took."""
         head = f"algorithm {self.algorithm}, precision {self.precision}, {self.dtype}"
-        if self._prepared is None:
-            return f"{head}\nkernels are compiled at the first call"
-        return f"{head}\n{self._prepared.explain()}"
+        return f"{head}\n{self._plain.explain()}"
+
+    def explain_forward(self):
+        """What computes the forward pass, and where the activation is."""
+        passes = self._passes(self._activation)
+        found = passes.explain_forward()
+        return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
     def _inputs(self, **arrays):
         """The operands, checked; of ``w`` None the packed one."""
@@ -291,11 +468,12 @@ class Plan:
 
 
 def _shape(name, shape):
-    """A shape as a tuple of int."""
+    """A shape, or an array's, as a tuple of int."""
+    given = getattr(shape, "shape", shape)
     try:
-        sizes = tuple(int(size) for size in shape)
-        if prod(sizes) < 0 or sizes != tuple(shape):
+        sizes = tuple(int(size) for size in given)
+        if min(sizes, default=0) < 0 or sizes != tuple(given):
             raise ValueError
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is {shape!r}; it takes a tuple of sizes") from None
+        raise TypeError(f"{name} is {shown(shape)}; it takes a tuple of sizes") from None
     return sizes

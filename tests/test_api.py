@@ -19,7 +19,7 @@ from numbacaps import (
 from numbacaps.arrays import contiguous
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.device.workspace import kept_workspace
+from numbacaps.plan import kept_plan
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
@@ -289,12 +289,14 @@ def test_registry_names():
     assert numbacaps.SIMULATED == SIMULATED
 
 
-def test_workspaces_that_are_kept():
-    """Of the same calls on a stream the same one, but not for another thread."""
-    mine = kept_workspace(0, "forward")
-    assert kept_workspace(0, "forward") is mine and kept_workspace(0, "input") is not mine
+def test_plans_that_are_kept():
+    """Of the same calls on a stream the same one, with its workspace, but not for another thread."""
+    g = numbacaps.Geometry(1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1)
+    how = np.dtype(np.float32), "fused", "ieee", None, 0
+    mine = kept_plan(g, *how)
+    assert kept_plan(g, *how) is mine and kept_plan(g, how[0], "indexed", *how[2:]) is not mine
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(kept_workspace, 0, "forward").result() is not mine
+        assert pool.submit(kept_plan, g, *how).result() is not mine
 
 
 def test_added_axes_are_contiguous(rng):

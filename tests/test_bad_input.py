@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbacaps import api, capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
 
@@ -25,7 +25,7 @@ def nothing_runs(monkeypatch):
         raise AssertionError("memory was allocated before the arguments were checked")
 
     for name in ("device_array", "to_device"):
-        monkeypatch.setattr(api.cuda, name, ran)
+        monkeypatch.setattr(cuda, name, ran)
 
 
 _SHAPES = {
@@ -60,7 +60,7 @@ _OPTIONS = {
     "product no spec": ({"product": "matmul"}, ValueError, "product is 'matmul'; it takes a spec"),
     "product no string": ({"product": None}, TypeError, "product is None; it takes a string"),
     "product a list": ({"product": ["ab"]}, TypeError, r"product is \['ab'\]; it takes a string"),
-    "algorithm no string": ({"algorithm": np.array(["auto"])}, TypeError, "algorithm is array"),
+    "algorithm no string": ({"algorithm": np.array(["auto"])}, TypeError, "algorithm is a ndarray"),
     "stride a 0-d float": ({"stride": np.array(1.5)}, TypeError, "stride is array"),
     "stream a string": ({"stream": "fast"}, TypeError, "stream is 'fast'; it takes a Numba"),
     "stream negative": ({"stream": -1}, TypeError, "stream is -1; it takes a Numba"),

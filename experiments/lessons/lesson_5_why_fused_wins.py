@@ -14,7 +14,7 @@ from experiments.walk.watch import READ, WRITE, watching
 from numbacaps import ALGORITHMS, Geometry, stages
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
-from numbacaps.device.workspace import Workspace
+from numbacaps.plan import Plan
 
 LAYER = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)
 laid_out = sum(LAYER.whole.traffic(stage, 4)[0] for stage in stages.FORWARD)
@@ -127,7 +127,7 @@ for name in ("staged", "indexed", "fused"):
     if name in ALGORITHMS:
         x, w, out = cuda.to_device(X), cuda.to_device(W), unwritten(g.output_shape)
         with watching({}) as launches:
-            ALGORITHMS[name].forward(g, x, w, out, stream=0, workspace=Workspace(1 << 30))
+            Plan(g, x.dtype, name).launch_forward(x, w, out, 0)
         reference.assert_close(out.copy_to_host(), expected, terms=g.Q * g.D2)
         counted[name] = [
             sum(launch.count(kind, shared=False) for launch in launches) for kind in (READ, WRITE)

@@ -23,7 +23,7 @@ from experiments.measuring import opponents, records
 from numbacaps import ALGORITHMS
 from numbacaps.algorithms import registry
 from numbacaps.device.target import cuda
-from numbacaps.device.workspace import Workspace
+from numbacaps.plan import Plan
 
 PRECISIONS = (*registry.PRECISIONS, "float16")
 LAID_OUT = ("staged", "cublas")  # algorithms that hold the paper's intermediates
@@ -61,7 +61,7 @@ def choose(names, precisions=PRECISIONS, packed=False):
         for precision, dtype in _takes(algorithm)
         if precision in precisions
         for layout, run in (("capsule", OurRun), ("packed", PackedRun))
-        if run is OurRun or (packed and algorithm.pack_forward and precision != "ieee")
+        if run is OurRun or (packed and name == "fused" and precision != "ieee")
     ]
     return ours + [
         Variant(
@@ -98,14 +98,10 @@ def absent():
 
 
 class OurRun:
-    """An algorithm of the registry."""
+    """An algorithm of the registry, through a plan."""
 
     def __init__(self, variant, problem, wanted, sets, clock, workspace_limit=WORKSPACE):
-        g = problem.geometry
-        algorithm = self.algorithm_of(variant, g)
-        self._clock, self._capturable = clock, algorithm.capturable
-        self._workspace = Workspace(workspace_limit)
-        dtype = np.dtype(variant.dtype)
+        self._clock, dtype = clock, np.dtype(variant.dtype)
 
         def to_device(arrays):
             return [cuda.to_device(array.astype(dtype, copy=False)) for array in arrays]
@@ -113,35 +109,33 @@ class OurRun:
         def unwritten(arrays):
             return cuda.device_array(problem.shape(wanted), dtype)
 
-        def forward(how, x, w, dy, out):
-            algorithm.forward(g, x, w, out, **how)
-
-        def backward_input(how, x, w, dy, dx):
-            algorithm.backward(g, None, w, dy, dx, None, **how)
-
-        def backward_kernel(how, x, w, dy, dw):
-            algorithm.backward(g, x, None, dy, None, dw, **how)
-
-        function = {
-            "forward": forward,
-            "backward_input": backward_input,
-            "backward_kernel": backward_kernel,
-        }[wanted]
         operands = problem.on_device(("ours", dtype), sets, to_device)
         self._results = problem.on_device(("ours", dtype, wanted), sets, unwritten)
-        hows = self._keywords(algorithm, g, wanted, [w for _, w, _ in operands])
+        self._plans = self._made(variant, problem.geometry, wanted, operands, workspace_limit)
+        self._capturable = self._plans[0].capturable
         self.calls = [
-            partial(function, how, *arrays, result)
-            for how, arrays, result in zip(hows, operands, self._results)
+            partial(self._launch, plan, wanted, *arrays, result)
+            for plan, arrays, result in zip(self._plans, operands, self._results)
         ]
 
-    def _keywords(self, algorithm, geometry, wanted, kernels):
-        """What each set's call takes besides its arrays: one workspace, as calls in turn share it."""
-        return [{"stream": self._clock.numba, "workspace": self._workspace}] * len(kernels)
+    def _made(self, variant, geometry, wanted, operands, workspace_limit):
+        """A plan for each set: one, as calls in turn share it."""
+        return [self.plan_of(variant, geometry, workspace_limit)] * len(operands)
 
-    def algorithm_of(self, variant, geometry):
+    def plan_of(self, variant, geometry, workspace_limit=WORKSPACE):
         precision = "ieee" if variant.precision == "float16" else variant.precision
-        return registry.find_algorithm(variant.algorithm, np.dtype(variant.dtype), precision)
+        dtype = np.dtype(variant.dtype)
+        return Plan(geometry, dtype, variant.algorithm, precision, workspace_limit)
+
+    def _launch(self, plan, wanted, x, w, dy, result, packed=False):
+        stream = self._clock.numba
+        how = {"packed": True} if packed else {}
+        if wanted == "forward":
+            plan.launch_forward(x, w, result, stream, **how)
+        elif wanted == "backward_input":
+            plan.launch_backward(None, w, dy, result, None, stream, **how)
+        else:
+            plan.launch_backward(x, None, dy, None, result, stream)
 
     def environment(self):
         return nullcontext()
@@ -164,7 +158,7 @@ class OurRun:
         return self._results[i].copy_to_host().astype(np.float32, copy=False)
 
     def peak_bytes(self, needed):
-        return needed + self._workspace.nbytes
+        return needed + self._plans[0].nbytes
 
 
 class PackedRun(OurRun):
@@ -172,13 +166,17 @@ class PackedRun(OurRun):
 
     PASSES = ("forward", "backward_input")  # which read the kernel
 
-    def _keywords(self, algorithm, geometry, wanted, kernels):
-        pack = algorithm.pack_forward if wanted == "forward" else algorithm.pack_backward
-        hows = [{"stream": self._clock.numba, "workspace": Workspace()} for _ in kernels]
-        for kernel, how in zip(kernels, hows):
-            pack(geometry, kernel, **how)
-        self._workspace = hows[0]["workspace"]
-        return [how | {"packed": True} for how in hows]
+    def _made(self, variant, geometry, wanted, operands, workspace_limit):
+        """A plan for each set, which has its packed kernel."""
+        plans = [self.plan_of(variant, geometry) for _ in operands]
+        reads = "forward" if wanted == "forward" else "input"
+        for plan, (_, w, _) in zip(plans, operands):
+            if plan.packs(reads):
+                plan.launch_pack(reads, w, self._clock.numba)
+        return plans
+
+    def _launch(self, plan, wanted, x, w, dy, result):
+        super()._launch(plan, wanted, x, w, dy, result, packed=True)
 
 
 class TorchRun:

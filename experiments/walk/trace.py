@@ -22,7 +22,7 @@ from experiments.measuring.refusal import Refusal
 from experiments.walk.image import Patches, crop_centre, cut_patches, read_image
 from numbacaps import ALGORITHMS, SIMULATED, Geometry, parse_product, stages
 from numbacaps.device.target import cuda
-from numbacaps.device.workspace import Workspace
+from numbacaps.plan import Plan as ConvolutionPlan
 from numbacaps.product import Product, inverse
 
 # Steps (see `steps`) that take about a minute: on the simulator for the kernels, on a GPU for the
@@ -559,12 +559,13 @@ class _Run:
         """Run, check and time one direction of one algorithm of the registry."""
         g, algorithm = self.geometry, ALGORITHMS[name]
         self.progress(f"algorithm {name}, {direction}")
-        function = algorithm.forward if direction == "forward" else algorithm.backward
         made = {key: self._unwritten(self.shapes[key][1]) for key in outputs}
         arguments = [self.device[key] for key in inputs] + list(made.values())
 
         def launch():
-            function(g, *arguments, stream=0, workspace=Workspace(_NO_LIMIT))
+            plan = ConvolutionPlan(g, self.dtype, name, "ieee", _NO_LIMIT)
+            run = plan.launch_forward if direction == "forward" else plan.launch_backward
+            run(*arguments, 0)
 
         with self.watch({key: self.device[key] for key in inputs} | made) as launches:
             seconds = _run_once(launch)

@@ -1,34 +1,31 @@
 """The one list of algorithms. The API, the tests, the experiments and the plots all read it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from numbacaps.algorithms import cublas, fused, indexed, naive, staged
+from numbacaps.algorithms.passes import Passes
 from numbacaps.arrays import FULL_DTYPES
+from numbacaps.fused.precision import PRECISIONS, precisions
+from numbacaps.messages import did_you_mean, shown
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """One way to compute a capsule convolution.
 
-    The functions take a :class:`numbacaps.geometry.Geometry`, C-contiguous device arrays in its
-    layout, and the keywords ``stream`` and ``workspace`` (a
-    :class:`numbacaps.device.workspace.Workspace`); they allocate nothing outside of it.
-
     Attributes
     ----------
     summary : str
         One line on what it does.
-    forward : callable
-        ``forward(geometry, x, w, out, *, stream, workspace)``
-    backward : callable
-        ``backward(geometry, x, w, dy, dx, dw, *, stream, workspace)``; ``dx`` or ``dw`` is
-        None where that gradient is not wanted, and ``w`` or ``x``, which it would need, may be.
-    votes : callable or None
-        ``votes(geometry, x, w, out, *, stream, workspace)``; None where it has no votes.
+    passes : callable
+        ``passes(geometry, dtype, precision, activation=None, rungs=())``: its :class:`numbacaps.algorithms.passes.Passes` for a
+        :class:`numbacaps.geometry.Geometry`, by which a :class:`numbacaps.Plan` runs it.
+    has_votes : bool
+        It has the products before their sum.
     deterministic : bool
         The same input gives the same bits.
     capturable : bool
@@ -36,101 +33,66 @@ class Algorithm:
     unavailable : callable
         ``unavailable()`` is None where it can run, else the exception that says why it cannot.
     precisions : callable
-        ``precisions(dtype)``: the words of :data:`PRECISIONS` that it takes for a dtype here; its
-        functions take all but "ieee" as the keyword ``precision``.
-    prepare : callable or None
-        ``prepare(geometry, dtype, precision, activation=None)``: what it keeps for a geometry, with
-        ``explain()`` and, of what is packed below, ``packs_forward`` and ``packs_backward``.
-    activated : callable or None
-        ``activated(geometry, x, w, sums, out, activation, *, stream, workspace)``: the forward pass
-        with a :class:`numbacaps.fused.activation.Activation` in its kernel, where what
-        ``prepare(geometry, dtype, precision, activation)`` returns ``activates``.
-    differentiated : callable or None
-        ``differentiated(geometry, w, dy, sums, dx, activation, *, stream, workspace)``: the input's
-        gradient, and behind it that of an activation before the input, where what ``prepare`` returns for
-        such a one ``differentiates``.
-    pack_forward, pack_backward : callable or None
-        ``pack_forward(geometry, w, *, stream, workspace)``, with the keyword ``activation`` for ``activated``
-        or ``differentiated``: what a pass does with the kernel alone, done ahead. The pass is then called with ``packed=True``
-        and the same workspace, until the kernel changes. ``backward`` needs it for ``dx`` alone.
+        ``precisions(dtype)``: the words of :data:`PRECISIONS` that it takes for a dtype here.
+    keeps_workspace : bool
+        Its workspace is small, and kept between calls of the public functions.
     zeros_outside : bool
         Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
         kernel element makes NaN at the input gradient's border; the others multiply nothing there.
     """
 
     summary: str
-    forward: Callable
-    backward: Callable
-    votes: Callable | None
+    passes: Callable
+    has_votes: bool
     deterministic: bool
-    capturable: bool = True
-    unavailable: Callable = lambda: None
-    precisions: Callable = lambda dtype: ("ieee",) if dtype in FULL_DTYPES else ()
-    prepare: Callable | None = None
-    activated: Callable | None = None
-    differentiated: Callable | None = None
-    pack_forward: Callable | None = None
-    pack_backward: Callable | None = None
-    zeros_outside: bool = False
-
-    def at(self, precision):
-        """This algorithm at a precision that it takes."""
-        if precision == "ieee":
-            return self
-        passes = ("forward", "backward", "activated", "differentiated")
-        passes += ("pack_forward", "pack_backward")
-        functions = {name: getattr(self, name) for name in passes if getattr(self, name)}
-        at_precision = {name: partial(f, precision=precision) for name, f in functions.items()}
-        return replace(self, **at_precision)
+    capturable: bool
+    unavailable: Callable
+    precisions: Callable
+    keeps_workspace: bool
+    zeros_outside: bool
 
 
-# How float32 is multiplied; the words are those of Triton's input_precision.
-PRECISIONS = ("ieee", "tf32x3", "tf32")
+def _of_functions(summary, module, **differs):
+    """An algorithm that keeps nothing for a geometry: a module's functions."""
+    usual = {
+        "has_votes": hasattr(module, "votes"),
+        "deterministic": True,
+        "capturable": True,
+        "unavailable": lambda: None,
+        "precisions": lambda dtype: ("ieee",) if dtype in FULL_DTYPES else (),
+        "keeps_workspace": False,
+        "zeros_outside": False,
+    }
+    return Algorithm(summary, partial(Passes, module), **usual | differs)
 
 
 ALGORITHMS = {
-    "naive": Algorithm(
+    "naive": _of_functions(
         'the "GPU" row of Table 1: a thread for each (n, p, oh, ow, c), atomic adds',
-        naive.forward,
-        naive.backward,
-        None,
+        naive,
         deterministic=False,
     ),
-    "staged": Algorithm(
-        "Algorithms 3 and 4: lay everything out, multiply in one strided batch, reduce",
-        staged.forward,
-        staged.backward,
-        staged.votes,
-        deterministic=True,
+    "staged": _of_functions(
+        "Algorithms 3 and 4: lay everything out, multiply in one strided batch, reduce", staged
     ),
-    "cublas": Algorithm(
+    "cublas": _of_functions(
         'the "official APIs" row of Table 1: staged, with cuBLAS\'s strided batched GEMM in stage 4',
-        cublas.forward,
-        cublas.backward,
-        cublas.votes,
-        deterministic=True,
+        cublas,
         capturable=False,  # CuPy refuses to call cuBLAS on a stream that is being captured
         unavailable=cublas.unavailable,
     ),
-    "indexed": Algorithm(
-        "Algorithm 5: index functions and small products, nothing laid out",
-        indexed.forward,
-        indexed.backward,
-        indexed.votes,
-        deterministic=True,
+    "indexed": _of_functions(
+        "Algorithm 5: index functions and small products, nothing laid out", indexed
     ),
     "fused": Algorithm(
         "the fold as one kernel a pass: operands gathered from capsule layout, only results written",
-        fused.forward,
-        fused.backward,
-        None,
+        fused.passes,
+        has_votes=False,
         deterministic=True,
-        precisions=fused.precisions,
-        prepare=fused.prepare,
-        activated=fused.activated,
-        differentiated=fused.differentiated,
-        pack_forward=fused.pack_forward,
-        pack_backward=fused.pack_backward,
+        capturable=True,
+        unavailable=lambda: None,
+        precisions=precisions,
+        keeps_workspace=True,
         zeros_outside=True,
     ),
 }
@@ -148,14 +110,14 @@ def resolve(name, votes=False):
     ValueError
         ``algorithm`` is unknown, or has no votes.
     """
-    names = [key for key, found in ALGORITHMS.items() if found.votes or not votes]
+    names = [key for key, found in ALGORITHMS.items() if found.has_votes or not votes]
     takes = f"it takes one of {['auto', *names]}" + (" for votes" if votes else "")
     if not isinstance(name, str):
-        raise TypeError(f"algorithm is {name!r}; {takes}")
+        raise TypeError(f"algorithm is {shown(name)}; {takes}")
     if name == "auto":
         return next(name for name in AUTO if name in names)
     if name not in names:
-        raise ValueError(f"algorithm is {name!r}; {takes}")
+        raise ValueError(f"algorithm is {name!r}; {takes}" + did_you_mean(name, names))
     return name
 
 
@@ -174,14 +136,17 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
     name = resolve(name, votes)
     found = ALGORITHMS[name]
     if not isinstance(precision, str):
-        raise TypeError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+        raise TypeError(f"precision is {shown(precision)}; it takes one of {list(PRECISIONS)}")
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+        raise ValueError(
+            f"precision is {precision!r}; it takes one of {list(PRECISIONS)}"
+            + did_you_mean(precision, PRECISIONS)
+        )
     if not found.precisions(dtype):
         others = [
             other
             for other, one in ALGORITHMS.items()
-            if one.precisions(dtype) and (one.votes or not votes)
+            if one.precisions(dtype) and (one.has_votes or not votes)
         ]
         takes = f"{others} can" if others else "none can"
         raise ValueError(f"algorithm is {name!r}, which takes no {dtype} on this device; {takes}")
@@ -193,7 +158,7 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
     reason = found.unavailable()
     if reason:
         raise reason
-    return found.at(precision)
+    return found
 
 
 def available_algorithms():

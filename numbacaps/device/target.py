@@ -11,8 +11,10 @@ a process that forks CUDA workers should set the variable (or start them afresh)
 import ctypes
 import os
 import sys
+from functools import cache
 
 import numpy as np
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
 from numbacaps.device.simulator import complete
 
@@ -81,9 +83,38 @@ at = np.uint64
 
 
 def check_target():
-    """Refuse to go on where the chosen target has no GPU."""
-    if not SIMULATED and not cuda.is_available():
+    """Refuse to go on where the chosen target has no GPU, or a GPU and no compiler for it.
+
+    Raises
+    ------
+    RuntimeError
+        There is no driver or GPU.
+    ImportError
+        The CUDA compiler libraries are not found; the message names the extra that brings them.
+    """
+    if SIMULATED:
+        return
+    if not cuda.is_available():
         raise RuntimeError(
             "NUMBACAPS_TARGET is 'cuda', but no CUDA driver or GPU was found; "
             "NUMBACAPS_TARGET=sim runs the kernels on Numba's simulator"
         )
+    _find_compilers()
+
+
+@cache
+def _find_compilers():
+    """ImportError where Numba will not find what it compiles with."""
+    for library in ("nvvm", "nvrtc"):
+        try:
+            load_nvidia_dynamic_lib(library)
+        except DynamicLibNotFoundError as missing:
+            raise ImportError(
+                f"CUDA's {library} was not found; the extra 'cu13' (or 'cu12', for a driver of CUDA 12) "
+                "brings it: pip install 'numbacaps[cu13]'"
+            ) from missing
+
+
+def current_device():
+    """Number of the GPU that this thread works on; 0 on the simulator."""
+    return 0 if SIMULATED else cuda.get_current_device().id

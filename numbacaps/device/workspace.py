@@ -1,14 +1,10 @@
 """Device memory for what an algorithm lays out between its input and its output."""
 
-import threading
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from numbacaps.device.target import SIMULATED, cuda
-
-_KEPT = 64  # workspaces
 
 
 class Workspace:
@@ -79,22 +75,33 @@ class Workspace:
         }
 
 
-def kept_workspace(stream, *what):
-    """The workspace of calls that are alike in ``what``, of this thread's on a stream.
+class Workspaces:
+    """The workspaces of a convolution's passes, each by a name, each made when first asked for.
 
-    The last so many are kept, so that calls of a small convolution again and again do not allocate.
+    A pass drops what another one laid out in the same workspace, so each has its own.
 
     Parameters
     ----------
-    stream : Numba stream or 0
-    what : hashable
+    limit : int, optional
+        Most bytes of each.
     """
-    return _kept(int(stream) if stream else 0, threading.get_ident(), *what)
 
+    def __init__(self, limit=None):
+        self._limit, self._named = limit, {}
 
-@lru_cache(_KEPT)
-def _kept(*key):
-    return Workspace()
+    def __getitem__(self, name):
+        if name not in self._named:
+            self._named[name] = Workspace(self._limit)
+        return self._named[name]
+
+    @property
+    def nbytes(self):
+        """Bytes allocated now."""
+        return sum(workspace.nbytes for workspace in self._named.values())
+
+    def release(self):
+        """Free all of it; calls that are queued still have it, as Numba frees behind them."""
+        self._named.clear()
 
 
 def check_limit(limit):

@@ -50,8 +50,9 @@ class ForwardPass:
             if layer.squash is not None and not apart:
                 activation = Activation(float(layer.slope), int(layer.squash), for_gradients)
                 gradient = replace(activation, keeps_sums=True, backward=True) if joined else None
-            how = (layer.algorithm, layer.precision, dtype, activation, before)
-            self.convolutions.append(Convolution(replace(placed.geometry, N=N), *how))
+            how = replace(placed.geometry, N=N), dtype, layer.algorithm, layer.precision
+            behind = {"activation": activation, "before": before}
+            self.convolutions.append(Convolution(*how, **behind))
             before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
         self._allocate(shapes, dtype, for_gradients)
@@ -110,7 +111,7 @@ class ForwardPass:
 
     def explain(self):
         """A line for each layer: what computes its convolution, and where its activation is; then ``why``."""
-        lines = enumerate(convolution.explain() for convolution in self.convolutions)
+        lines = enumerate(convolution.explain_forward() for convolution in self.convolutions)
         lines = [f"layers[{number}]: {line}" for number, line in lines]
         return "\n".join([*lines, *([f"layer by layer: {self._why}"] if self._why else [])])
 

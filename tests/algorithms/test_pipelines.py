@@ -11,8 +11,8 @@ import reference
 from numbacaps import ALGORITHMS, Geometry, available_algorithms
 from numbacaps.algorithms import staged
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.device.workspace import Workspace
 from numbacaps.geometry import Slab
+from numbacaps.plan import Plan
 from tests.support.cases import CASES, GEOMETRIES, nan, operands, sums
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -38,9 +38,9 @@ def _run(algorithm, geometry, x, w, dy, limits=(_ROOM, _ROOM)):
     """(out, dx, dw) of an algorithm, from NaN; ``limits`` of the forward and the backward pass."""
     x, w, dy = map(cuda.to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
-    forward, backward = ({"stream": 0, "workspace": Workspace(limit)} for limit in limits)
-    ALGORITHMS[algorithm].forward(geometry, x, w, out, **forward)
-    ALGORITHMS[algorithm].backward(geometry, x, w, dy, dx, dw, **backward)
+    forward, backward = (Plan(geometry, x.dtype, algorithm, "ieee", limit) for limit in limits)
+    forward.launch_forward(x, w, out, 0)
+    backward.launch_backward(x, w, dy, dx, dw, 0)
     return [array.copy_to_host() for array in (out, dx, dw)]
 
 
@@ -60,7 +60,7 @@ def test_algorithm(case, dtype, algorithm, rng):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
-    "algorithm", [name for name in available_algorithms() if ALGORITHMS[name].votes]
+    "algorithm", [name for name in available_algorithms() if ALGORITHMS[name].has_votes]
 )
 @pytest.mark.parametrize("case", ["primes", "strides", "rank3"])
 def test_votes(case, algorithm, rng):
@@ -70,9 +70,8 @@ def test_votes(case, algorithm, rng):
     row = _bytes(g, staged.votes_workspace, 1, 1)
     for limit in (_ROOM, row):
         out = nan(g.votes_shape, "float32")
-        ALGORITHMS[algorithm].votes(
-            g, cuda.to_device(x), cuda.to_device(w), out, stream=0, workspace=Workspace(limit)
-        )
+        plan = Plan(g, x.dtype, algorithm, "ieee", limit)
+        plan.launch_votes(cuda.to_device(x), cuda.to_device(w), out, 0)
         reference.assert_close(out.copy_to_host(), want, g.D2)
 
 
@@ -126,10 +125,10 @@ def test_one_gradient_alone(algorithm, rng):
     arrays = operands(g, "float32", rng)
     _, want_dx, want_dw = _oracle(g, *arrays)
     x, w, dy = map(cuda.to_device, arrays)
-    backward, run = ALGORITHMS[algorithm].backward, {"stream": 0, "workspace": Workspace(_ROOM)}
+    plan = Plan(g, x.dtype, algorithm, "ieee", _ROOM)
     dx, dw = nan(x.shape, x.dtype), nan(w.shape, w.dtype)
-    backward(g, None, w, dy, dx, None, **run)
-    backward(g, x, None, dy, None, dw, **run)
+    plan.launch_backward(None, w, dy, dx, None, 0)
+    plan.launch_backward(x, None, dy, None, dw, 0)
     reference.assert_close(dx.copy_to_host(), want_dx, sums(g)[1])
     reference.assert_close(dw.copy_to_host(), want_dw, sums(g)[2])
 

@@ -27,7 +27,7 @@ from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.nn.resident import layout as residence
 from numbacaps.nn.resident import passes as resident_pass
 from numbacaps.nn.resident.pack_network import make_pack_network
-from numbacaps.algorithms import fused
+from numbacaps.nn.resident import passes
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
 p = implicit_gemm.forward(g)
@@ -39,7 +39,7 @@ for terms in (1, 3):
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
-fused.has_warpgroups = lambda: True
+passes.has_warpgroups = lambda: True
 placed = placed_layers("published", "tf32")
 packings = resident_pass.packings(placed, residence.place(placed, True)[3], True)
 for kernel in [*(one.kernel for one in made), make_pack_network(packings)]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from numbacaps.device.simulator import short_turns
-from numbacaps.device.target import cuda
 
 
 @pytest.fixture

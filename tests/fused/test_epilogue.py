@@ -13,9 +13,13 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import Lanes, fit
+from numbacaps.fused.precision import precisions
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.launcher import WarpSpecializedLauncher
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from reference import nn
 from tests.support.cases import nan, operands, sums
@@ -57,7 +61,7 @@ BULK = {
 
 
 def _skip_without_tf32():
-    if "tf32" not in fused.precisions(_F4):
+    if "tf32" not in precisions(_F4):
         pytest.skip("this GPU has no warpgroup products")
 
 
@@ -143,7 +147,7 @@ def test_gradients_behind_ordinary_products(case, dtype, rng, monkeypatch):
         ), "the test's"
 
     monkeypatch.setattr(fused, "choose_tile", chosen)
-    _check_gradient(g, group, dtype, lambda p, a: fused.Gather(p, g.N, g.G, dtype, a), rng)
+    _check_gradient(g, group, dtype, lambda p, a: RegisterTilesLauncher(p, g.N, g.G, dtype, a), rng)
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -168,7 +172,7 @@ def test_gradients_behind_bulk_copies(case, group, terms, rng):
             wanted = Activation(_SLOPE, group, backward=True)
             legal = [t for t in legal if not fit(wanted, product, t.BN, warpgroup_tiles.LANES)[1]]
             tile = legal[0 if largest else -1]
-            return fused.BulkGather(product, g.N, g.G, _F4, tile, "", terms, activation)
+            return WarpSpecializedLauncher(product, g.N, g.G, _F4, tile, "", terms, activation)
 
         _check_gradient(g, group, _F4, make, rng)
 
@@ -182,7 +186,7 @@ def test_ordinary_products(case, dtype, rng, monkeypatch):
     g, dtype = replace(g, **_LARGER), np.dtype(dtype)
     tile = _fitting(implicit_gemm.forward(g), group, tiles.TILES)[0]
     monkeypatch.setattr(fused, "choose_tile", lambda *sizes: (tile, "the test's"))
-    _check(g, group, dtype, "ieee", lambda p, a: fused.Gather(p, g.N, g.G, dtype, a), rng)
+    _check(g, group, dtype, "ieee", lambda p, a: RegisterTilesLauncher(p, g.N, g.G, dtype, a), rng)
 
 
 @pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
@@ -191,7 +195,9 @@ def test_every_tile_of_ordinary_products(tile, rng, monkeypatch):
     monkeypatch.setattr(fused, "choose_tile", lambda *sizes: (tile, "the test's"))
     for g, group in BULK.values():
         if _fitting(implicit_gemm.forward(g), group, [tile]):
-            _check(g, group, _F4, "ieee", lambda p, a: fused.Gather(p, g.N, g.G, _F4, a), rng)
+            _check(
+                g, group, _F4, "ieee", lambda p, a: RegisterTilesLauncher(p, g.N, g.G, _F4, a), rng
+            )
 
 
 @pytest.mark.sanitize
@@ -203,7 +209,7 @@ def test_warpgroup_products(case, rng):
 
     def make(product, activation):
         tile = warpgroup_tiles.choose_tile(product, g.N, g.G, _F4, 132)
-        return fused.WarpgroupGather(product, g.N, g.G, _F4, *tile, activation)
+        return WgmmaLauncher(product, g.N, g.G, _F4, *tile, activation)
 
     _check(g, group, _F4, "tf32", make, rng)
 
@@ -223,7 +229,7 @@ def test_bulk_copies(case, terms, rng):
     for tile in {legal[0], legal[-1], *_fitting(product, group, [chosen])}:
 
         def make(product, activation, tile=tile):
-            return fused.BulkGather(product, g.N, g.G, _F4, tile, "", terms, activation)
+            return WarpSpecializedLauncher(product, g.N, g.G, _F4, tile, "", terms, activation)
 
         _check(g, group, _F4, {1: "tf32", 3: "tf32x3"}[terms], make, rng)
 

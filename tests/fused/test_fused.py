@@ -12,24 +12,30 @@ from numbacaps.algorithms import fused
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.device.workspace import Workspace
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
+from numbacaps.fused.precision import precisions
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK, WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.launcher import (
+    WarpSpecializedLauncher,
+    WarpSpecializedSplitK,
+)
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
+from numbacaps.plan import Plan
 from tests.support.cases import GEOMETRIES, is_swapped, nan, operands, oracle, sums
 from tests.support.kernels import tile_sums_kernel
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 _F4 = np.dtype(np.float32)
-_ROOM = 1 << 30
 
 # What the tensor cores' kernels tell apart: the run that one copy takes (4, 8, 16 bytes and two
 # chunks side by side), strides, padding, dilation, groups, d1 that does not divide 64.
@@ -87,7 +93,7 @@ def test_lower_rungs(case, launch, rng):
 
 
 def _skip_without_tf32():
-    if "tf32" not in fused.precisions(_F4):
+    if "tf32" not in precisions(_F4):
         pytest.skip("this GPU has no warpgroup products")
 
 
@@ -97,9 +103,9 @@ def _check_passes(g, dtype, precision, rng):
     want = oracle(g, x, w, dy)
     X, W, DY = map(to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": precision}
-    fused.forward(g, X, W, out, **run)
-    fused.backward(g, X, W, DY, dx, dw, **run)
+    plan = Plan(g, x.dtype, "fused", precision)
+    plan.launch_forward(X, W, out, 0)
+    plan.launch_backward(X, W, DY, dx, dw, 0)
     rounding = dtype if out.dtype.itemsize == 2 else precision
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
         have = array.copy_to_host().astype(np.float32)
@@ -154,8 +160,8 @@ def test_two_bytes_on_tensor_cores(case, dtype, rng):
     _skip_without_tf32()
     g = {**GEOMETRIES, **_NARROW, **_ROWS}[case]
     _check_passes(g, dtype, "ieee", rng)
-    explained = fused.prepare(g, dtype_of(dtype)).explain()
-    assert "bulk_wgmma" in explained and "bulk_reduction" in explained
+    explained = fused.passes(g, dtype_of(dtype)).explain()
+    assert "warp_specialized" in explained and "warp_specialized_split_k" in explained
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -201,7 +207,7 @@ def test_warpgroup_products(case, rng):
     def make(products):
         found = [warpgroup_tiles.choose_tile(product, g.N, g.G, _F4, 132) for product in products]
         which = zip(products, found)
-        yield [fused.WarpgroupGather(p, g.N, g.G, _F4, *tile) for p, tile in which], "tf32"
+        yield [WgmmaLauncher(p, g.N, g.G, _F4, *tile) for p, tile in which], "tf32"
 
     _gathers(make, g, rng)
 
@@ -240,7 +246,7 @@ def test_bulk_copies(case, terms, rng):
         assert None not in chosen
         for tiles_ in {chosen, legal[0], legal[-1]}:
             which = zip(products, tiles_)
-            gathers = [fused.BulkGather(p, g.N, g.G, _F4, t, "", terms) for p, t in which]
+            gathers = [WarpSpecializedLauncher(p, g.N, g.G, _F4, t, "", terms) for p, t in which]
             yield gathers, {1: "tf32", 3: "tf32x3"}[terms]
 
     _gathers(make, g, rng)
@@ -280,7 +286,7 @@ def test_kernel_in_registers(case, rng):
     want = oracle(g, x, w, dy)[0]
     for tile in chosen:
         result = nan(want.size, _F4)
-        fused.SwappedGather(product, g.N, g.G, _F4, tile, "")(X, W, result, 0, None)
+        SwapABLauncher(product, g.N, g.G, _F4, tile, "")(X, W, result, 0, None)
         result = result.copy_to_host().reshape(want.shape)
         reference.assert_close(result, want, sums(g)[0], precision="tf32")
 
@@ -291,8 +297,8 @@ def test_kernel_in_registers_beside_16_bytes(which, rng):
     """Arrays that copies, or loads of two, cannot take."""
     _skip_without_tf32()
     g = SWAPPED["groups"]
-    gather = fused.prepare(g, _F4, "tf32").forward[0]
-    assert "swapped_wgmma" in str(gather)
+    gather = fused.passes(g, _F4, "tf32").forward_launchers[0]
+    assert "swap_ab" in str(gather)
     x, w, dy = operands(g, "float32", rng)
     want = oracle(g, x, w, dy)[0]
     arrays = [nan(array.size + 1, _F4) for array in (x, w, want)]
@@ -334,7 +340,7 @@ def _kernel_gradient(g, terms, rng, shift=0):
     """(dw, as it should be), and the product; operands begin so many elements into an allocation."""
     x, w, dy = operands(g, "float32", rng)
     size = w.size
-    reduce = fused.MmaReduce(implicit_gemm.forward(g), g.N, g.G, size, _F4, terms)
+    reduce = MmaSplitK(implicit_gemm.forward(g), g.N, g.G, size, _F4, terms)
     arrays = [nan(array.size + shift, _F4)[shift:] for array in (x, dy, w)]
     for array, values in zip(arrays, (x, dy)):
         array.copy_to_device(values.ravel())
@@ -408,7 +414,7 @@ def test_kernel_gradient_by_bulk_copies(case, terms, rng):
     for tile in {chosen, legal[0], legal[-1]}:
         strips = t.choose_strips(tile, product, g.N, g.G, terms)[0]
         which = (product, g.N, g.G, w.size, _F4, terms, tile, strips, "")
-        reduce = fused.BulkReduce(*which)
+        reduce = WarpSpecializedSplitK(*which)
         dw, partial = nan(w.size, _F4), nan(reduce.partial_shape["partial"], _F4)
         reduce(X, DY, dw, 0, partial)
         precision = {1: "tf32", 3: "tf32x3"}[terms]
@@ -426,8 +432,7 @@ def test_bulk_copies_of_the_kernel_gradient_at_an_address_that_they_cannot_take(
     X, W, DY = nan(x.size + 1, _F4)[1:], cuda.to_device(w), cuda.to_device(dy)
     X.copy_to_device(x.ravel())
     dw = nan(w.shape, _F4)
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
-    fused.backward(g, X, W, DY, None, dw, **run)
+    Plan(g, _F4, "fused", "tf32").launch_backward(X, W, DY, None, dw, 0)
     want = oracle(g, x, w, dy)[2]
     reference.assert_close(dw.copy_to_host(), want, sums(g)[2], precision="tf32")
 
@@ -437,7 +442,7 @@ def test_three_terms_keep_what_one_cuts():
     _skip_without_tf32()
     g = Geometry(1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 4)
     for terms, want in ((1, 4), (3, 4 + 2.0**-10)):
-        reduce = fused.MmaReduce(implicit_gemm.forward(g), 1, 1, 16, _F4, terms)
+        reduce = MmaSplitK(implicit_gemm.forward(g), 1, 1, 16, _F4, terms)
         x, dy = (cuda.to_device(np.full(16, value, _F4)) for value in (1 + 2.0**-12, 1))
         dw = nan(16, _F4)
         reduce(x, dy, dw, 0, nan(1, _F4))
@@ -465,8 +470,8 @@ def test_an_address_that_copies_cannot_take(shifted, rng):
     view = cuda.device_array(arrays[shifted].size + 1, _F4)[1:]
     view.copy_to_device(arrays[shifted])
     arrays[shifted] = view
-    run = {"stream": 0, "workspace": Workspace(_ROOM), "precision": "tf32"}
-    fused.forward(g, arrays["x"], cuda.to_device(w), arrays["out"], **run)
+    plan = Plan(g, _F4, "fused", "tf32")
+    plan.launch_forward(arrays["x"], cuda.to_device(w), arrays["out"], 0)
     out = arrays["out"].copy_to_host().reshape(dy.shape)
     reference.assert_close(out, oracle(g, x, w, dy)[0], sums(g)[0], precision="tf32")
 
@@ -575,10 +580,10 @@ def test_only_tf32_forward_without_an_activation_has_the_kernel_in_registers():
     _skip_without_tf32()
     for precision in ("ieee", "tf32", "tf32x3"):
         for activation in (None, Activation(0.1, 8)):
-            prepared = fused.prepare(_SMALL, _F4, precision, activation)
-            has_it = "swapped" in str(prepared.forward[0])
+            prepared = fused.passes(_SMALL, _F4, precision, activation)
+            has_it = "swap_ab" in str(prepared.forward_launchers[0])
             assert has_it == (precision == "tf32" and activation is None)
-            assert "swapped" not in str(prepared.backward_input[0])
+            assert "swap_ab" not in str(prepared.input_launchers[0])
 
 
 def test_columns_of_the_input_s_gradient_are_not_for_registers():

@@ -5,16 +5,18 @@ import pytest
 
 import reference
 from numbacaps import Geometry
-from numbacaps.algorithms import fused
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.simulator import short_turns
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.rung_5_warp_specialized import kernel as bulk_wgmma
-from numbacaps.fused.rung_5_warp_specialized import split_k as bulk_reduction
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
-from numbacaps.fused.rung_6_swap_ab import kernel as swapped_wgmma
+from numbacaps.fused.rung_5_warp_specialized.launcher import (
+    WarpSpecializedLauncher,
+    WarpSpecializedSplitK,
+)
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 from tests.support.cases import nan, operands, oracle, sums
 
 pytestmark = pytest.mark.tiers("simulator")
@@ -67,8 +69,8 @@ def _gather(g, name, terms, forward, rng, chosen=None):
     gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
     for product in products:
         counted = bulk_tiles.counted(product, dtype)
-        found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, fused.multiprocessors())
-        gather = fused.BulkGather(product, g.N, g.G, dtype, *(chosen or found), terms)
+        found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
+        gather = WarpSpecializedLauncher(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
         gather.pack(kernel, _as(packed, dtype), 0)
         gather.multiply(gathered, kernel, packed, result, result, 0)
@@ -102,7 +104,7 @@ def test_swapped(case, rng):
     x, w, dy = operands(g, "float32", rng)
     product, tile = implicit_gemm.forward(g), swapped_tiles.SwappedTile(*tile)
     assert not swapped_tiles.why_not(tile, product, swapped_tiles.Slots.of(product))
-    gather = fused.SwappedGather(product, g.N, g.G, dtype_of("float32"), tile, "the test's")
+    gather = SwapABLauncher(product, g.N, g.G, dtype_of("float32"), tile, "the test's")
     result = nan(dy.size, np.float32)
     gathered, kernel = (to_device(a.ravel()) for a in (x, w))
     gather(gathered, kernel, result, 0, None)
@@ -137,7 +139,7 @@ def test_kernel_gradient(case, rng):
     pair = 4 // dtype.itemsize
     tile, strips, why = t.choose_tile(product, g.N, g.G, terms, pair=pair)
     assert tile, why
-    reduce = fused.BulkReduce(product, g.N, g.G, w.size, dtype, terms, tile, strips, why)
+    reduce = WarpSpecializedSplitK(product, g.N, g.G, w.size, dtype, terms, tile, strips, why)
     dw, partial = nan(w.size, dtype), nan(reduce.partial_shape["partial"], np.float32)
     reduce(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, partial)
     _check(dw, oracle(g, x, w, dy)[2], sums(g)[2], name, terms)

@@ -14,6 +14,7 @@ from numbacaps import Geometry, available_algorithms
 from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside, Repeated, Stream
 from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.fused.precision import precisions
 from numbacaps.nn import Adam, CapsNet, Layer, state
 from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
@@ -236,7 +237,7 @@ def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
 def test_a_captured_step_of_the_published_network(precision, rng):
     """Kernels packed ahead and gradients beside each other, with graphs and without: the same bits."""
-    if precision not in fused.precisions(np.dtype(np.float32)):
+    if precision not in precisions(np.dtype(np.float32)):
         pytest.skip("this GPU has no warpgroup products")
     x, labels = rng.uniform(0, 1, (9, 1, 28, 28, 1, 1)).astype("float32"), rng.integers(0, 10, 9)
     runs = []
@@ -253,7 +254,7 @@ def test_a_captured_step_of_the_published_network(precision, rng):
 
 def test_packed_kernels_follow_the_weights(rng, tmp_path):
     """What an inference packed once is packed anew when weights have moved, and when they are loaded."""
-    if "tf32" not in fused.precisions(np.dtype(np.float32)):
+    if "tf32" not in precisions(np.dtype(np.float32)):
         pytest.skip("this GPU has no warpgroup products")
     how = {"window": 2, "squash": 4, "precision": "tf32"}
     layers = Layer(2, (4, 4), **how), Layer(3, (4, 4), **how)
@@ -314,11 +315,11 @@ def test_what_is_run_beside_is_waited_for():
 def test_what_is_ready_stays_ready_while_it_is_held():
     """Captured graphs have the addresses of its tables."""
     geometries = [Geometry(N, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1) for N in range(1, 70)]
-    held = fused.prepare(geometries[0], np.dtype(np.float32))
-    assert held is fused.prepare(geometries[0], np.dtype(np.float32), "ieee", None)
+    held = fused.passes(geometries[0], np.dtype(np.float32))
+    assert held is fused.passes(geometries[0], np.dtype(np.float32), "ieee", None)
     for geometry in geometries:
-        fused.prepare(geometry, np.dtype(np.float32))
-    assert held is fused.prepare(geometries[0], np.dtype(np.float32))
+        fused.passes(geometry, np.dtype(np.float32))
+    assert held is fused.passes(geometries[0], np.dtype(np.float32))
 
 
 def test_work_that_broke_off_is_not_waited_for(rng):

@@ -7,11 +7,12 @@ sizes that fill it.
 import numpy as np
 
 import reference
-from numbacaps.algorithms import fused
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.choose import PACKED
+from numbacaps.fused.rung_5_warp_specialized import tile as warp_specialized_tiles
+from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.geometry import Geometry
 
 MULTIPROCESSORS = 132  # of the GPUs that have warpgroups
@@ -59,8 +60,12 @@ CASES = [(case, "float32") for case in GEOMETRIES] + [(case, "float64") for case
 def is_swapped(geometry):
     """Whether a forward pass in TF32 of H100's multiprocessors should have its kernel in registers."""
     product, which = implicit_gemm.forward(geometry), (geometry.N, geometry.G)
-    bulk, _ = bulk_tiles.choose_tile(product, *which, 1, MULTIPROCESSORS)
-    return fused.choose_swapped(product, bulk, *which, MULTIPROCESSORS) is not None
+    tile, _, takes = swap_ab_tiles.choose_tile(product, *which, MULTIPROCESSORS)
+    other, _ = warp_specialized_tiles.choose_tile(product, *which, 1, MULTIPROCESSORS)
+    if tile is None or other is None:
+        return tile is not None
+    packed = PACKED + warp_specialized_tiles.cycles(other, product, *which, 1, MULTIPROCESSORS)
+    return packed >= takes
 
 
 def operands(geometry, dtype, rng):

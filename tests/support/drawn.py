@@ -13,8 +13,9 @@ from experiments.measuring.problem import PASSES
 from numbacaps.algorithms import fused
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.target import SIMULATED
-from numbacaps.device.workspace import Workspace
+from numbacaps.fused.precision import precisions
 from numbacaps.geometry import Geometry
+from numbacaps.plan import Plan
 from tests.support.cases import is_swapped, nan, operands, oracle, sums
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -37,9 +38,13 @@ class Convolution:
 
     def prepare(self):
         """Compile what it takes; the kernels' names."""
-        prepared = fused.prepare(self.geometry, dtype_of(self.dtype), self.precision)
-        made = getattr(prepared, self.wanted)
-        return {str(one).split()[0] for one in (made if isinstance(made, list) else [made])}
+        prepared = fused.passes(self.geometry, dtype_of(self.dtype), self.precision)
+        made = {
+            "forward": lambda: prepared.forward_launchers,
+            "backward_input": lambda: prepared.input_launchers,
+            "backward_kernel": lambda: [prepared.kernel_launcher],
+        }[self.wanted]()
+        return {str(one).split()[0] for one in made}
 
     def check(self):
         """Compare it with float64.
@@ -53,13 +58,13 @@ class Convolution:
         x, w, dy = operands(g, self.dtype, np.random.default_rng(self.number))
         result = nan((dy, x, w)[which].shape, dtype_of(self.dtype))
         X, W, DY = map(to_device, (x, w, dy))
-        how = {"stream": 0, "workspace": Workspace(_ROOM), "precision": self.precision}
+        plan = Plan(g, dtype_of(self.dtype), "fused", self.precision)
         if self.wanted == "forward":
-            fused.forward(g, X, W, result, **how)
+            plan.launch_forward(X, W, result, 0)
         elif self.wanted == "backward_input":
-            fused.backward(g, None, W, DY, result, None, **how)
+            plan.launch_backward(None, W, DY, result, None, 0)
         else:
-            fused.backward(g, X, None, DY, None, result, **how)
+            plan.launch_backward(X, None, DY, None, result, 0)
         have = result.copy_to_host()
         have = have if self.dtype == "float64" else have.astype(np.float32)
         rounding = self.dtype if dtype_of(self.dtype).itemsize == 2 else self.precision
@@ -72,7 +77,7 @@ def kinds():
     return [
         (wanted, dtype, precision)
         for dtype in _DTYPES
-        for precision in fused.precisions(dtype_of(dtype))
+        for precision in precisions(dtype_of(dtype))
         for wanted in PASSES
     ]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import numbacaps
 from numbacaps.algorithms import indexed, naive
+from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
@@ -26,7 +27,6 @@ from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
-from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.stages.capsule_col2im import make_capsule_col2im

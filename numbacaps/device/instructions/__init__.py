@@ -90,6 +90,7 @@ to_tf32 = chosen.to_tf32
 unforeseen = chosen.unforeseen
 wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma
+wgmma_fragment = chosen.wgmma_fragment
 wgmma_commit = chosen.wgmma_commit
 wgmma_fence = chosen.wgmma_fence
 wgmma_fragment = chosen.FRAGMENT_PRODUCTS["float32"]

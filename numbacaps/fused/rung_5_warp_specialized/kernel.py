@@ -26,13 +26,15 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.device.instructions import (
+    CHUNK,
     FRAGMENT_PRODUCTS,
     HALVES,
+    TF32_NEARER,
     bulk_copy,
     clock,
     cut_tf32,
+    descriptor_strides,
     fence_proxy_async,
     fewer_registers,
     let_next_start,
@@ -44,6 +46,8 @@ from numbacaps.device.instructions import (
     mbarrier_wait,
     more_registers,
     shared_address,
+    short,
+    shuffle,
     store_pair,
     store_quad,
     store_words,

@@ -25,10 +25,12 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import CHUNK, TF32_NEARER, descriptor_strides, short
 from numbacaps.device.instructions import (
+    CHUNK,
     FRAGMENT_PRODUCTS,
+    TF32_NEARER,
     cut_tf32,
+    descriptor_strides,
     fence_proxy_async,
     fewer_registers,
     let_next_start,
@@ -40,6 +42,7 @@ from numbacaps.device.instructions import (
     more_registers,
     permuted_bytes,
     shared_address,
+    short,
     store_quad,
     tensor_copy,
     wait_for_last,

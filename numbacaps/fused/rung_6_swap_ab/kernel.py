@@ -16,9 +16,11 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.device.instructions import LINE, TF32_NEARER, descriptor_strides, short
 from numbacaps.device.instructions import (
     FRAGMENT_PRODUCTS,
+    LINE,
+    TF32_NEARER,
+    descriptor_strides,
     fence_proxy_async,
     let_next_start,
     load_run,
@@ -28,6 +30,7 @@ from numbacaps.device.instructions import (
     mbarrier_wait,
     prefetch,
     shared_address,
+    short,
     store_pair_where,
     store_quad,
     tensor_copy,

@@ -22,12 +22,14 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.device.instructions import (
+    CHUNK,
+    TF32_NEARER,
     bulk_copy,
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
+    descriptor_strides,
     fence_proxy_async,
     fewer_registers,
     let_next_start,
@@ -41,6 +43,8 @@ from numbacaps.device.instructions import (
     meet_at,
     more_registers,
     shared_address,
+    short,
+    shuffle,
     store_quad,
     store_run,
     to_tf32,

@@ -8,8 +8,9 @@ A warp takes every so many chunks, and of each a group of 8 k's of every tap; wh
 
 import numpy as np
 
-from numbacaps.device.instructions import CHUNK, TF32_NEARER, short
 from numbacaps.device.instructions import (
+    CHUNK,
+    TF32_NEARER,
     cut_tf32,
     load_matrices,
     load_run,
@@ -17,6 +18,7 @@ from numbacaps.device.instructions import (
     mbarrier_wait,
     mbarrier_wait_where,
     mma,
+    short,
     unforeseen,
 )
 from numbacaps.device.target import at, cuda

@@ -18,8 +18,9 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import CHUNK, TF32_NEARER, descriptor_strides, short, shuffle
 from numbacaps.device.instructions import (
+    CHUNK,
+    TF32_NEARER,
     bulk_copy,
     bulk_store,
     bulk_store_read,
@@ -27,6 +28,7 @@ from numbacaps.device.instructions import (
     cp_async_commit,
     cp_async_wait,
     cut_tf32,
+    descriptor_strides,
     fence_proxy_async,
     fewer_registers,
     let_next_start,
@@ -41,6 +43,8 @@ from numbacaps.device.instructions import (
     meet_at,
     more_registers,
     shared_address,
+    short,
+    shuffle,
     store_pair,
     store_run,
     unforeseen,

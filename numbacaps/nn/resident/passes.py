@@ -6,13 +6,14 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.algorithms.fused import has_warpgroups, reduce_beside
-from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.compiled import Compiled
+from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div, launch, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
+from numbacaps.fused.choose import split_k_beside
 from numbacaps.fused.pack import finder
+from numbacaps.fused.precision import has_warpgroups
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED, make_add_splits
 from numbacaps.nn.kernels.margin_loss import margin_loss
 from numbacaps.nn.passes import BackwardPass, ForwardPass
@@ -166,7 +167,7 @@ class ResidentBackwardPass(BackwardPass):
         placed = [self.forward.placed[k] for k in numbers]
         geometries = [replace(one.geometry, N=self.forward.images) for one in placed]
         dtype = self.forward.lengths.dtype
-        found = reduce_beside(geometries, dtype, placed[0].layer.precision) if placed else []
+        found = split_k_beside(geometries, dtype, placed[0].layer.precision) if placed else []
         if found is None:
             return {k: self.forward.convolutions[k].backward_kernel for k in numbers}
         return {k: _with_room(reduce, dtype) for k, reduce in zip(numbers, found)}
@@ -197,7 +198,7 @@ class ResidentBackwardPass(BackwardPass):
 
 
 def _with_room(reduce, dtype):
-    """A :class:`numbacaps.algorithms.fused.BulkReduce` with its workspace."""
+    """A :class:`numbacaps.fused.rung_5_warp_specialized.launcher.WarpSpecializedSplitK` with its workspace."""
     room = cuda.device_array(reduce.partial_shape["partial"], dtype)
     return lambda x, dy, dw, stream: reduce(x, dy, dw, stream, room)
 

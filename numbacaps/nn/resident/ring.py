@@ -6,8 +6,7 @@ unroll (:func:`numbacaps.device.instructions.unforeseen`).
 
 import numpy as np
 
-from numbacaps.device.instructions import CHUNK, short
-from numbacaps.device.instructions import cp_async, unforeseen
+from numbacaps.device.instructions import CHUNK, cp_async, short, unforeseen
 from numbacaps.device.target import cuda
 
 

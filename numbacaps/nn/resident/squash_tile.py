@@ -8,8 +8,7 @@ so sums before the activation need not be kept.
 
 import numpy as np
 
-from numbacaps.device.instructions import short, shuffle
-from numbacaps.device.instructions import larger, store_pair_where
+from numbacaps.device.instructions import larger, short, shuffle, store_pair_where
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 

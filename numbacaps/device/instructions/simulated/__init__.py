@@ -59,6 +59,7 @@ from numbacaps.device.instructions.simulated.tensor_cores import (
     wgmma,
     wgmma_commit,
     wgmma_fence,
+    wgmma_fragment,
     wgmma_wait,
     wgmma_wait_but,
 )

@@ -89,6 +89,7 @@ def _asked(kind):
 
 
 FRAGMENT_PRODUCTS = {name: _asked(name) for name in _NUMBERS}
+wgmma_fragment = FRAGMENT_PRODUCTS["float32"]
 
 
 def _groups():

@@ -1,0 +1,66 @@
+"""What a plan runs: the passes of one convolution by one algorithm, made ready.
+
+Arrays are C-contiguous device arrays in the layout of :mod:`numbacaps.geometry`. ``room`` is a
+:class:`numbacaps.device.workspace.Workspaces`: a pass takes all its memory from there, by the pass's name.
+"""
+
+
+class Passes:
+    """The passes of an algorithm that keeps nothing for a geometry: its functions, called.
+
+    Parameters
+    ----------
+    functions : module or object
+        With ``forward(geometry, x, w, out, *, stream, workspace)``, ``backward(geometry, x, w, dy, dx, dw, *, stream,
+        workspace)`` and, where the algorithm has them, ``votes`` like ``forward``.
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    precision : str
+    activation
+        Is computed apart.
+    rungs : tuple
+        It has none.
+
+    Attributes
+    ----------
+    activates, differentiates : bool
+        An activation behind the forward pass, or the gradient of one behind the input's gradient, is computed too.
+    """
+
+    activates = differentiates = False
+
+    def __init__(self, functions, geometry, dtype, precision, activation=None, rungs=()):
+        if rungs:
+            raise ValueError("rungs are given; algorithm 'fused' alone takes them")
+        self._functions, self.geometry = functions, geometry
+
+    def make_ready(self, room):
+        """Compile every pass, and allocate its workspace: nothing here, the first call does."""
+
+    def packs(self, wanted):
+        """Whether a pass, "forward" or "input", reads a packed copy of the kernel."""
+        return False
+
+    def pack(self, wanted, w, *, stream, room):
+        """Write that copy."""
+
+    def forward(self, x, w, out, *, stream, room, packed=False):
+        """Write the output."""
+        self._functions.forward(self.geometry, x, w, out, stream=stream, workspace=room["forward"])
+
+    def votes(self, x, w, out, *, stream, room):
+        """Write the products before their sum."""
+        self._functions.votes(self.geometry, x, w, out, stream=stream, workspace=room["forward"])
+
+    def backward(self, x, w, dy, dx, dw, *, stream, room, packed=False):
+        """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""
+        run = {"stream": stream, "workspace": room["backward"]}
+        self._functions.backward(self.geometry, x, w, dy, dx, dw, **run)
+
+    def explain(self):
+        """A line for each kernel, and why it was chosen."""
+        return "kernels are compiled at the first call"
+
+    def explain_forward(self):
+        """The forward pass's kernels, and where an activation is computed."""
+        return "activation apart"

@@ -1,0 +1,317 @@
+"""Which rung of the ladder computes a product, with which tile, and why.
+
+:func:`choose` answers for the products that gather one operand (forward and the input's gradient),
+:func:`choose_split_k` for the kernel's gradient, whose sum is cut into splits. Both return one shape of answer, a
+:class:`Choice`. A rung, and a tile of it, can be forced: for timing one against the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, is_dataclass
+from functools import partial
+
+import numpy as np
+
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.target import SIMULATED
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.activation import Activation
+from numbacaps.fused.precision import TERMS, has_warpgroups, terms_of
+from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
+from numbacaps.fused.rung_3_register_tiles.launcher import (
+    RegisterTilesLauncher,
+    RegisterTilesSplitK,
+)
+from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
+from numbacaps.fused.rung_4_wgmma import tile as wgmma_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK, WgmmaLauncher
+from numbacaps.fused.rung_5_warp_specialized import split_k_tile as split_k_tiles
+from numbacaps.fused.rung_5_warp_specialized import tile as warp_specialized_tiles
+from numbacaps.fused.rung_5_warp_specialized.launcher import (
+    WarpSpecializedLauncher,
+    WarpSpecializedSplitK,
+)
+from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
+from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
+
+_FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
+PACKED = 2500  # cycles that packing adds, measured on an H200
+
+
+@dataclass(frozen=True)
+class Job:
+    """A product to be computed.
+
+    Attributes
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+        Of the arrays.
+    precision : str
+        A word of :data:`numbacaps.fused.precision.PRECISIONS`.
+    activation : numbacaps.fused.activation.Activation, optional
+        What is wanted behind it, where its kernel can.
+    follows : bool
+        Another product of the pass is packed, and multiplied, before this one.
+    size : int
+        Elements of the kernel; for its gradient.
+    """
+
+    product: implicit_gemm.Product
+    images: int
+    G: int
+    dtype: np.dtype
+    precision: str = "ieee"
+    activation: Activation | None = None
+    follows: bool = False
+    size: int = 0
+
+    @property
+    def terms(self):
+        """Products of the tensor cores for one of the dtype's; None for ordinary arithmetic."""
+        return terms_of(self.dtype, self.precision)
+
+    @property
+    def operands(self):
+        """What every launcher of a gathering pass takes first."""
+        return self.product, self.images, self.G, self.dtype
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A rung, and its tile, for a product.
+
+    Attributes
+    ----------
+    rung : str
+        A key of :data:`GATHERING` or :data:`SPLIT_K`.
+    launcher : callable
+        ``launcher()`` compiles the kernel and makes it ready.
+    tile : object
+        Of the rung's own ``tile`` module.
+    predicted : float or None
+        Cycles by the rung's own model, comparable within the rung; None where it has no model.
+    why : str
+    """
+
+    rung: str
+    launcher: Callable
+    tile: object
+    predicted: float | None
+    why: str
+
+    def __str__(self):
+        return f"rung={self.rung!r}, tile={_sizes_of(self.tile)}"
+
+
+def _sizes_of(tile):
+    """A tile's sizes as the tuple by which it can be forced."""
+    return astuple(tile) if is_dataclass(tile) else tile
+
+
+class NotPossible(ValueError):
+    """A rung, or a tile of it, cannot compute a product; the message says why."""
+
+
+def _register_tiles(job, tile=None):
+    rows, columns = job.product.M(job.images) * job.G, job.product.N
+    itemsize = sum_dtype(job.dtype).itemsize
+    chosen, why = register_tiles.choose_tile(rows, columns, itemsize)
+    if tile is not None:
+        found = [one for one in register_tiles.TILES if astuple(one) == tile]
+        if not found:
+            known = [astuple(one) for one in register_tiles.TILES]
+            raise NotPossible(f"tile is {tile}; register_tiles takes one of {known}")
+        chosen, why = found[0], "asked for"
+    make = partial(RegisterTilesLauncher, *job.operands, job.activation, (chosen, why))
+    return Choice("register_tiles", make, chosen, None, why)
+
+
+def _wgmma(job, tile=None):
+    if job.dtype != np.float32 or job.precision != "tf32":
+        raise NotPossible("wgmma takes float32 at precision 'tf32'")
+    if not has_warpgroups():
+        raise NotPossible("wgmma takes a GPU of compute capability 9.0")
+    if tile is not None:
+        chosen, why = wgmma_tiles.WarpgroupTile(*tile), "asked for"
+        _refuse(wgmma_tiles.why_not(chosen, job.product, job.dtype))
+    else:
+        chosen, why = wgmma_tiles.choose_tile(*job.operands, multiprocessors())
+        _refuse(None if chosen else why)
+    make = partial(WgmmaLauncher, *job.operands, chosen, why, job.activation, job.follows)
+    return Choice("wgmma", make, chosen, None, why)
+
+
+def _warp_specialized(job, tile=None):
+    terms = job.terms
+    if not terms:
+        raise NotPossible(f"warp_specialized takes no {job.dtype} at precision {job.precision!r}")
+    if not has_warpgroups():
+        raise NotPossible("warp_specialized takes a GPU of compute capability 9.0")
+    counted = warp_specialized_tiles.counted(job.product, job.dtype)
+    if not counted:
+        raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
+    if tile is not None:
+        chosen, why = warp_specialized_tiles.BulkTile(*tile), "asked for"
+        _refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
+    else:
+        which = counted, job.images, job.G, terms, multiprocessors()
+        chosen, why = warp_specialized_tiles.choose_tile(*which)
+        _refuse(None if chosen else why)
+    how = chosen, why, terms, job.activation, job.follows
+    make = partial(WarpSpecializedLauncher, *job.operands, *how)
+    which = chosen, counted, job.images, job.G, terms, multiprocessors()
+    return Choice("warp_specialized", make, chosen, warp_specialized_tiles.cycles(*which), why)
+
+
+def _swap_ab(job, tile=None):
+    if job.dtype != np.float32 or job.precision != "tf32" or job.activation is not None:
+        raise NotPossible("swap_ab takes float32 at precision 'tf32', without an activation")
+    if not has_warpgroups():
+        raise NotPossible("swap_ab takes a GPU of compute capability 9.0")
+    which = job.product, job.images, job.G
+    if tile is not None:
+        _refuse(swap_ab_tiles.why_never(*which))
+        chosen, why, takes = swap_ab_tiles.SwappedTile(*tile), "asked for", None
+        _refuse(swap_ab_tiles.why_not(chosen, job.product, swap_ab_tiles.Slots.of(job.product)))
+    else:
+        chosen, why, takes = swap_ab_tiles.choose_tile(*which, multiprocessors())
+        _refuse(None if chosen else why)
+    make = partial(SwapABLauncher, *job.operands, chosen, why)
+    return Choice("swap_ab", make, chosen, takes, why)
+
+
+def _refuse(why):
+    if why:
+        raise NotPossible(why)
+
+
+# The rungs that gather one operand, from the simplest to the fastest.
+GATHERING = {
+    "register_tiles": _register_tiles,
+    "wgmma": _wgmma,
+    "warp_specialized": _warp_specialized,
+    "swap_ab": _swap_ab,
+}
+
+
+def choose(job, rung=None, tile=None):
+    """The rung and tile that should take the least time for a product that gathers one operand.
+
+    Parameters
+    ----------
+    job : Job
+    rung : str, optional
+        A key of :data:`GATHERING`, to be taken whatever it costs.
+    tile : tuple of int, optional
+        Of that rung, as :class:`Choice` prints it.
+
+    Returns
+    -------
+    Choice
+
+    Raises
+    ------
+    NotPossible
+        The rung or the tile that was asked for cannot compute the product.
+    """
+    if rung is not None:
+        return GATHERING[rung](job, tile)
+    if job.terms and has_warpgroups() and not SIMULATED:
+        fast = _possible(_warp_specialized, job)
+        small = _possible(_swap_ab, job) if job.precision == "tf32" else None
+        if small and not (fast and fast.predicted + PACKED < small.predicted):
+            return small
+        if fast:
+            return fast
+    if job.precision == "tf32" and job.product.K >= _FEWEST_K:
+        found = _possible(_wgmma, job)
+        if found:
+            return found
+    return _register_tiles(job)
+
+
+def _possible(rung, job):
+    """A rung's choice, or None."""
+    try:
+        return rung(job)
+    except NotPossible:
+        return None
+
+
+def _register_tiles_split_k(job, tile=None):
+    if tile is not None:
+        raise NotPossible("register_tiles_split_k chooses its tile itself")
+    chosen, why, *_ = RegisterTilesSplitK.cut(*job.operands)
+    make = partial(RegisterTilesSplitK, *job.operands[:3], job.size, job.dtype)
+    return Choice("register_tiles_split_k", make, chosen, None, why)
+
+
+def _mma_split_k(job, tile=None):
+    if job.precision not in TERMS or tile is not None:
+        raise NotPossible("mma_split_k takes precision 'tf32' or 'tf32x3', and chooses its tile")
+    terms, M = TERMS[job.precision], job.product.M(job.images)
+    chosen, _, _, why = mma_tiles.choose_tile(job.product, M, job.G, terms)
+    make = partial(MmaSplitK, *job.operands[:3], job.size, job.dtype, terms)
+    return Choice("mma_split_k", make, chosen, None, why)
+
+
+def _warp_specialized_split_k(job, tile=None):
+    if not job.terms or not has_warpgroups() or tile is not None:
+        raise NotPossible(
+            "warp_specialized_split_k takes tensor cores of 9.0, and chooses its tile"
+        )
+    pair = 4 // job.dtype.itemsize
+    which = job.product, job.images, job.G, job.terms
+    chosen, strips, why = split_k_tiles.choose_tile(*which, pair=pair)
+    _refuse(None if chosen else why)
+    how = job.size, job.dtype, job.terms, chosen, strips, why
+    make = partial(WarpSpecializedSplitK, *job.operands[:3], *how)
+    return Choice("warp_specialized_split_k", make, chosen, None, why)
+
+
+# The rungs of the kernel's gradient.
+SPLIT_K = {
+    "register_tiles_split_k": _register_tiles_split_k,
+    "mma_split_k": _mma_split_k,
+    "warp_specialized_split_k": _warp_specialized_split_k,
+}
+
+
+def choose_split_k(job, rung=None, tile=None):
+    """The same for the kernel's gradient; ``rung`` is a key of :data:`SPLIT_K`."""
+    if rung is not None:
+        return SPLIT_K[rung](job, tile)
+    on_tensor_cores = job.precision in TERMS
+    if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
+        slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
+        found = None if slow else _possible(_warp_specialized_split_k, job)
+        if found:
+            return found
+    return _mma_split_k(job) if on_tensor_cores else _register_tiles_split_k(job)
+
+
+def split_k_beside(geometries, dtype, precision):
+    """Launchers of kernels' gradients that run at the same time and share the GPU; None where one cannot.
+
+    Parameters
+    ----------
+    geometries : sequence of numbacaps.geometry.Geometry
+        Of as many images, with G of 1.
+    dtype : numpy.dtype
+    precision : str
+        ``"tf32"`` or ``"tf32x3"``.
+
+    Returns
+    -------
+    list of WarpSpecializedSplitK, or None
+    """
+    products, terms = [implicit_gemm.forward(g) for g in geometries], TERMS[precision]
+    sizes = [g.C * g.H * g.W * g.E1 + g.P * g.L * g.E3 for g in geometries]
+    found = split_k_tiles.choose_beside(products, sizes, geometries[0].N, terms)
+    # Not early: where a few blocks find a multiprocessor and wait on it, the others come later still (measured).
+    return found and [
+        WarpSpecializedSplitK(product, g.N, 1, g.P * g.Q * g.E2, dtype, terms, *how, early=False)
+        for product, g, how in zip(products, geometries, found)
+    ]

@@ -1,0 +1,57 @@
+"""What the launchers of all rungs have in common.
+
+A launcher is a kernel made ready for one :class:`numbacaps.fused.implicit_gemm.Product`: its table of offsets is on the
+GPU, its grid is worked out, it is compiled. Launchers of the gathering passes, forward and the input's gradient,
+first ``pack`` the kernel, where their rung wants it in another order, then ``multiply``.
+"""
+
+from numbacaps.device.compiled import address_of
+from numbacaps.device.instructions import CHUNK
+from numbacaps.fused.epilogue import fit
+
+
+class Launcher:
+    """What the products that gather one operand have in common: what is done with their sums.
+
+    Parameters
+    ----------
+    activation : numbacaps.fused.activation.Activation or None
+    product : numbacaps.fused.implicit_gemm.Product
+    columns : int
+        Of a tile.
+    lanes : numbacaps.fused.epilogue.Lanes
+
+    Attributes
+    ----------
+    epilogue : numbacaps.fused.epilogue.Epilogue
+        It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
+    """
+
+    def __init__(self, activation, product, columns, lanes):
+        self.epilogue, apart = fit(activation, product, columns, lanes)
+        self._behind = ""
+        if activation is not None:
+            what = (
+                "the gradient of LeakyReLU and squash"
+                if activation.backward
+                else "LeakyReLU and squash"
+            )
+            self._behind = f", {what} {f'apart: {apart}' if apart else 'in it'}"
+
+    def __call__(self, gathered, kernel, result, stream, packed, activated=None):
+        """Launch it alone on runs of elements; ``packed`` is room for what it packs.
+
+        For one that follows no other: those are launched with the pass.
+
+        ``activated`` takes the result behind the activation, where there is one, or holds the sums before it
+        where the result is its gradient.
+        """
+        activated = result if activated is None else activated
+        ready = self.ready_for(gathered, kernel, result, activated)
+        ready.pack(kernel, packed, stream)
+        ready.multiply(gathered, kernel, packed, result, activated, stream)
+
+
+def aligned(array):
+    """Whether an array begins at a multiple of 16 bytes."""
+    return address_of(array) % CHUNK == 0

@@ -1,0 +1,68 @@
+"""What the launchers have in common whose rungs read a packed kernel."""
+
+from functools import cached_property
+
+from numbacaps.device.compiled import Compiled
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import launch
+from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
+from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
+
+
+class PackingLauncher(Launcher):
+    """What the tensor cores' products have in common: the kernel is packed before each.
+
+    They copy 16 bytes at a time, so arrays that do not begin at a multiple of 16 go through
+    :class:`RegisterTilesLauncher`, which is made when the first one comes; with an activation they are refused.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    tile
+        Of the kernel's own table.
+    why : str
+    depth : int
+        Elements of k in a stage, those of all taps apart.
+    run, parts : int
+        Of the packed kernel: k's that a thread loads at once, and parts.
+    activation : numbacaps.fused.activation.Activation or None
+    follows : bool
+        Another product of the pass is packed, and multiplied, before this one.
+    """
+
+    def __init__(
+        self, product, images, G, dtype, tile, why, depth, run, parts, activation, follows
+    ):
+        p = product
+        super().__init__(activation, p, tile.BN, LANES)
+        self.images, self.tile, self.why = images, tile, why
+        self._ordinary = (p, images, G, dtype)
+        chunks = depth * dtype.itemsize // CHUNK
+        depths = p.channels, p.D, p.taps
+        self._elements = packed_size(*depths, p.N, G, tile.BN, chunks, parts, dtype)
+        self.packed = self._elements * dtype.itemsize // sum_dtype(dtype).itemsize
+        taps, columns = Window.of(p).taps, (p.n, p.kernel_steps)
+        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype, follows, run)
+        pack = make_pack(p.channels, p.D, taps, *columns, *which)
+        self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
+
+    def ready_for(self, gathered, kernel, result, activated):
+        """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
+        if all(map(aligned, (gathered, result, activated))):
+            return self
+        if self.epilogue.activates or self.epilogue.differentiates:
+            raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
+        return self._unaligned
+
+    def pack(self, kernel, packed, stream):
+        """Launch the packing of the kernel."""
+        launch(self._pack, self._elements, 1, (kernel, packed), stream)
+
+    @cached_property
+    def _unaligned(self):
+        return RegisterTilesLauncher(*self._ordinary)

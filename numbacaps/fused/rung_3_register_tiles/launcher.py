@@ -1,0 +1,134 @@
+"""Launchers of register tiles: gathering passes, the kernel's gradient, and the sum of its splits."""
+
+import numpy as np
+
+from numbacaps.device.compiled import Compiled
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.target import cuda
+from numbacaps.fused.launcher import Launcher
+from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
+from numbacaps.fused.rung_3_register_tiles.split_k import (
+    ADD_THREADS,
+    ADDED,
+    make_add_splits,
+    make_reduction,
+)
+from numbacaps.fused.rung_3_register_tiles.tile import choose_splits, choose_tile
+
+
+class RegisterTilesLauncher(Launcher):
+    """A product that gathers one operand, by ordinary arithmetic: forward, or a residue of dx.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    activation : numbacaps.fused.activation.Activation, optional
+        What is wanted behind it, where its kernel can.
+    chosen : tuple, optional
+        (tile, why); by default what :func:`choose_tile` says.
+    """
+
+    packed = 0  # elements of workspace
+
+    def __init__(self, product, images, G, dtype, activation=None, chosen=None):
+        self.M = product.M(images)
+        chosen = chosen or choose_tile(self.M * G, product.N, sum_dtype(dtype).itemsize)
+        tile, self.why = chosen
+        self.tile = tile
+        super().__init__(activation, product, tile.BN, tile.lanes)
+        self.table = cuda.to_device(product.table)
+        which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
+        self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
+
+    def ready_for(self, *arrays):
+        """Itself: it takes every array."""
+        return self
+
+    def pack(self, kernel, packed, stream):
+        """Nothing: it reads the kernel as it lies."""
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements; ``ahead`` says that the kernel was packed some time ago."""
+        arguments = (gathered, kernel, result, activated, self.table, self.M)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+
+    def __str__(self):
+        return f"register_tiles {self.tile} ({self.why}){self._behind}"
+
+
+class Splits:
+    """The sum of the kernel's gradient, cut into splits that a second kernel adds.
+
+    Parameters
+    ----------
+    splits, size : int
+        ``size`` elements of the kernel.
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, splits, size, dtype):
+        self.count = splits
+        self.shape = {"partial": (splits * size,)} if splits > 1 else {}
+        self._grid = ceil_div(size, ADDED)
+        if splits > 1:
+            types = (sum_dtype(dtype), dtype)
+            add = make_add_splits(splits, size, dtype)
+            self._add = Compiled(add, types, 0, early=True)
+
+    def add(self, partial, dw, stream):
+        """Launch the second kernel, where there is more than one split."""
+        if self.count > 1:
+            launch_tiles(self._add, self._grid, ADD_THREADS, (partial, dw), stream)
+
+    def __str__(self):
+        return f"{self.count} splits"
+
+
+class RegisterTilesSplitK:
+    """The product of the kernel's gradient by ordinary arithmetic.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+        Of the forward pass.
+    images, G, size : int
+        ``size`` elements of the kernel.
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, product, images, G, size, dtype):
+        self.M = product.M(images)
+        sums = sum_dtype(dtype)
+        tile, self.why, count, self.per_split = self.cut(product, images, G, dtype)
+        self.tile = tile
+        down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
+        self.splits = Splits(count, size, dtype)
+        self.partial_shape = self.splits.shape
+        self.grid = (down, across, G * count)
+        self.table = cuda.to_device(product.table)
+        which = (product.pixels, product.N, product.K, tile, count, size, dtype)
+        kernel = make_reduction(*which)
+        types = (dtype, dtype, sums if count > 1 else dtype, np.int64)
+        self.kernel = Compiled(kernel, types, 2)
+
+    @staticmethod
+    def cut(product, images, G, dtype):
+        """(tile, why, splits, rows of a split)."""
+        tile, why = choose_tile(product.K * G, product.N, sum_dtype(dtype).itemsize)
+        blocks = ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN) * G
+        return tile, why, *choose_splits(blocks, product.M(images), tile.BK)
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+        whole = dw if self.splits.count == 1 else partial
+        arguments = (x, dy, whole, self.table, self.M, self.per_split)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+        self.splits.add(partial, dw, stream)
+
+    def __str__(self):
+        return f"register_tiles_split_k {self.tile}, {self.splits} ({self.why})"

@@ -1,0 +1,104 @@
+"""Launchers of wgmma whose threads copy for themselves, and of mma.sync for the kernel's gradient."""
+
+from functools import cached_property
+
+import numpy as np
+
+from numbacaps.device.compiled import Compiled
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.target import cuda
+from numbacaps.fused.launcher import aligned
+from numbacaps.fused.packing_launcher import PackingLauncher
+from numbacaps.fused.rung_3_register_tiles.launcher import Splits
+from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
+from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.kernel import make_wgmma
+from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
+from numbacaps.fused.rung_4_wgmma.tile import Stage, Window, chunks_beside, run_bytes
+
+
+class WgmmaLauncher(PackingLauncher):
+    """The same by warpgroup products of the tensor cores, whose threads copy for themselves.
+
+    It computes no gradient of an activation.
+    """
+
+    def __init__(self, product, images, G, dtype, tile, why, activation=None, follows=False):
+        p = product
+        activation = None if activation and activation.backward else activation
+        depth = tile.CHUNKS * CHUNK // dtype.itemsize
+        super().__init__(p, images, G, dtype, tile, why, depth, 1, 1, activation, follows)
+        window = Window.of(p)
+        rows, across = window.patch(p.pixels, tile)
+        stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
+        self.shared = tile.shared_bytes(stage)
+        self.table = cuda.to_device(p.table)
+        depth = (p.channels, p.D)
+        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
+        types = (dtype, dtype, dtype, dtype, np.int64)
+        self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
+        blocks = warpgroup_tiles.blocks_of(tile, p, images)
+        self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements."""
+        arguments = (gathered, packed, result, activated, self.table, self.images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"wgmma {self.tile} ({self.why}){self._behind}"
+
+
+class MmaSplitK:
+    """The same by products of the tensor cores.
+
+    Arrays that do not begin at a multiple of 16 bytes are copied 4 bytes at a time, by a kernel that is
+    made when the first one comes.
+
+    Parameters
+    ----------
+    product, images, G, size, dtype
+        As those of :class:`RegisterTilesSplitK`.
+    terms : int
+        1 or 3 products of the tensor cores for one of float32.
+    """
+
+    def __init__(self, product, images, G, size, dtype, terms):
+        self._product, self._size, self._dtype, self.terms = product, size, dtype, terms
+        self.M = product.M(images)
+        tile, count, self.per_split, self.why = mma_tiles.choose_tile(product, self.M, G, terms)
+        self.tile = tile
+        down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
+        self.splits = Splits(count, size, dtype)
+        self.partial_shape = self.splits.shape
+        self.grid = (down, across, G * count)
+        self.table = cuda.to_device(product.table)
+        depths = product.D, product.pixels.other[3]  # D2 and D3
+        self.kernel = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
+
+    def _made(self, runs):
+        """The kernel whose copies take so many bytes of each operand."""
+        p = self._product
+        which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
+        kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
+        types = (self._dtype, self._dtype, self._dtype, np.int64)
+        return Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
+
+    @cached_property
+    def _unaligned(self):
+        return self._made((4, 4))
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+        whole = dw if self.splits.count == 1 else partial
+        kernel = self.kernel if all(map(aligned, (x, dy, whole))) else self._unaligned
+        arguments = (x, dy, whole, self.table, self.M, self.per_split)
+        launch_tiles(
+            kernel, self.grid, self.tile.threads, arguments, stream, self.tile.shared_bytes
+        )
+        self.splits.add(partial, dw, stream)
+
+    def __str__(self):
+        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        return f"mma_split_k {self.tile}, {terms}, {self.splits} ({self.why})"

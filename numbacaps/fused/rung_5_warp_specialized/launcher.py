@@ -1,0 +1,169 @@
+"""Launchers of the persistent kernels whose producer warps keep the copy engine (TMA) busy."""
+
+from functools import cached_property
+
+import numpy as np
+
+from numbacaps.device.compiled import Compiled
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.target import cuda
+from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
+from numbacaps.fused.launcher import aligned
+from numbacaps.fused.packing_launcher import PackingLauncher
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK
+from numbacaps.fused.rung_4_wgmma.tile import Window
+from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
+from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+
+
+class WarpSpecializedLauncher(PackingLauncher):
+    """The same with the copy engine: of float32, in ``terms`` products for each, or of 2 bytes an element.
+
+    One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
+    activation it computes where a warpgroup has few enough pixels.
+    """
+
+    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
+        if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
+            activation = None
+        p = bulk_tiles.counted(product, dtype)
+        box = bulk_tiles.Box.of(p, G, tile)
+        depth, parts = box.channels * product.D, 2 if terms > 1 else 1
+        run = bulk_tiles.run(p.D)
+        super().__init__(
+            *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
+        )
+        self._follows, self.terms = follows, terms
+        turns = bulk_tiles.turns_of(tile, p, images, G)
+        rest, part = bulk_tiles.choose_tail(tile, p, images, G, terms, multiprocessors())
+        which = (p, images, G, dtype, terms, self.epilogue, tile)
+        self._turns = [PersistentLaunch(*which, tile, 0, turns - rest)]
+        if rest:
+            count = rest * bulk_tiles.parts_of(tile, part)
+            self._turns.append(PersistentLaunch(*which, part, turns - rest, count))
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements."""
+        waits = 0 if self._follows else 2 if ahead else 1
+        for turns in self._turns:
+            turns(gathered, packed, result, activated, waits, stream)
+            waits = 0  # it follows, too
+
+    def __str__(self):
+        last = "".join(f", the last {turns}" for turns in self._turns[1:])
+        return f"warp_specialized {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+
+
+class PersistentLaunch:
+    """One launch of :class:`WarpSpecializedLauncher`: so many turns from a first one on, each a part of a whole tile.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+        As :func:`numbacaps.fused.rung_5_warp_specialized.tile.counted`.
+    images, G, dtype, terms, epilogue
+        As those of :class:`WarpSpecializedLauncher`.
+    whole, tile : numbacaps.fused.rung_5_warp_specialized.tile.BulkTile
+        ``first`` is counted in whole tiles, ``turns`` in those of the launch.
+    first, turns : int
+    """
+
+    def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, turns):
+        p, self.tile = product, tile
+        box = bulk_tiles.Box.of(p, G, tile)
+        self._box = box.tensor(p, images, G)
+        rings = bulk_tiles.Rings.of(p, box, tile, terms)
+        self.shared = rings.bytes
+        read = bulk_tiles.columns_read(tile, p)
+        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, whole, tile, read)
+        batch_rows, run = bulk_tiles.batch_rows(tile, p, box, terms), bulk_tiles.run(p.D)
+        how = bulk_tiles.ahead(tile, terms), run, terms
+        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, epilogue)
+        types = (sum_dtype(dtype), dtype, dtype)
+        self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
+        self.grid = min(turns, multiprocessors())
+        later = bulk_tiles.later(tile, p, G, terms, turns, self.grid)
+        self._counts = images, first, turns, later
+
+    def __call__(self, gathered, packed, result, activated, waits, stream):
+        """Launch it on runs of elements; for ``waits`` see the kernel."""
+        words = tensor_map(gathered, *self._box)
+        arguments = (packed, result, words, activated, *self._counts, waits)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"{self._counts[2]} turns {self.tile.TH}x{self.tile.TW}"
+
+
+class WarpSpecializedSplitK:
+    """The same with the copy engine, which takes two tensor maps.
+
+    Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaSplitK`, or :class:`RegisterTilesSplitK` of
+    2 bytes an element, which is made when the first one comes.
+
+    Parameters
+    ----------
+    product, images, G, size, dtype, terms
+        As those of :class:`MmaSplitK`.
+    tile : numbacaps.fused.rung_5_warp_specialized.split_k_tile.ReductionTile
+    strips : numbacaps.fused.rung_5_warp_specialized.split_k_tile.Strips
+    why : str
+    early : bool
+        As that of :class:`numbacaps.device.compiled.Compiled`.
+    """
+
+    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why, early=True):
+        p = product
+        self.tile, self.terms, self.why = tile, terms, why
+        self._ordinary = (p, images, G, size, dtype, terms)
+        self.splits, window = strips.splits, Window.of(p)
+        if dtype.itemsize == 2:
+            others = RegisterTilesSplitK.cut(p, images, G, dtype)[2] * size
+        else:
+            others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
+        self.table = cuda.to_device(p.table)
+        boxes = bulk_reduction_tiles.boxes(tile, p, G)
+        down = ceil_div(p.channels, boxes[0].channels)
+        across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
+        self.grid = (down, across, G * strips.splits)
+        sums = down * across * G * tile.sums(window.taps[1])
+        self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
+        depth = (strips.splits, p.channels, p.D, p.N, p.K)
+        add = make_add_tiles(p.pixels, window, boxes, *depth, tile, G, dtype)
+        self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
+        self._add_grid = ceil_div(sums // 4, ADDED)
+        rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
+        self.shared = rings.bytes
+        self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
+        which = (p.pixels, window, boxes, rings, strips, p.D, tile, terms, dtype)
+        kernel = make_bulk_reduction(*which)
+        types = (np.float32, np.int64)
+        self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
+
+    @cached_property
+    def _unaligned(self):
+        if self.tile.PAIR > 1:
+            return RegisterTilesSplitK(*self._ordinary[:-1])
+        return MmaSplitK(*self._ordinary)
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+        if not all(map(aligned, (x, dy, partial))):
+            self._unaligned(x, dy, dw, stream, partial)
+            return
+        maps = (tensor_map(a, *of) for a, of in zip((x, dy), self.tensors))
+        arguments = (partial, self.table, sum(maps, ()))
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        launch_tiles(self._add, self._add_grid, ADD_THREADS, (partial, self.table, dw), stream)
+
+    def __str__(self):
+        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        return f"warp_specialized_split_k {self.tile}, {terms}, {self.splits} splits ({self.why})"

@@ -1,0 +1,63 @@
+"""Launcher of the kernel whose operands are swapped, so that a small kernel stays in registers."""
+
+from functools import cached_property
+
+from numbacaps.device.compiled import Compiled
+from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
+from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
+from numbacaps.fused.rung_4_wgmma.tile import BM, LANES, Window
+from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
+
+
+class SwapABLauncher(Launcher):
+    """The same of a kernel so small that it stays in registers, and is not packed; in TF32, without an activation.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    tile : numbacaps.fused.rung_6_swap_ab.tile.SwappedTile
+    why : str
+    """
+
+    packed = 0
+
+    def __init__(self, product, images, G, dtype, tile, why):
+        p, t = product, swapped_tiles
+        super().__init__(None, p, BM, LANES)
+        self.tile, self.why, self._images = tile, why, images
+        self._ordinary = (p, images, G, dtype)
+        slots = t.Slots.of(p)
+        self._box = *slots.tensor(p, images, G), True
+        self.shared = t.shared_bytes(tile, p, slots)
+        which = (p.pixels, Window.of(p), slots, p.channels, p.D, p.n, p.kernel_steps)
+        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
+        kernel = make_swapped_wgmma(*which, *sizes, tile)
+        arrays = (dtype, dtype, dtype)
+        self.kernel = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
+        self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)
+
+    def ready_for(self, *arrays):
+        """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
+        return self if all(map(aligned, arrays)) else self._unaligned
+
+    @cached_property
+    def _unaligned(self):
+        return RegisterTilesLauncher(*self._ordinary)
+
+    def pack(self, kernel, packed, stream):
+        """Nothing: it reads the kernel as it lies."""
+
+    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
+        """Launch the product on runs of elements."""
+        box_map = tensor_map(gathered, *self._box)
+        arguments = (kernel, result, box_map, gathered, self._images)
+        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+
+    def __str__(self):
+        return f"swap_ab {self.tile} ({self.why})"
