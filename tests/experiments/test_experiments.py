@@ -30,7 +30,6 @@ from experiments.measuring.problem import (
 from experiments.measuring.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.device.workspace import Workspace
 from numbacaps.extras import require
 
 
@@ -262,7 +261,7 @@ def test_without_a_gpu_it_says_what_works(experiment, capsys):
 @pytest.mark.tiers("simulator", "gpu")
 @pytest.mark.parametrize("wanted", rungs.RUNGS)
 def test_rungs_compute_what_they_are_timed_for(wanted, rng):
-    """Each in the place of an algorithm."""
+    """Each in the place of a plan."""
     g = Geometry(2, 2, 3, 4, 3, 2, 2, 1, 2, 4, 4) if SIMULATED else EM_ROUTING["EM ConvCaps2"]
     x, w, dy = (
         rng.standard_normal(shape, np.float32)
@@ -276,15 +275,14 @@ def test_rungs_compute_what_they_are_timed_for(wanted, rng):
         terms = g.N * g.L * g.D1
     x, w, dy = map(cuda.to_device, (x, w, dy))
     for rung in rungs.RUNGS[wanted]:
-        if SIMULATED and rung.stage.startswith("bulk_"):  # they take a GPU
+        if SIMULATED and rung.stage.startswith("warp_specialized"):  # they take a GPU
             continue
-        algorithm = rungs.RungRun.algorithm_of(None, rung, g)
+        plan = rungs.RungRun.plan_of(None, rung, g)
         out = cuda.to_device(np.full(want.shape, np.nan, np.float32))
-        how = {"stream": 0, "workspace": Workspace(1 << 30)}
         if wanted == "forward":
-            algorithm.forward(g, x, w, out, **how)
+            plan.launch_forward(x, w, out, 0)
         else:
-            algorithm.backward(g, x, None, dy, None, out, **how)
+            plan.launch_backward(x, None, dy, None, out, 0)
         reference.assert_close(out.copy_to_host(), want, terms, precision=rung.precision)
 
 

@@ -504,13 +504,14 @@ def test_only_the_named_tables_are_filled():
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_committed_tables_are_those_of_one_gpu(name):
-    """With rows that are as new as their kernels only; ``python -m experiments.figures --readme`` writes them."""
+    """With rows that are as new as their kernels only."""
     for gpu in provenance.measured() if "{gpu}" in name else [None]:
         path = provenance.ROOT / name.format(gpu=gpu)
         gpus = [gpu] if gpu else provenance.measured()
         if path.exists():
             folders = [provenance.RESULTS / one for one in gpus]
-            assert drifted(path.read_text(), folders) == [], path
+            again = f"python -m experiments.figures --gpu NAME --readme {path}"
+            assert drifted(path.read_text(), folders) == [], again
 
 
 # ---- what is older than its kernels
