@@ -1,6 +1,7 @@
 """The walk: its records, its report, its pictures, and how it refuses options."""
 
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import numpy as np
@@ -13,6 +14,8 @@ from experiments.walk.image import cut_patches, read_image
 from experiments.walk.pictures import shown
 from experiments.walk.report import Progress
 from numbacaps import ALGORITHMS, available_algorithms, parse_product
+from numbacaps.algorithms import indexed
+from numbacaps.algorithms.passes import Passes
 from numbacaps.stages import STAGES
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -64,10 +67,11 @@ def test_stage_that_writes_nothing_fails(tmp_path, capsys, monkeypatch):
 
 
 def test_wrong_algorithm_of_the_registry_fails(capsys, monkeypatch):
-    def ones(geometry, x, w, out, *, stream, workspace):
-        out.copy_to_device(np.ones(out.shape, out.dtype))
+    class Ones(Passes):
+        def forward(self, x, w, out, *, stream, room, packed=False):
+            out.copy_to_device(np.ones(out.shape, out.dtype))
 
-    wrong = replace(ALGORITHMS["indexed"], forward=ones, summary="all ones")
+    wrong = replace(ALGORITHMS["indexed"], passes=partial(Ones, indexed), summary="all ones")
     monkeypatch.setitem(ALGORITHMS, "wrong", wrong)
     assert command.main([*SMALL, "--algorithm", "wrong", "--no-pictures"]) == 1
     out = capsys.readouterr().out
