@@ -114,7 +114,7 @@ def parse_product(spec):
     TypeError
         ``product`` is no string.
     ValueError
-        ``product`` is not of that form, repeats an axis within one capsule, drops an axis that
+        ``product`` is not of that form (it lacks the output, has an ellipsis, ...), repeats an axis within one capsule, drops an axis that
         only one capsule has, or gives the output an axis that neither has.
     """
     if not isinstance(spec, str):
@@ -126,7 +126,7 @@ def parse_product(spec):
 def _parse(spec):
     match = _FORM.fullmatch(spec.replace(" ", ""))
     if match is None:
-        raise ValueError(f"product is {spec!r}; it takes a spec such as 'ab,bc->ac'")
+        raise ValueError(f"product is {spec!r}; {_what_is_wrong(spec.replace(' ', ''))}")
     x, w, y = match.groups()
     for axes in (x, w, y):
         if len(set(axes)) != len(axes):
@@ -142,3 +142,21 @@ def _parse(spec):
     d3 = "".join(axis for axis in y if axis in w and axis not in x)
     d2 = "".join(axis for axis in x if axis not in y)
     return Product(spec, x, w, y, g, d1, d2, d3)
+
+
+def _what_is_wrong(spec):
+    """What a spec that is not of the form takes, in words."""
+    if "." in spec:
+        return (
+            "it takes a letter for each capsule axis and no ellipsis, such as 'ab,bc->ac' "
+            "(batch, channels and positions are not named)"
+        )
+    inputs, arrow, output = spec.partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2:
+        return f"it takes a spec of two inputs, such as 'ab,bc->ac', not of {len(operands)}"
+    if stray := re.sub("[a-zA-Z]", "", "".join((*operands, output))):
+        return f"it takes letters, one comma and one '->', such as 'ab,bc->ac', not {stray[0]!r}"
+    x, w = operands
+    y = "".join(axis for axis in x + w if (axis in x) != (axis in w))
+    return f"it lacks the output, '->' and its axes; did you mean '{inputs}->{y}'?"
