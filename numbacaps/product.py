@@ -15,6 +15,7 @@ the kernel capsule and the output       D3
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -42,21 +43,21 @@ class Product:
     d3: str
 
     @property
-    def x_order(self):
+    def x_order(self) -> tuple[int, ...]:
         """Permutation that brings the input capsule's axes into the order (G, D1, D2)."""
         return tuple(self.x.index(axis) for axis in self.g + self.d1 + self.d2)
 
     @property
-    def w_order(self):
+    def w_order(self) -> tuple[int, ...]:
         """Permutation that brings the kernel capsule's axes into the order (G, D2, D3)."""
         return tuple(self.w.index(axis) for axis in self.g + self.d2 + self.d3)
 
     @property
-    def y_order(self):
+    def y_order(self) -> tuple[int, ...]:
         """Permutation that brings the output capsule's axes into the order (G, D1, D3)."""
         return tuple(self.y.index(axis) for axis in self.g + self.d1 + self.d3)
 
-    def sizes(self, x_capsule, w_capsule):
+    def sizes(self, x_capsule: Sequence[int], w_capsule: Sequence[int]) -> dict[str, int]:
         """Size of every axis, from the two capsule shapes.
 
         Raises
@@ -79,25 +80,28 @@ class Product:
                 )
         return sizes
 
-    def dimensions(self, x_capsule, w_capsule):
+    def dimensions(
+        self, x_capsule: Sequence[int], w_capsule: Sequence[int]
+    ) -> tuple[int, int, int, int]:
         """(G, D1, D2, D3) for the two capsule shapes; ValueError as :meth:`sizes`."""
         sizes = self.sizes(x_capsule, w_capsule)
-        return tuple(
+        g, d1, d2, d3 = (
             prod(sizes[axis] for axis in axes) for axes in (self.g, self.d1, self.d2, self.d3)
         )
+        return g, d1, d2, d3
 
-    def y_capsule(self, x_capsule, w_capsule):
+    def y_capsule(self, x_capsule: Sequence[int], w_capsule: Sequence[int]) -> tuple[int, ...]:
         """Shape of an output capsule; ValueError as :meth:`sizes`."""
         sizes = self.sizes(x_capsule, w_capsule)
         return tuple(sizes[axis] for axis in self.y)
 
 
-def inverse(order):
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes ``order``."""
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
-def parse_product(spec):
+def parse_product(spec: str) -> Product:
     """Parse a spec such as ``"ab,bc->ac"``.
 
     Parameters
@@ -123,7 +127,7 @@ def parse_product(spec):
 
 
 @cache
-def _parse(spec):
+def _parse(spec: str) -> Product:
     match = _FORM.fullmatch(spec.replace(" ", ""))
     if match is None:
         raise ValueError(f"product is {spec!r}; {_what_is_wrong(spec.replace(' ', ''))}")
@@ -144,7 +148,7 @@ def _parse(spec):
     return Product(spec, x, w, y, g, d1, d2, d3)
 
 
-def _what_is_wrong(spec):
+def _what_is_wrong(spec: str) -> str:
     """What a spec that is not of the form takes, in words."""
     if "." in spec:
         return (

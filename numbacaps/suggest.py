@@ -1,9 +1,10 @@
 """What an unknown name was probably meant to be."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def did_you_mean(name, names):
+def did_you_mean(name: object, names: Iterable[str]) -> str:
     """The end of a message that refuses a name.
 
     Parameters
