@@ -85,6 +85,15 @@ def test_the_map():
     assert all((ROOT / path).exists() for path in named)
 
 
+@pytest.mark.parametrize(
+    "folder", ["numbacaps/device", "numbacaps/fused", "numbacaps/nn", "reference"]
+)
+def test_every_module_is_named(folder):
+    text = _TEXTS[f"{folder}/README.md"]
+    modules = {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    assert not {name for name in modules if not re.search(rf"\b{name}\b|\b{name[:-3]}\]", text)}
+
+
 def _paths(cell):
     return re.findall(r"`([^`]+)`", cell)
 
