@@ -33,5 +33,5 @@ clean:
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[test,page,data,$(CUDA)]'
+	$(PY) -m pip install --quiet --editable '.[experiments,test,page,data,$(CUDA)]'
 	touch $@
