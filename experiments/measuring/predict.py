@@ -10,7 +10,7 @@ import numpy as np
 from experiments.measuring import records
 from experiments.measuring.contestants import LAID_OUT, choose
 from experiments.measuring.provenance import source_sha256
-from numbacaps.stages import PASSES
+from numbacaps.stages import PASSES, whole
 
 MARK = "prediction: byte and FLOP floors, nothing was run"
 # Bandwidth in 10^9 bytes/s and float32 TFLOP/s without tensor cores, from the makers' data sheets.
@@ -42,7 +42,7 @@ def floor_ms(geometry, algorithm, wanted, gpu, itemsize=4):
     gbs, tflops = GPUS[gpu]
     costs = [(geometry.min_bytes(itemsize), geometry.flop)]
     if algorithm in LAID_OUT:
-        costs = [geometry.whole.traffic(stage, itemsize) for stage in PASSES[wanted]]
+        costs = [whole(geometry).traffic(stage, itemsize) for stage in PASSES[wanted]]
     return sum(max(least / gbs / 1e6, flop / tflops / 1e9) for least, flop in costs)
 
 

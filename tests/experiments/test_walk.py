@@ -16,7 +16,7 @@ from experiments.walk.report import Progress
 from numbacaps import ALGORITHMS, available_algorithms, parse_product
 from numbacaps.algorithms import indexed
 from numbacaps.algorithms.passes import Passes
-from numbacaps.stages import STAGES
+from numbacaps.stages import STAGES, whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SMALL = ["--crop", "12,12", "--kernel", "2", "--stride", "1"]  # 3 x 3 capsules, 4 positions
@@ -110,9 +110,9 @@ def test_shapes_agree_with_geometry():
         assert operand.array.dtype == np.float32
     assert trace.operands["I"].shape == g.input_shape
     assert trace.operands["dK"].shape == g.kernel_shape
-    assert trace.operands["O'"].shape == g.whole.products_shape
+    assert trace.operands["O'"].shape == whole(g).products_shape
     for record in trace.stages:
-        assert (record.bytes, record.flop) == g.whole.traffic(record.name, 4)
+        assert (record.bytes, record.flop) == whole(g).traffic(record.name, 4)
     assert [record.name for record in trace.stages] == list(STAGES)
     # A stage reads what the stages before it wrote, not a copy of its own.
     made = {id(record.output) for record in trace.stages}
