@@ -76,7 +76,8 @@ def test_an_error_ends_the_check(monkeypatch):
 
 
 _MAIN = """
-from experiments import ahead, provenance
+from experiments import ahead
+from experiments.measuring import provenance
 from tests import record_drawn
 
 if __name__ == "__main__":

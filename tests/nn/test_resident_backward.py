@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_resident import NETWORKS, drawn, network, placed_layers
 
 from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside
@@ -23,6 +22,7 @@ from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.state import State
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
+from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 
 _FLOAT32 = np.dtype(np.float32)
 
