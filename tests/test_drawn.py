@@ -89,6 +89,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_what_processes_compile_is_recorded(tmp_path):
     (tmp_path / "main.py").write_text(_MAIN)

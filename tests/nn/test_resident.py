@@ -104,6 +104,7 @@ def test_large_outputs_do_not_fit():
     assert "one layer" in residence.why_not(chain(layers[:1], (1, 3, 3, 1, 1), _FLOAT32))
 
 
+@pytest.mark.slow(but=["uneven-*"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision", "for_gradients"),
@@ -157,6 +158,7 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
         assert text.count(f"griddepcontrol.{instruction};") == (1 if "launch" in instruction else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(("channels", "columns", "squash"), [(12, 8, 8), (8, 16, 4), (16, 4, 4)])
 def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeypatch):
