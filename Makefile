@@ -1,6 +1,8 @@
 # make walk    install into .venv, then walk through one capsule convolution on a real digit; the
 #              pictures are in walk/, the page is walk.html
-# make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
+# make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
+#              every kernel once through the compiler, and once against the reference
+# make test-all  run all of both tiers
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 #
@@ -11,15 +13,22 @@ CUDA ?= cu13
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: walk test gpu drawn clean
+.PHONY: walk test test-all test-rest gpu drawn clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
 
 test: $(INSTALLED)
-	$(PY) -m pytest -n 2 --tier ptx
-	$(PY) -m pytest -n 2 --tier simulator
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier ptx
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier simulator
+
+test-all: test test-rest
+
+test-rest: $(INSTALLED)
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier ptx
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

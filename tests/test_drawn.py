@@ -79,7 +79,8 @@ def test_an_error_ends_the_check(monkeypatch):
 
 
 _MAIN = """
-from experiments import ahead, provenance
+from experiments import ahead
+from experiments.measuring import provenance
 from tests import record_drawn
 
 if __name__ == "__main__":
@@ -91,6 +92,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_what_processes_compile_is_recorded(tmp_path):
     (tmp_path / "main.py").write_text(_MAIN)
