@@ -5,6 +5,8 @@
 # make test-all  run all of both tiers
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
+# make records list the results and test records that are older than their kernels; needs no GPU
+# make record  measure such results again on the GPU, most important first, for MINUTES=10
 #
 # CUDA=cu12 takes the CUDA 12 libraries. PY=python3 INSTALLED= uses an environment of your own.
 
@@ -15,7 +17,9 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: walk test test-all test-rest gpu drawn clean
+MINUTES ?= 10
+
+.PHONY: walk test test-all test-rest gpu drawn records record clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
@@ -35,6 +39,12 @@ gpu: $(INSTALLED)
 
 drawn: $(INSTALLED)
 	$(PY) -m tests.record_drawn
+
+records: $(INSTALLED)
+	$(PY) -m experiments.record --list
+
+record: $(INSTALLED)
+	$(PY) -m experiments.record --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -90,7 +90,7 @@ def pretend(capability, multiprocessors):
     cuda.is_available = lambda: True
     attributes = compiled.driver.CUfunction_attribute
     compiled.driver = SimpleNamespace(cuKernelSetAttribute=nothing, CUfunction_attribute=attributes)
-    compiled.Compiled.__getitem__ = lambda kernel, how: nothing
+    compiled._config = compiled._stream = compiled.launch = nothing
     tensor_map._encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
     measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
@@ -111,10 +111,9 @@ class _Unwritten(Problem):
 def listed(experiments):
     """The groups of rows that experiments would measure."""
     groups = []
-    command.open_table = lambda name, options: None
-    command.run = lambda table, found, options: groups.extend(found)
     for name in experiments:
-        EXPERIMENTS[name].main([])
+        parser = EXPERIMENTS[name].make_parser()
+        groups += EXPERIMENTS[name].groups(parser, parser.parse_args([]))
     return groups
 
 
@@ -150,6 +149,27 @@ def _compile(number):
         variant.run(variant, wanted, networks.task(geometry.N)).call()
     else:
         variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
+
+
+def compile_chosen(options, processes):
+    """Compile what the options choose in processes side by side.
+
+    Parameters
+    ----------
+    options : namespace
+        ``experiments``, ``passes``, ``precisions``, ``workload``, ``compute_capability`` and ``multiprocessors``,
+        as on the command line.
+    processes : int
+
+    Returns
+    -------
+    cases, failed : int
+        How many there were, and how many of them failed.
+    """
+    cases = chosen(listed(options.experiments), options)
+    names = [f"{workload} {wanted}: {variant}" for workload, wanted, _, variant in cases]
+    failed = side_by_side(names, _compile, _begin, (options,), processes) if names else 0
+    return len(names), failed
 
 
 def _hear_nothing(begin, arguments):
@@ -274,13 +294,11 @@ def main(arguments=None):
     for name in options.workload or ():
         if name not in workloads:
             parser.error(f"--workload got {name!r}; it takes one of {list(workloads)}")
-    cases = chosen(groups, options)
-    names = [f"{workload} {wanted}: {variant}" for workload, wanted, _, variant in cases]
     try:
-        failed = side_by_side(names, _compile, _begin, (options,), options.processes)
+        cases, failed = compile_chosen(options, options.processes)
     except KeyboardInterrupt:
         return 130
-    print(f"{len(cases) - failed} of {len(cases)} cases are compiled")
+    print(f"{cases - failed} of {cases} cases are compiled")
     return 1 if failed else 0
 
 

@@ -1,7 +1,8 @@
-"""From the CSVs under ``experiments/results/`` to every figure and the README's tables, without a GPU.
+"""From the CSVs under ``experiments/results/`` to every figure and table, without a GPU.
 
-``python -m experiments.figures`` draws what there are rows for, as PNG and SVG, and writes the
-README's tables between their markers. The same CSVs give the same bytes.
+``python -m experiments.figures --gpu NAME`` draws what that GPU has rows for, as PNG and SVG; ``--readme`` writes the
+tables between their markers, too. Rows that are older than their kernels are left out. The same CSVs
+and sources give the same bytes.
 """
 
 import argparse
@@ -12,25 +13,26 @@ from pathlib import Path
 
 from experiments.measuring import provenance, records
 from experiments.measuring.refusal import Parser, Refusal
-from experiments.measuring.tables import filled, marked, tables
+from experiments.measuring.tables import HOLDERS, filled, marked, tables
 from experiments.plots import draw_all
 from experiments.plots.lines import FOLD
-from experiments.plots.rows import EXPERIMENTS, distinct, load_all
+from experiments.plots.rows import distinct, load_all
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"
-README = provenance.ROOT / "README.md"
 _DESCRIPTION = """\
-Draw every figure from the CSVs of one GPU, as PNG and SVG, and write the README's tables between
-their markers. Needs no GPU. A figure without rows is skipped, with the command that makes them.
+Draw every figure from the CSVs of one GPU, as PNG and SVG: the experiments' own, and of any other CSV
+with their columns a curve for each sweep and bars of the rest. Rows that are older than their kernels are
+left out. Needs no GPU. A figure without rows is skipped, with the command that makes them.
 """
 _EPILOG = """\
-exit status: 0 done, 2 an argument or a file cannot be used (nothing was written)
+exit status: 0 done, 1 there was nothing to draw, 2 an argument or a file cannot be used (nothing
+was written)
 """
 
 
 def main(argv=None):
-    """Draw, and fill the README.
+    """Draw, and fill tables if they are asked for.
 
     Parameters
     ----------
@@ -40,7 +42,8 @@ def main(argv=None):
     Returns
     -------
     int
-        0. An argument or a file that cannot be used exits with 2, and nothing is written.
+        0; 1 if there was nothing to draw and no table was asked for. An argument or a file that cannot be
+        used exits with 2, and nothing is written.
     """
     parser = make_parser()
     arguments = parser.parse_args(argv)
@@ -48,16 +51,25 @@ def main(argv=None):
         folder = _choose(arguments.results, arguments.gpu)
         data = load_all(folder)
         _check_baseline(data, arguments.baseline)
-        out, readme = targets(arguments, folder)
-        contents = {readme: _new_readme(readme, tables(data))} if readme else {}
-        _make_folder(out)
+        out, holders = targets(arguments, folder)
+        made = tables(data) if holders else {}
+        contents = {path: _with_tables(path, made, names) for path, names in holders.items()}
         files, skipped = draw_all(data, arguments.baseline)
+        if files:
+            _make_folder(out)
         contents |= {out / name: content for name, content in files.items()}
         _write_all(contents)
+        for line in skipped:
+            print(line)
+        for path in holders:
+            print(f"{folder.name}: the tables of {path}")
+        if not files:
+            print(
+                f"{folder.name}: nothing to draw; {_there_are(arguments.results)}", file=sys.stderr
+            )
+            return 0 if holders else 1
     except (Refusal, records.ForeignFile) as refusal:
         parser.error(str(refusal))
-    for line in skipped:
-        print(line)
     print(f"{folder.name}: {len(files)} files in {out}")
     return 0
 
@@ -84,38 +96,31 @@ def make_parser():
         "--out",
         metavar="DIR",
         type=Path,
-        help="where the figures go (default experiments/figures, for a prediction a folder of its "
-        "name in it)",
+        help="where the figures go (default: experiments/figures with --readme, whose pictures those "
+        "are, else a folder of the GPU's name in it)",
     )
-    readme = parser.add_mutually_exclusive_group()
-    readme.add_argument(
+    add(
         "--readme",
         metavar="FILE",
         type=Path,
-        default=README,
-        help="whose tables are written (default README.md, but not by a prediction)",
-    )
-    readme.add_argument(
-        "--no-readme", dest="readme", action="store_const", const=None, help="leave it as it is"
+        nargs="?",
+        const=True,
+        help="write the tables between their markers, in FILE or, without it, in "
+        + ", ".join(HOLDERS),
     )
     add(
         "--baseline",
         metavar="ALGORITHM",
-        default=FOLD,
-        help=f"what is 1x in the speedups (default {FOLD})",
+        help=f"what is 1x in the speedups (default {FOLD}, or the first with times)",
     )
     return parser
 
 
 def _choose(results, gpu):
     """The folder of the GPU by that name, or of the only one that was measured."""
-    folders = sorted(
-        {path.parent for name in EXPERIMENTS for path in results.glob(f"*/{name}.csv")}
-    )
-    names = [folder.name for folder in folders]
+    names = provenance.measured(results)
     if not names:
-        csvs = " or ".join(f"{name}.csv" for name in EXPERIMENTS)
-        raise Refusal("--results", results, f"a folder that holds folders with {csvs}")
+        raise Refusal("--results", results, "a folder that holds a folder for each GPU, with CSVs")
     likely = [name for name in names if not name.endswith(PREDICTED)] or names
     if gpu is None and len(likely) == 1:
         gpu = likely[0]
@@ -138,30 +143,46 @@ def targets(arguments, folder):
     Returns
     -------
     out : path
-    readme : path or None
-        None if no README is to be filled.
+    holders : dict of path to tuple of str or None
+        Files to fill, and the tables that each holds; None is all.
     """
-    predicted = folder.name.endswith(PREDICTED)
-    out = arguments.out or (OUT / folder.name if predicted else OUT)
-    readme = None if predicted and arguments.readme == README else arguments.readme
-    return out, readme
+    if arguments.readme is True:
+        if folder.name.endswith(PREDICTED):
+            raise Refusal("--readme", f"predictions, {folder.name}", "measurements, or a FILE")
+        found = {provenance.ROOT / name.format(gpu=folder.name): HOLDERS[name] for name in HOLDERS}
+        holders = {path: names for path, names in found.items() if path.exists()}
+        return arguments.out or OUT, holders
+    holders = {arguments.readme: None} if arguments.readme else {}
+    return arguments.out or OUT / folder.name, holders
 
 
 def _check_baseline(data, baseline):
-    names = distinct(data["sweep"], "algorithm")
-    if names and baseline not in names:
+    names = distinct([row for rows in data.values() for row in rows], "algorithm")
+    if baseline and names and baseline not in names:
         raise Refusal("--baseline", repr(baseline), "one of " + ", ".join(names))
 
 
-def _new_readme(path, made):
-    """The README's bytes with the tables filled in."""
+def _there_are(results):
+    """In words: which results there are, and how many of their rows are as new as their kernels."""
+    found = []
+    for gpu in provenance.measured(results):
+        for path in sorted((results / gpu).glob("*.csv")):
+            if records.is_ours(path):
+                rows, sources = records.read(path), records.sources(path)
+                current = sum(map(sources.is_current, rows))
+                found.append(f"{gpu}/{path.name} ({current} of {len(rows)} rows are current)")
+    return f"there are {', '.join(found)}; make record on a GPU measures older rows again"
+
+
+def _with_tables(path, made, names):
+    """The bytes of a file with its tables filled in."""
     try:
         text = path.read_bytes().decode()
         marked(text)
     except (OSError, ValueError) as failure:
         takes = "a text file that can be read, its markers in order"
         raise Refusal("--readme", f"{path} ({failure})", takes) from None
-    return filled(text, made).encode()
+    return filled(text, made, names).encode()
 
 
 def _make_folder(folder):

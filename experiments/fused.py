@@ -22,15 +22,18 @@ _SCALE = ("naive", "staged")  # what the paper's own ways take, at one workload
 _SCALE_AT = ("em", "forward")
 
 
-def main(arguments=None):
+def make_parser():
+    """The command line's parser."""
     parser = command.parser("fused", __doc__, (*_SCALE, *_COMPARED))
     command.add_precisions(parser)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
     variants = command.choose(parser, options, packed=True)
-    command.refuse_without_gpu("fused")
-    table = command.open_table("fused", options)
     everyone = contestants.choose((*_SCALE, *_COMPARED), packed=True)
-    groups = []
+    found = []
     for workload, geometry in WORKLOADS.items():
         for wanted in options.passes:
             names = _COMPARED + (_SCALE if (workload, wanted) == _SCALE_AT else ())
@@ -45,9 +48,12 @@ def main(arguments=None):
             )
             if chosen:
                 where = ("fused", workload, geometry, wanted)
-                groups.append(command.Group(*where, chosen, measure.measure, others))
-    command.run(table, groups, options)
-    return 0
+                found.append(command.Group(*where, chosen, measure.measure, others))
+    return found
+
+
+def main(arguments=None):
+    return command.main("fused", make_parser(), groups, arguments)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from experiments.measuring import command, contestants, measure
+from experiments.measuring import command, contestants, measure, sources
 from experiments.measuring.contestants import LAID_OUT
 from experiments.measuring.workloads import EM_ROUTING
 from numbacaps import ALGORITHMS
 from numbacaps.algorithms import staged
+from numbacaps.device.kernel_cache import launched
 from numbacaps.device.target import cuda
 from numbacaps.stages import whole
 
@@ -54,7 +55,7 @@ def _free_bytes():
 
 
 def _held_bytes(variant, problem, wanted):
-    """(bytes that a pass holds, its result's error).
+    """(bytes that a pass holds, its result's error, its kernels' sources).
 
     PyTorch's allocator counts for itself. Of ours, operands and result are counted by their sizes, and
     what a call allocates by how much the driver's free memory falls; its first call loads code, so the
@@ -62,11 +63,15 @@ def _held_bytes(variant, problem, wanted):
     """
     clock = measure.clock()
     needed = problem.geometry.min_bytes(4)
-    run = variant.run(variant, problem, wanted, 1, clock)
+    with launched() as kernels:
+        run = variant.run(variant, problem, wanted, 1, clock)
+        with run.environment():
+            result = run.once()
+    of = sources.name_of(kernels)
     with run.environment():
-        error = problem.check(wanted, run.once(), variant.precision)
+        error = problem.check(wanted, result, variant.precision)
         if variant.algorithm not in ALGORITHMS:
-            return run.peak_bytes(needed), error
+            return run.peak_bytes(needed), error, of
     del run
     problem.leave_device()
     run = variant.run(variant, problem, wanted, 1, clock)
@@ -74,7 +79,7 @@ def _held_bytes(variant, problem, wanted):
     before = _free_bytes()
     run.calls[0]()
     clock.synchronize()
-    return needed + before - _free_bytes(), error
+    return needed + before - _free_bytes(), error, of
 
 
 def _measure(problem, wanted, variants, tick):
@@ -85,7 +90,8 @@ def _measure(problem, wanted, variants, tick):
         predicted = predicted_bytes(problem.geometry, variant.algorithm, wanted)
         row = {"predicted_bytes": predicted, "min_bytes": problem.geometry.min_bytes(4)}
         try:
-            row["peak_bytes"], row["rel_error"] = _held_bytes(variant, problem, wanted)
+            found = _held_bytes(variant, problem, wanted)
+            row["peak_bytes"], row["rel_error"], row["kernel_sources"] = found
         except Exception as failure:  # whatever a library raises is what its row says
             row["note"] = measure.note_of(failure)
         problem.leave_device()
@@ -94,26 +100,28 @@ def _measure(problem, wanted, variants, tick):
     return rows
 
 
-def main(arguments=None):
-    options = command.parser("memory", __doc__).parse_args(arguments)
-    command.refuse_without_gpu("memory")
-    table = command.open_table("memory", options)
+def make_parser():
+    """The command line's parser."""
+    return command.parser("memory", __doc__)
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
     variants = _variants(options.algorithms)
-    command.run(
-        table,
-        [
-            command.Group(
-                *("memory", WORKLOAD, replace(EM_ROUTING[WORKLOAD], N=batch), wanted),
-                variants,
-                _measure,
-                _variants(contestants.NAMES),
-            )
-            for batch in BATCHES
-            for wanted in options.passes
-        ],
-        options,
-    )
-    return 0
+    return [
+        command.Group(
+            *("memory", WORKLOAD, replace(EM_ROUTING[WORKLOAD], N=batch), wanted),
+            variants,
+            _measure,
+            _variants(contestants.NAMES),
+        )
+        for batch in BATCHES
+        for wanted in options.passes
+    ]
+
+
+def main(arguments=None):
+    return command.main("memory", make_parser(), groups, arguments)
 
 
 if __name__ == "__main__":

@@ -170,13 +170,15 @@ RUNGS = {
 }
 
 
-def main(arguments=None):
-    parser = command.parser("rungs", __doc__, (_COMPARED,), tuple(RUNGS))
-    options = parser.parse_args(arguments)
-    command.refuse_without_gpu("rungs")
-    table = command.open_table("rungs", options)
+def make_parser():
+    """The command line's parser."""
+    return command.parser("rungs", __doc__, (_COMPARED,), tuple(RUNGS))
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
     compared = contestants.choose(options.algorithms, ["ieee", "tf32"])
-    groups = [
+    return [
         command.Group(
             *("rungs", WORKLOAD, EM_ROUTING[WORKLOAD], wanted),
             [*rungs, *compared],
@@ -186,8 +188,10 @@ def main(arguments=None):
         for wanted, rungs in RUNGS.items()
         if wanted in options.passes
     ]
-    command.run(table, groups, options)
-    return 0
+
+
+def main(arguments=None):
+    return command.main("rungs", make_parser(), groups, arguments)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from functools import partial
 
 import numpy as np
 
-from experiments.measuring import command, contestants, measure
+from experiments.measuring import command, contestants, measure, sources
 from experiments.measuring.contestants import fill_with_nan
 from experiments.measuring.workloads import EM_ROUTING, PUBLISHED
 from numbacaps import stages
 from numbacaps.algorithms import staged
+from numbacaps.device.kernel_cache import launched
 from numbacaps.device.target import cuda
 
 # Batch 128 is the published one, where launches weigh; at 1024 they weigh less.
@@ -135,15 +136,16 @@ def measure_stages(problem, wanted, tick):
     clock, rates, slab = measure.clock(), measure.ceilings(), stages.whole(problem.geometry)
     chains = _chains(problem, wanted, clock)
     error = max(problem.check(wanted, chain.run(), "ieee") for chain in chains)
-    replays, caches = {}, {}
+    replays, caches, of = {}, {}, {}
     for stage in stages.PASSES[wanted]:
         tick(stage)
         least, _ = slab.traffic(stage, 4)
         sets = measure.sets_of(least, len(chains))
         caches[stage] = measure.cache_cell(sets, least)
         calls = [chain.calls[stage] for chain in chains[:sets]]
-        with clock.elapsed() as eager:
+        with launched() as kernels, clock.elapsed() as eager:
             calls[0]()
+        of[stage] = sources.name_of(kernels)
         count = measure.calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
         replays[stage] = clock.capture([calls[i % sets] for i in range(count)])
     times = measure.replay_in_turns(replays)
@@ -161,6 +163,7 @@ def measure_stages(problem, wanted, tick):
             | StageVariant(stage).cells
             | {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rel_error": error}
             | {"gflop": flop / 1e9, "min_bytes": least, "cache": caches[stage]}
+            | {"kernel_sources": of[stage]}
             | measure.fractions(least, flop, p50, rates)
         )
     return rows
@@ -174,27 +177,28 @@ def measure_all(problem, wanted, variants, tick):
     return rows + measure.measure(problem, wanted, whole, tick)
 
 
-def main(arguments=None):
-    parser = command.parser("stages", __doc__, _WHOLE)
-    options = parser.parse_args(arguments)
-    command.refuse_without_gpu("stages")
-    table = command.open_table("stages", options)
+def make_parser():
+    """The command line's parser."""
+    return command.parser("stages", __doc__, _WHOLE)
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
     whole = contestants.choose(options.algorithms, ["ieee"])
-    command.run(
-        table,
-        [
-            command.Group(
-                *("stages", workload, geometry, wanted),
-                [*map(StageVariant, stages.PASSES[wanted]), *whole],
-                measure_all,
-                contestants.choose(_WHOLE, ["ieee"]),
-            )
-            for workload, geometry in WORKLOADS.items()
-            for wanted in options.passes
-        ],
-        options,
-    )
-    return 0
+    return [
+        command.Group(
+            *("stages", workload, geometry, wanted),
+            [*map(StageVariant, stages.PASSES[wanted]), *whole],
+            measure_all,
+            contestants.choose(_WHOLE, ["ieee"]),
+        )
+        for workload, geometry in WORKLOADS.items()
+        for wanted in options.passes
+    ]
+
+
+def main(arguments=None):
+    return command.main("stages", make_parser(), groups, arguments)
 
 
 if __name__ == "__main__":

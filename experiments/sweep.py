@@ -2,22 +2,37 @@
 
 ``python -m experiments.sweep`` runs all presets; ``--preset NAME`` one of them; or name the axes
 yourself: ``--vary D2=1,2,4,8,16 --fix C=32,P=32``. Several ``--vary`` make their product, and axes
-joined by + move together: ``--vary D1+D2+D3=2,4,8``. An image is square, H by H, and so is the
-window, KH by KH.
+joined by + move together: ``--vary D1+D2+D3=2,4,8``. W is H and KW is KH unless they are named.
+Stride, padding and dilation take pairs too, vertical x horizontal: ``--vary stride=1,2x1,2``.
+
+``--product gab,gbc->gac`` names the capsules' axes by letters, which are then the axes in the place of
+G, D1, D2 and D3: ``--vary b=1,2,4 --fix g=2``. The arrays lie in the order (G, D1, D2), which is the
+order that kernels take.
 
 It writes ``experiments/results/<gpu>/sweep.csv``. ``--predict GPU`` writes the times of the byte and
-FLOP floors of that GPU instead, to ``experiments/results/<gpu>-predicted/sweep.csv``.
+FLOP floors of that GPU instead, of the algorithms and precisions that have a floor of their own, to
+``experiments/results/<gpu>-predicted/sweep.csv``.
 """
 
 import argparse
 import itertools
+import re
 import sys
 
-from experiments.measuring import command, predict, records
-from experiments.measuring.workloads import EM_ROUTING, square
+from experiments.measuring import command, contestants, predict, records
+from experiments.measuring.workloads import EM_ROUTING
+from numbacaps import Geometry
+from numbacaps.product import parse_product
 
-AXES = ("D1", "D2", "D3", "C", "P", "N", "H", "KH", "stride")
-BASE = {"N": 32, "C": 16, "P": 16, "H": 14, "KH": 3, "stride": 1, "D1": 4, "D2": 4, "D3": 4}
+BASE = {
+    **{"D1": 4, "D2": 4, "D3": 4, "G": 1, "C": 16, "P": 16, "N": 32, "H": 14, "KH": 3},
+    **{"stride": 1, "padding": 0, "dilation": 1},
+}
+_FOLLOWS = {"W": "H", "KW": "KH"}  # unless they are named
+AXES = (*BASE, *_FOLLOWS)
+_PAIRS = ("stride", "padding", "dilation")
+_CAPSULE = ("G", "D1", "D2", "D3")  # what the letters of a product make up
+_LETTER = 4  # elements of a product's axis that is not named
 
 
 def _together(axes, values, **fixed):
@@ -38,7 +53,28 @@ def preset(name):
     """(workload, geometry) of each point of a preset."""
     if name == "em-routing":
         return list(EM_ROUTING.items())
-    return [(name, square(**point)) for point in PRESETS[name]]
+    return [(name, _geometry(point)) for point in PRESETS[name]]
+
+
+def _geometry(point):
+    """The convolution of a point."""
+    return Geometry(**{axis: point[of] for axis, of in _FOLLOWS.items()} | point)
+
+
+def _value(text, number, axes):
+    """A number, or of a stride, padding or dilation a pair."""
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", number)
+    least = 0 if axes == ("padding",) else 1
+    numbers = [int(part) for part in found.groups() if part] if found else []
+    if not numbers or min(numbers) < least:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; it takes integers from {least} on, such as D1=4"
+        )
+    if len(numbers) > 1 and not set(axes) <= set(_PAIRS):
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; {', '.join(_PAIRS)} take pairs, the other axes one integer"
+        )
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def _assignments(text, several):
@@ -46,18 +82,17 @@ def _assignments(text, several):
     names, _, numbers = text.partition("=")
     axes = tuple(name.strip() for name in names.split("+"))
     for axis in axes:
-        if axis not in AXES:
-            raise argparse.ArgumentTypeError(f"got axis {axis!r}; it takes {', '.join(AXES)}")
+        if axis not in AXES and not re.fullmatch("[a-z]", axis):
+            takes = f"{', '.join(AXES)}, or a small letter of --product"
+            raise argparse.ArgumentTypeError(f"got axis {axis!r}; it takes {takes}")
     if len(set(axes)) < len(axes):
         raise argparse.ArgumentTypeError(f"got {names!r}, which names an axis twice")
-    values = [number.strip() for number in numbers.split(",")]
-    if not all(value.isdecimal() and int(value) >= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"got {text!r}; it takes integers from 1 on, such as D1=4")
+    values = [_value(text, number.strip(), axes) for number in numbers.split(",")]
     if not several and len(values) > 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; it takes one value an axis")
     if len(set(values)) < len(values):
         raise argparse.ArgumentTypeError(f"got {text!r}, which names a value twice")
-    return axes, [int(value) for value in values]
+    return axes, values
 
 
 def _vary(text):
@@ -69,33 +104,71 @@ def _fix(text):
     return [(axis, values[0]) for axes, values in parts for axis in axes]
 
 
-def points(vary, fix):
-    """(workload, geometry) of the product of the varied axes.
+def _spec(text):
+    try:
+        parsed = parse_product(text)
+    except ValueError as refusal:
+        raise argparse.ArgumentTypeError(str(refusal)) from None
+    if not set(parsed.x + parsed.w) <= set("abcdefghijklmnopqrstuvwxyz"):
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes small letters here")
+    return parsed
+
+
+def _with_capsule(point, product):
+    """A point with G, D1, D2 and D3 in the place of a product's letters."""
+    letters = dict.fromkeys(product.x + product.w, _LETTER) | {
+        axis: size for axis, size in point.items() if axis in product.x + product.w
+    }
+    capsules = ([letters[axis] for axis in axes] for axes in (product.x, product.w))
+    sizes = dict(zip(_CAPSULE, product.dimensions(*capsules)))
+    return {axis: value for axis, value in point.items() if axis not in letters} | sizes
+
+
+def points(vary, fix, product=None):
+    """(workload, geometry) of the combinations of the varied axes.
+
+    Parameters
+    ----------
+    vary : list of (str, tuple of str, list)
+        What was given, axes that move together, and their values.
+    fix : list of (str, value)
+    product : numbacaps.product.Product, optional
+        Whose letters are axes too.
 
     Raises
     ------
     ValueError
-        An axis is given twice, or a point has no output.
+        An axis is given twice or is none here, or a point has no output.
     """
     named = [axis for _, axes, _ in vary for axis in axes] + [axis for axis, _ in fix]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} given twice; an axis is varied once or fixed once")
-    workload = " ".join(text for text, _, _ in vary) or "one point"
+    letters = product.x + product.w if product else ""
+    for axis in named:
+        if axis not in (*letters, *AXES) or (product and axis in _CAPSULE):
+            takes = f"{', '.join(a for a in AXES if not (product and a in _CAPSULE))}"
+            takes += f", {', '.join(dict.fromkeys(letters))} of {product.spec}" if product else ""
+            raise ValueError(f"got axis {axis!r}; it takes {takes}")
+    texts = [product.spec] if product else []
+    workload = " ".join([*texts, *(text for text, _, _ in vary)]) or "one point"
     found = []
     for chosen in itertools.product(*(values for _, _, values in vary)):
         point = BASE | dict(fix)
         for (_, axes, _), value in zip(vary, chosen):
             point |= dict.fromkeys(axes, value)
+        if product:
+            point = _with_capsule(point, product)
         try:
-            found.append((workload, square(**point)))
+            found.append((workload, _geometry(point)))
         except ValueError as refusal:
-            sizes = ", ".join(f"{axis}={point[axis]}" for axis in AXES)
+            sizes = ", ".join(f"{axis}={value}" for axis, value in point.items())
             raise ValueError(f"no output at {sizes}: {refusal}") from None
     return found
 
 
-def _parser():
+def make_parser():
+    """The command line's parser."""
     parser = command.parser("sweep", __doc__)
     command.add_precisions(parser)
     parser.add_argument(
@@ -113,6 +186,12 @@ def _parser():
         help="the other axes; by default " + ", ".join(f"{a}={v}" for a, v in BASE.items()),
     )
     parser.add_argument(
+        "--product",
+        metavar="SPEC",
+        type=_spec,
+        help=f"of capsules, such as gab,gbc->gac; its letters are axes, by default {_LETTER}",
+    )
+    parser.add_argument(
         "--predict",
         metavar="GPU",
         choices=tuple(predict.GPUS),
@@ -121,37 +200,44 @@ def _parser():
     return parser
 
 
-def main(arguments=None):
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.preset and (options.vary or options.fix):
-        parser.error("--preset stands alone; it takes no --vary and no --fix")
+def _workloads(parser, options):
+    """(workload, geometry) of every point that the options ask for."""
+    alone = options.vary or options.fix or options.product
+    if options.preset and alone:
+        parser.error("--preset stands alone; it takes no --vary, no --fix and no --product")
     try:
-        if options.vary or options.fix:
-            workloads = points(options.vary or [], options.fix)
+        if alone:
+            workloads = points(options.vary or [], options.fix, options.product)
         else:
             names = dict.fromkeys(options.preset or NAMES)
             workloads = [point for name in names for point in preset(name)]
     except ValueError as refusal:
         parser.error(str(refusal))
     names = command.chosen(options, [name for name, _ in workloads])
-    workloads = [point for point in workloads if point[0] in names]
+    return [point for point in workloads if point[0] in names]
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
+    workloads = _workloads(parser, options)
     variants = command.choose(parser, options)
+    return command.convolution_groups("sweep", workloads, options.passes, variants)
+
+
+def main(arguments=None):
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     if options.predict:
-        return _predict(parser, workloads, options)
-    command.refuse_without_gpu("sweep")
-    table = command.open_table("sweep", options)
-    groups = command.convolution_groups("sweep", workloads, options.passes, variants)
-    command.run(table, groups, options)
-    return 0
+        return _predict(parser, options)
+    return command.main("sweep", parser, groups, arguments)
 
 
-def _predict(parser, workloads, options):
+def _predict(parser, options):
     """Write predictions; they have a folder of their own."""
+    workloads, variants = _workloads(parser, options), command.choose(parser, options)
+    known = _predictable(parser, variants, options)
     path = options.results / f"{options.predict}-predicted" / "sweep.csv"
-    found = predict.rows("sweep", workloads, options.passes, options.algorithms, options.predict)
-    if not found:
-        parser.error(f"--algorithms got {','.join(options.algorithms)}; no floor is known of them")
+    found = predict.rows("sweep", workloads, options.passes, known, options.predict)
     try:
         rows = records.read(path)
         for _, group in itertools.groupby(found, lambda row: records.key(row, records.GROUP)):
@@ -162,6 +248,26 @@ def _predict(parser, workloads, options):
         return 2
     print(f"{len(found)} predictions, none of them measured, in {path}")
     return 0
+
+
+def _predictable(parser, variants, options):
+    """The variants that have a prediction; one that was asked for by name and has none is refused."""
+    refused = {}
+    for variant in variants:
+        if reason := predict.why_not(variant, options.predict):
+            refused.setdefault(reason, variant)
+    for reason, variant in refused.items():
+        unknown = variant.algorithm not in predict.PREDICTED
+        if unknown and options.algorithms != contestants.NAMES:
+            parser.error(f"--algorithms got {variant.algorithm}: {reason}")
+        if not unknown and options.precisions != contestants.PRECISIONS:
+            parser.error(f"--precisions got {variant.precision}: {reason}")
+        print(f"not predicted: {reason}")
+    known = [variant for variant in variants if not predict.why_not(variant, options.predict)]
+    if not known:
+        takes = f"--algorithms of {', '.join(predict.PREDICTED)} at one of their precisions"
+        parser.error(f"--predict got nothing to predict; it takes {takes}")
+    return known
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import time
 
 import reference
-from experiments.measuring import command, contestants, measure, networks
+from experiments.measuring import command, contestants, measure, networks, sources
 from experiments.measuring.problem import NETWORK_PASSES, PASSES
 from experiments.measuring.workloads import ONE_IMAGE, PUBLISHED
 
@@ -52,6 +52,7 @@ def reference_row(problem, wanted):
     return dict.fromkeys(("ms_p20", "ms_p50", "ms_p80"), ms) | {
         "rel_error": problem.check(wanted, result, "ieee"),
         "min_bytes": g.min_bytes(4),
+        "kernel_sources": sources.NO_KERNELS,
         "note": f"NumPy loops on the host's processor, run once{both}",
     }
 
@@ -65,22 +66,25 @@ def measure_beside_reference(problem, wanted, variants, tick):
     return [loops | reference_row(problem, wanted), *rows]
 
 
-def main(arguments=None):
+def make_parser():
+    """The command line's parser."""
     names, passes = contestants.NAMES + networks.NAMES, PASSES + NETWORK_PASSES
     parser = command.parser("table1", __doc__, names, passes)
     command.add_precisions(parser)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def groups(parser, options):
+    """The groups of rows that the options ask for."""
     variants, whole = (
         choose(options.algorithms, options.precisions)
         for choose in (contestants.choose, networks.choose)
     )
     command.refuse_none(parser, options, variants + whole)
-    command.refuse_without_gpu("table1")
-    table = command.open_table("table1", options)
     passes = [name for name in PASSES if name in options.passes and variants]
-    groups = command.convolution_groups("table1", PUBLISHED.items(), passes, variants)
+    found = command.convolution_groups("table1", PUBLISHED.items(), passes, variants)
     beside = [variant for variant in variants if variant.precision == "ieee"]
-    groups += [
+    found += [
         command.Group(
             *("table1", workload, geometry, "forward"),
             [Reference(), *beside],
@@ -90,7 +94,7 @@ def main(arguments=None):
         for workload, geometry in ONE_IMAGE.items()
         if "forward" in options.passes and beside
     ]
-    groups += [
+    found += [
         command.Group(
             *("table1", workload, geometry, wanted, whole, networks.measure_network),
             networks.choose(networks.NAMES),
@@ -99,8 +103,11 @@ def main(arguments=None):
         for wanted in NETWORK_PASSES
         if wanted in options.passes and whole
     ]
-    command.run(table, groups, options)
-    return 0
+    return found
+
+
+def main(arguments=None):
+    return command.main("table1", make_parser(), groups, arguments)
 
 
 if __name__ == "__main__":

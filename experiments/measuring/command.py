@@ -5,7 +5,9 @@ finished group of rows in the file.
 """
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +23,12 @@ from numbacaps.device.target import SIMULATED, cuda
 NO_GPU = """\
 {name}: there is no GPU here, and a time on the simulator says nothing about one: it counts Python
 threads. What works without a GPU:
-  python -m experiments.sweep --predict {gpu}   times from the byte and FLOP floors, marked as such
-  python -m experiments.figures                 the figures of the committed results
-  make walk                                     the algorithm, step by step"""
+  python -m experiments.sweep --predict {gpu}
+                 times from the byte and FLOP floors, marked as such
+  python -m experiments.figures --gpu {measured}
+                 the figures of results that were measured before
+  make records   which of them are older than their kernels
+  make walk      the algorithm, step by step"""
 
 
 def parser(name, summary, algorithms=contestants.NAMES, passes=PASSES):
@@ -106,15 +111,41 @@ def choice(text, names):
 def refuse_without_gpu(name):
     """Exit with what works instead, unless there is a GPU."""
     if SIMULATED or not cuda.is_available():
-        print(NO_GPU.format(name=name, gpu="H100-SXM"), file=sys.stderr)
+        measured = next(iter(provenance.measured()), "NAME")
+        print(NO_GPU.format(name=name, gpu="H100-SXM", measured=measured), file=sys.stderr)
         raise SystemExit(2)
+
+
+def main(name, parser, groups, arguments):
+    """An experiment from its command line to its CSV.
+
+    Parameters
+    ----------
+    name : str
+    parser : argparse.ArgumentParser
+    groups : callable
+        ``groups(parser, options)``: the list of :class:`Group` that the options ask for.
+    arguments : list of str or None
+
+    Returns
+    -------
+    int
+        0; see the module for the others.
+    """
+    options = parser.parse_args(arguments)
+    found = groups(parser, options)
+    refuse_without_gpu(name)
+    run(open_table(name, options), found, options)
+    return 0
 
 
 def open_table(name, options):
     """The experiment's CSV on this GPU; a message and exit status 2 where it is not ours to write."""
     path = options.results / provenance.gpu_name() / f"{name}.csv"
     try:
-        return records.Table(path, records.of_machine(), options.fresh)
+        table = records.Table(path, records.of_machine(), options.fresh)
+        table.write()  # whether it can be, before anything is measured
+        return table
     except records.ForeignFile as foreign:
         print(f"{name}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -192,6 +223,17 @@ def chosen(options, names):
     return options.workload or names
 
 
+def lacking(table, groups, absent=None):
+    """Those of the groups that the table lacks, with the variants that are measured along."""
+    absent = contestants.absent() if absent is None else absent
+    found = []
+    for group in groups:
+        if not table.has(group.cells, [variant.cells for variant in group.variants], absent):
+            group.join(table)
+            found.append(group)
+    return found
+
+
 def run(table, groups, options):
     """Measure the groups of the chosen workloads that the table lacks.
 
@@ -199,16 +241,11 @@ def run(table, groups, options):
     """
     names = chosen(options, [group.workload for group in groups])
     groups = [group for group in groups if group.workload in names]
-    absent = contestants.absent()
-    wanted = []
-    for group in groups:
-        if not table.has(group.cells, [variant.cells for variant in group.variants], absent):
-            group.join(table)
-            wanted.append(group)
+    wanted = lacking(table, groups)
     if len(wanted) < len(groups):
         print(f"{len(groups) - len(wanted)} of {len(groups)} groups of rows were measured before")
     try:
-        _measure(table, wanted)
+        measure_groups([(table, group) for group in wanted])
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
         raise SystemExit(130) from None
@@ -218,10 +255,31 @@ def run(table, groups, options):
     _report(table)
 
 
-def _measure(table, groups):
+def measure_groups(jobs, until=math.inf, longest=0.0):
+    """Measure groups, each into its table.
+
+    Parameters
+    ----------
+    jobs : list of (records.Table, Group)
+    until : float
+        By :func:`time.monotonic`: no group is begun that would end later if it took as long as the
+        longest before it.
+    longest : float
+        Seconds of the longest of earlier calls.
+
+    Returns
+    -------
+    done : int
+        How many were measured.
+    longest : float
+        Seconds of the longest.
+    """
     problem = None
-    with tqdm(total=sum(len(group.variants) for group in groups), unit="row") as bar:
-        for group in groups:
+    with tqdm(total=sum(len(group.variants) for _, group in jobs), unit="row") as bar:
+        for done, (table, group) in enumerate(jobs):
+            begun = time.monotonic()
+            if begun + longest >= until:
+                return done, longest
             if problem is None or problem.geometry != group.geometry:
                 problem = Problem(group.geometry)
             label = f"{group.workload} {group.wanted}"
@@ -233,16 +291,23 @@ def _measure(table, groups):
             table.replace(group.rows(problem, tick))
             problem.leave_device()
             measure.release()
+            longest = max(longest, time.monotonic() - begun)
+    return len(jobs), longest
 
 
 def _report(table):
     """Say what could not be measured, and where the rows are."""
-    lacking = {
+    failed = {
         (row["algorithm"], row["note"])
         for row in table.rows
         if not row["ms_p50"] and not row["peak_bytes"] and row["note"]
     }
-    for algorithm, note in sorted(lacking):
+    for algorithm, note in sorted(failed):
         if not note.startswith("out of memory"):
             print(f"no result of {algorithm}: {note}", file=sys.stderr)
-    print(f"{len(table.rows)} rows in {table.path}; python -m experiments.figures draws them")
+    folder = table.path.parent
+    where = "" if folder.parent == provenance.RESULTS else f" --results {folder.parent}"
+    print(
+        f"{len(table.rows)} rows in {table.path}; python -m experiments.figures --gpu "
+        f"{folder.name}{where} draws them"
+    )

@@ -28,9 +28,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from experiments.measuring import opponents, records
+from experiments.measuring import opponents, records, sources
 from numbacaps import ALGORITHMS
-from numbacaps.device.target import cuda
+from numbacaps.device.kernel_cache import launched
+from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.extras import require
 
 _GRAPH_MS = 1.0  # what a graph's replay should take at the least
@@ -168,7 +169,15 @@ class Clock:
 
 @cache
 def clock():
-    """The clock of this process."""
+    """The clock of this process.
+
+    Raises
+    ------
+    RuntimeError
+        There is no GPU.
+    """
+    if SIMULATED or not cuda.is_available():
+        raise RuntimeError("times are measured on a GPU; there is none here")
     return Clock()
 
 
@@ -182,6 +191,7 @@ def ceilings():
         ``copy_gbs``, 10^9 bytes/s read and written, and ``sgemm_tflops``, which is None where
         neither PyTorch nor CuPy is installed.
     """
+    clock()  # which says so where there is no GPU
     found = {"copy_gbs": _copy_gbs(1 << 28), "sgemm_tflops": _sgemm_tflops(8192)}
     release()
     return found
@@ -344,6 +354,7 @@ class _Ready:
     peak_bytes: int
     cache: str
     replay: Replay
+    kernel_sources: str
 
 
 def measure(problem, wanted, variants, tick=lambda variant: None):
@@ -435,10 +446,13 @@ def _prepare(variant, problem, wanted, rates):
     """Check a variant, count its memory and its host time, and capture it."""
     read = problem.bytes_read(wanted, variant.dtype)
     sets = sets_of(read)
-    run = variant.run(variant, problem, wanted, sets, clock())
+    with launched() as kernels:
+        run = variant.run(variant, problem, wanted, sets, clock())
+        with run.environment():
+            first = run.once()
     least = problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)
     with run.environment():
-        error = problem.check(wanted, run.once(), variant.precision)
+        error = problem.check(wanted, first, variant.precision)
         with clock().elapsed() as eager:
             host_us = microseconds(run.calls[0])
         is_slow = eager[0] >= _SLOW_MS
@@ -453,7 +467,9 @@ def _prepare(variant, problem, wanted, rates):
         replay = replace(replay, host_us=max(replay.host_us, microseconds(replay.run)))
         clock().synchronize()
     # Of a slow call the host's time is mostly waiting, for memory or for room in the queue.
-    return _Ready(error, None if is_slow else host_us, peak_bytes, cache_cell(sets, read), replay)
+    host_us = None if is_slow else host_us
+    of = sources.name_of(kernels)
+    return _Ready(error, host_us, peak_bytes, cache_cell(sets, read), replay, of)
 
 
 def _row_of(problem, variant, ready, times, rates):
@@ -468,6 +484,7 @@ def _row_of(problem, variant, ready, times, rates):
         "peak_bytes": ready.peak_bytes,
         "rel_error": ready.error,
         "cache": ready.cache,
+        "kernel_sources": ready.kernel_sources,
         **fractions(least, problem.geometry.flop, p50, rates),
     }
 

@@ -22,11 +22,12 @@ import numpy as np
 import reference
 import reference.network
 import reference.nn
-from experiments.measuring import measure, opponents
+from experiments.measuring import measure, opponents, sources
 from experiments.measuring.contestants import Variant, fill_with_nan
 from experiments.measuring.problem import WrongResult, side_by_side
 from experiments.measuring.workloads import PUBLISHED
 from numbacaps import ALGORITHMS
+from numbacaps.device.kernel_cache import launched
 from numbacaps.device.streams import Beside
 from numbacaps.device.target import cuda
 from numbacaps.nn import Adam, CapsNet
@@ -293,14 +294,14 @@ def measure_network(problem, wanted, variants, tick=lambda variant: None):
         except Exception as failure:  # whatever a library raises is what its row says
             notes[variant] = measure.note_of(failure)
             measure.release()
-    replays = {variant: replay for variant, (_, replay, _) in ready.items()}
+    replays = {variant: replay for variant, (_, replay, *_) in ready.items()}
     times = measure.replay_in_turns(replays)
     flop, least = work(wanted, len(batch.x))
     rows = []
     for variant in variants:
         row = {"gflop": flop / 1e9, "min_bytes": least, "note": notes.get(variant, "")}
         if variant in ready:
-            error, replay, host_us = ready[variant]
+            error, replay, host_us, row["kernel_sources"] = ready[variant]
             p20, p50, p80 = map(float, np.percentile(times[variant], (20, 50, 80)))
             row |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80}
             row |= {"host_us": host_us, "rel_error": error}
@@ -325,8 +326,12 @@ def work(wanted, N):
 
 
 def _prepare(variant, wanted, batch):
-    """(largest error, replay, host microseconds) of a variant, checked by itself and as a graph."""
-    run = variant.run(variant, wanted, batch)
+    """(largest error, replay, host microseconds, kernel sources) of a variant, checked by itself and as a graph."""
+    with launched() as kernels:
+        run = variant.run(variant, wanted, batch)
+        with run.environment():
+            run.call()
+    of = sources.name_of(kernels)
 
     def queue():
         with run.environment():
@@ -338,7 +343,7 @@ def _prepare(variant, wanted, batch):
         error = batch.check(wanted, run.results(), variant.precision)
         if not run.captured:
             host_us = measure.idle_microseconds(run.call)
-            return error, measure.clock().queue([queue], host_us), host_us
+            return error, measure.clock().queue([queue], host_us), host_us, of
         for calls in (1, _CALLS):
             replay = run.capture(calls)
             run.spoil()
@@ -346,4 +351,4 @@ def _prepare(variant, wanted, batch):
             error = max(error, batch.check(wanted, run.results(), variant.precision))
             if calls == 1:
                 host_us = measure.idle_microseconds(replay.run)
-    return error, replay, host_us
+    return error, replay, host_us, of

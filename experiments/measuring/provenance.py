@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 _METHOD = (
-    *("measure", "problem", "contestants", "opponents", "stages", "memory", "table1"),
-    *("networks", "torch_network"),
+    *("measuring/measure", "measuring/problem", "measuring/contestants", "measuring/opponents"),
+    *("measuring/networks", "stages", "memory", "table1", "training/torch_network"),
 )
 _PACKAGES = (
     "numba",
@@ -43,6 +43,16 @@ def method_sha256():
     return _sha256([*experiments, *(ROOT / "reference").glob("*.py")])
 
 
+def sources_name(paths):
+    """A short name for the text of some files, which changes when one of them does."""
+    return _sha256(paths)[:16]
+
+
+def is_current(record):
+    """Whether a record, such as that of the gpu tier, is of the package as it is now."""
+    return record.get("source_sha256") == source_sha256()
+
+
 def _sha256(paths):
     digest = hashlib.sha256()
     for path in sorted(paths):
@@ -50,6 +60,11 @@ def _sha256(paths):
             path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
         )
     return digest.hexdigest()
+
+
+def measured(results=RESULTS):
+    """Names of the folders that hold CSVs, in their order."""
+    return sorted({path.parent.name for path in Path(results).glob("*/*.csv")})
 
 
 def gpu_name():

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from experiments.measuring import provenance
+from experiments.measuring.sources import Sources
 
 GEOMETRY = (
     *("N", "C", "P", "H", "W", "KH", "KW"),
@@ -64,7 +65,10 @@ COLUMNS = {
     "flop_fraction": "time of gflop at sgemm_tflops over ms_p50",
     "predicted_bytes": "peak_bytes as the geometry predicts it",
     "method_sha256": "of the modules that measure and check",
+    "kernel_sources": "of the files that the kernels are made of which the call launches; NAME.sources.json "
+    "lists them. Empty where none were noted",
 }
+_LATER = ("kernel_sources",)  # columns that an older file lacks; its cells are empty
 
 
 class ForeignFile(ValueError):
@@ -88,14 +92,42 @@ def read(path):
         rows = list(rows)
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
         raise ForeignFile(f"{path} cannot be read: {failure}") from failure
-    if list(columns) != list(COLUMNS):
+    if not _known(columns):
         raise ForeignFile(
             f"{path} has the columns {', '.join(columns) or 'of an empty file'}; a CSV of ours has "
             f"{', '.join(COLUMNS)}. It was left as it is"
         )
     if any(None in row or None in row.values() for row in rows):
         raise ForeignFile(f"{path} has rows of other lengths than its header. It was left as it is")
-    return rows
+    return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
+
+
+def _known(columns):
+    """Whether these are a CSV's columns, now or before some came later."""
+    return list(columns) in (list(COLUMNS), [name for name in COLUMNS if name not in _LATER])
+
+
+def is_ours(path):
+    """Whether a file is a CSV with the columns."""
+    try:
+        with Path(path).open(newline="") as file:
+            return _known(next(csv.reader(file), []))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+
+
+def sources(path):
+    """What the rows of a CSV were measured of.
+
+    Raises
+    ------
+    ForeignFile
+        The file beside it cannot be read.
+    """
+    try:
+        return Sources(path)
+    except (OSError, ValueError) as failure:
+        raise ForeignFile(f"the sources of {path} cannot be read: {failure}") from failure
 
 
 def write(path, rows):
@@ -152,9 +184,9 @@ def key(row, columns):
     return tuple(str(row.get(column, "")) for column in columns)
 
 
-# What must be the same for a row to count as measured, and the note of one that a package was
-# missing for.
-SAME = ("driver", "versions", "source_sha256", "method_sha256")
+# What must be the same for a row to count as measured, besides its kernels; and the note of one that a
+# package was missing for.
+SAME = ("driver", "versions", "method_sha256")
 ABSENT = "absent: "
 
 
@@ -168,17 +200,32 @@ class Table:
         Cells of :data:`SAME` as they are here and now.
     fresh : bool
         Measure every group again, whatever the file holds.
+    same : collection of str
+        What must be the same for a row to count as measured.
 
     Raises
     ------
     ForeignFile
-        The file is not ours or cannot be written; found before anything is measured.
+        The file is not ours.
     """
 
-    def __init__(self, path, machine, fresh=False):
-        self.path, self._machine, self._fresh = Path(path), machine, fresh
-        self.rows = read(self.path)
-        write(self.path, self.rows)  # whether it can be
+    def __init__(self, path, machine, fresh=False, same=SAME):
+        self.path, self._machine, self._fresh, self._same = Path(path), machine, fresh, same
+        self.rows, self._sources = read(self.path), sources(self.path)
+
+    def write(self):
+        """Write the files behind the rows' names, then the rows.
+
+        Raises
+        ------
+        ForeignFile
+            One cannot be written.
+        """
+        try:
+            self._sources.write(self.rows)
+        except OSError as failure:
+            raise ForeignFile(f"{self._sources.path} cannot be written: {failure}") from failure
+        write(self.path, self.rows)
 
     def of_group(self, group):
         """The rows of a group, whose cells of :data:`GROUP` are given."""
@@ -199,7 +246,8 @@ class Table:
         found = {
             key(row, VARIANT)
             for row in self.of_group(group)
-            if key(row, SAME) == key(self._machine, SAME)
+            if key(row, self._same) == key(self._machine, self._same)
+            and self._sources.is_current(row)
             and (not row["note"].startswith(ABSENT) or row["algorithm"] in absent)
         }
         return not self._fresh and {key(variant, VARIANT) for variant in variants} <= found
@@ -207,7 +255,7 @@ class Table:
     def replace(self, rows):
         """Put a group's new rows in the place of its old ones, and write the file."""
         self.rows = replaced(self.rows, rows)
-        write(self.path, self.rows)
+        self.write()
 
 
 def replaced(rows, group_rows):

@@ -1,6 +1,7 @@
-"""The README's tables: made from the rows of the experiments, and put between their markers.
+"""Tables of Markdown: made from the rows of the experiments, and put between their markers.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- /table -->``.
+A table stands between ``<!-- table NAME -->`` and ``<!-- /table -->``. It is of one GPU, and of rows that are
+no older than their kernels; where there are none it says so.
 """
 
 import json
@@ -29,11 +30,14 @@ from experiments.plots.rows import (
 from experiments.plots.stages import stage_rank
 
 _MARKED = re.compile(r"(<!-- table ([^\n]*?) -->)(.*?)(<!-- /table -->)", re.DOTALL)
+UNMEASURED = (
+    "Nothing that is as new as its kernels has been measured; `make record` on a GPU measures it."
+)
 _DTYPE = "float32, ieee, unless the name says otherwise"
 
 
 def tables(data):
-    """The README's tables.
+    """The tables.
 
     Parameters
     ----------
@@ -50,7 +54,7 @@ def tables(data):
 
 
 def marked(text):
-    """What stands between the markers of a README, by name.
+    """What stands between the markers of a text, by name.
 
     Raises
     ------
@@ -70,12 +74,23 @@ def marked(text):
     return found
 
 
-def filled(text, made):
-    """A README with these tables between its markers; others stay as they are."""
+def filled(text, made, names=None):
+    """A text with tables between its markers.
+
+    Parameters
+    ----------
+    text : str
+    made : dict of str to str
+        As :func:`tables` makes them; a marker of another name gets :data:`UNMEASURED`.
+    names : collection of str, optional
+        Of the markers to fill; by default all. The others stay as they are.
+    """
 
     def fill(match):
         opening, name, _, closing = match.groups()
-        return f"{opening}\n\n{made[name]}\n\n{closing}" if name in made else match[0]
+        if names is not None and name not in names:
+            return match[0]
+        return f"{opening}\n\n{made.get(name, UNMEASURED)}\n\n{closing}"
 
     return _MARKED.sub(fill, text)
 
@@ -375,4 +390,11 @@ _TABLES = {
     "forward": _forward,
     "rungs": _rungs,
     "ceilings": _ceilings,
+}
+# Which file holds which tables; {gpu} is the folder of a GPU's results. A table whose marker a file lacks is left
+# out, and so is a file that is not there.
+HOLDERS = {
+    "README.md": tuple(_TABLES),
+    "experiments/results/README.md": tuple(_TABLES),
+    "experiments/results/{gpu}/tables.md": tuple(_TABLES),
 }

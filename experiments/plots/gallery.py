@@ -7,7 +7,8 @@ from matplotlib import style
 
 from experiments.plots import memory, roofline, speedup, stages, table1, workloads
 from experiments.plots.canvas import STYLE, file_bytes
-from experiments.plots.rows import Lacking, split_sweep
+from experiments.plots.lines import FOLD
+from experiments.plots.rows import EXPERIMENTS, Lacking, split_sweep
 
 
 def draw_all(data, baseline):
@@ -17,8 +18,8 @@ def draw_all(data, baseline):
     ----------
     data : dict of str to list of dict
         Rows by experiment, as :func:`experiments.plots.rows.load_all` reads them.
-    baseline : str
-        Algorithm that the speedups are over.
+    baseline : str or None
+        Algorithm that the speedups are over; None for the fold, or where it has no times the first that has.
 
     Returns
     -------
@@ -30,7 +31,7 @@ def draw_all(data, baseline):
     sweeps, single = split_sweep(data["sweep"])
     jobs = [("table1", "table1", partial(table1.draw, data["table1"]))]
     for workload, rows in sweeps.items():
-        make = partial(speedup.draw, workload, rows, baseline)
+        make = partial(speedup.draw, workload, rows, baseline or _baseline(rows))
         jobs.append((f"sweep-{_slug(workload)}", "sweep", make))
     jobs += [
         ("workloads", "sweep", partial(workloads.draw, single)),
@@ -38,6 +39,9 @@ def draw_all(data, baseline):
         ("stages", "stages", partial(stages.draw, data["stages"])),
         ("memory", "memory", partial(memory.draw, data["memory"])),
     ]
+    for name in data:
+        if name == "fused" or name not in EXPERIMENTS:
+            jobs += _of_any(name, data[name], baseline)
     files, skipped = {}, []
     if not sweeps:
         skipped.append(_skipped("sweep-...", "sweep", "no workload that sweeps an axis"))
@@ -52,12 +56,27 @@ def draw_all(data, baseline):
     return files, skipped
 
 
+def _of_any(name, rows, baseline):
+    """The figures of a CSV by its columns alone: a curve for each sweep, and bars of the rest."""
+    sweeps, single = split_sweep(rows)
+    for workload, some in sweeps.items():
+        make = partial(speedup.draw, workload, some, baseline or _baseline(some))
+        yield f"{_slug(name)}-{_slug(workload)}", name, make
+    if single or not sweeps:
+        yield _slug(name), name, partial(workloads.draw, single)
+
+
+def _baseline(rows):
+    """The fold, or the first algorithm with times at ieee if the fold has none."""
+    timed = [row["algorithm"] for row in rows if row["ms_p50"] and row["precision"] == "ieee"]
+    return FOLD if FOLD in timed or not timed else timed[0]
+
+
 def _slug(text):
     """A workload's name, fit for a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _skipped(name, experiment, lack):
-    return (
-        f"{name} skipped: {experiment}.csv has {lack}; python -m experiments.{experiment} makes it"
-    )
+    made = f"; python -m experiments.{experiment} makes it" if experiment in EXPERIMENTS else ""
+    return f"{name} skipped: {experiment}.csv has {lack}{made}"

@@ -29,7 +29,7 @@ class Lacking(ValueError):
 
 
 def load_all(folder):
-    """The rows of every experiment.
+    """The rows of every experiment that are no older than their kernels.
 
     Parameters
     ----------
@@ -39,25 +39,30 @@ def load_all(folder):
     Returns
     -------
     dict of str to list of dict
-        Rows by experiment; none where there is no file.
+        Rows by experiment; none where there is no file. Behind :data:`EXPERIMENTS` come the folder's other CSVs that
+        have the columns, by their names.
 
     Raises
     ------
     experiments.measuring.records.ForeignFile
         A CSV there is not one of ours.
     """
-    return {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
+    data = {name: load(Path(folder) / f"{name}.csv") for name in EXPERIMENTS}
+    for path in sorted(Path(folder).glob("*.csv")):
+        if path.stem not in data and records.is_ours(path):
+            data[path.stem] = load(path)
+    return data
 
 
 def load(path):
-    """The rows of one CSV; none if there is no file.
+    """The rows of one CSV that are no older than their kernels; none if there is no file.
 
     Raises
     ------
     experiments.measuring.records.ForeignFile
         The file is not one of ours.
     """
-    rows = records.read(path)
+    rows, sources = records.read(path), records.sources(path)
     for line, row in enumerate(rows, start=2):
         for column in NUMBERS:
             row[column] = _number(row[column], f"{path}, row {line}, column {column}")
@@ -65,7 +70,7 @@ def load(path):
             raise records.ForeignFile(
                 f"{path}, row {line}, column N is {row['N']!r}; it takes an integer from 1"
             )
-    return rows
+    return [row for row in rows if sources.is_current(row)]
 
 
 def _number(cell, where):

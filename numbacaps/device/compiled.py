@@ -16,6 +16,7 @@ from numba.core import types
 
 from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
+from numbacaps.device.kernel_cache import note_launch
 from numbacaps.device.target import SIMULATED, cuda
 
 _KEPT = 1024  # launch configurations
@@ -52,6 +53,7 @@ class _Compiled:
                 cuda.get_current_device().id,
             )
         self._kernel, self._early = function.kernel, early and _starts_early()
+        self._source = kernel
 
     def __getitem__(self, how):
         grid, block, stream, shared = how
@@ -59,6 +61,7 @@ class _Compiled:
         stream = _stream(int(stream) if stream else 0)
 
         def launched(*arguments):
+            note_launch(self._source)
             launch(stream, config, self._kernel, *values(arguments))
 
         return launched

@@ -11,11 +11,14 @@ changes one kernel compiles the others no more, and what one checkout compiled a
 whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. GPUs of two
 capabilities may read one folder, but not write to it at the same time. All that leans on Numba's own caching is
 in this file.
+
+Who measures asks which kernels were launched (:func:`launched`), and of which files they are made
+(:func:`sources_of`), so that a time can be known to be older than its kernels.
 """
 
 import ast
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +27,7 @@ from types import SimpleNamespace
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
+_watching = []  # sets that get the kernels that are launched
 
 
 def kept_on_disk(kernel):
@@ -39,6 +43,53 @@ def kept_on_disk(kernel):
             kernel._cache = _portable()(function)
         function.__qualname__ = name
     return kernel
+
+
+def sources_of(kernel):
+    """The files of the package that a kernel may be made of.
+
+    Parameters
+    ----------
+    kernel
+        Of ``cuda.jit``.
+
+    Returns
+    -------
+    frozenset of Path
+        Those that the kernel and its device functions stand in, and all that these import.
+    """
+    return _imported_from(frozenset(_files(kernel.py_func)))
+
+
+@contextmanager
+def launched():
+    """A set that gets every kernel of the package that is launched in the block, on a GPU.
+
+    Numba's launches are watched only as long as the block lasts; launches of
+    :mod:`numbacaps.device.compiled` call :func:`note_launch`.
+    """
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    found, call = set(), CUDADispatcher.call
+
+    def noted(kernel, *arguments):
+        if kernel.py_func.__module__.partition(".")[0] == _PACKAGE:
+            note_launch(kernel)
+        return call(kernel, *arguments)
+
+    _watching.append(found)
+    CUDADispatcher.call = noted
+    try:
+        yield found
+    finally:
+        CUDADispatcher.call = call
+        _watching.pop()
+
+
+def note_launch(kernel):
+    """Tell whoever watches, if anyone does, that a kernel is launched."""
+    if _watching:
+        _watching[-1].add(kernel)
 
 
 @cache
@@ -103,13 +154,21 @@ def _around(function):
 
 
 @cache
-def _sources(files):
-    """A name for what kernels that stand in some files may be made of."""
+def _imported_from(files):
+    """These files, and all that they import of the package."""
     found, left = set(), files
     while left:
         found |= left
         left = set().union(*map(_imported, left)) - found
-    named = sorted((os.path.relpath(path, _ROOT), path.read_bytes()) for path in found)
+    return frozenset(found)
+
+
+@cache
+def _sources(files):
+    """A name for what kernels that stand in some files may be made of."""
+    named = sorted(
+        (os.path.relpath(path, _ROOT), path.read_bytes()) for path in _imported_from(files)
+    )
     return sha256(
         b"\0".join(part for name, text in named for part in (name.encode(), text))
     ).hexdigest()

@@ -11,7 +11,15 @@ import pytest
 
 import reference
 from experiments import memory, rungs, stages, sweep, table1
-from experiments.measuring import command, contestants, networks, opponents, predict, records
+from experiments.measuring import (
+    command,
+    contestants,
+    networks,
+    opponents,
+    predict,
+    records,
+    sources,
+)
 from experiments.measuring.problem import (
     NETWORK_PASSES,
     PASSES,
@@ -44,7 +52,8 @@ def _row(geometry=SMALL, wanted="forward", **cells):
 # ---- rows
 
 
-NOW = {"driver": "1", "versions": "{}", "source_sha256": "now", "method_sha256": "now"}
+NOW = {"driver": "1", "versions": "{}", "method_sha256": "now"}
+NOW |= {"source_sha256": "before", "kernel_sources": sources.NO_KERNELS}
 
 
 def test_rows_are_kept_by_group(tmp_path):
@@ -66,11 +75,15 @@ def test_rows_are_kept_by_group(tmp_path):
     assert not records.Table(path, NOW, fresh=True).has(forward, [forward])
 
 
-@pytest.mark.parametrize("what", records.SAME)
+@pytest.mark.parametrize("what", (*records.SAME, "kernel_sources"))
 def test_rows_of_something_else_are_measured_again(what, tmp_path):
     table = records.Table(tmp_path / "sweep.csv", NOW)
     table.replace([_row(**{what: "before"})])
     assert not table.has(_row(), [_row()])
+
+
+def test_what_measures_is_named():
+    assert len(records.provenance.method_sha256()) == 64
 
 
 def test_rows_without_a_package_are_measured_once_it_is_there(tmp_path):
@@ -182,6 +195,23 @@ def test_points_are_the_product_of_the_axes():
     assert {name for name, _ in found} == {"D2=1,2 C+P=4,8"}
 
 
+def test_every_field_of_the_geometry_is_an_axis():
+    point = "N=1,C=2,P=3,H=9,W=8,KH=3,KW=2,stride=2x1,padding=1x0,dilation=1,G=2,D1=2,D2=3,D3=4"
+    ((name, found),) = sweep.points([], sweep._fix(point))
+    assert name == "one point"
+    assert found == Geometry(1, 2, 3, 9, 8, 3, 2, 2, 2, 3, 4, (2, 1), (1, 0), 1)
+    assert set(records.GEOMETRY) == set(sweep.AXES)
+    ((_, square_one),) = sweep.points([], sweep._fix("H=9,KH=2"))
+    assert (square_one.W, square_one.KW) == (9, 2)
+
+
+def test_the_letters_of_a_product_are_axes():
+    product = sweep._spec("gab,gbcd->gacd")
+    found = sweep.points([sweep._vary("b=1,3")], sweep._fix("g=2,c=5"), product)
+    assert [(g.G, g.D1, g.D2, g.D3) for _, g in found] == [(2, 4, 1, 20), (2, 4, 3, 20)]
+    assert {name for name, _ in found} == {"gab,gbcd->gacd b=1,3"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -190,6 +220,12 @@ def test_points_are_the_product_of_the_axes():
         (["--vary", "D2=0"], "got 'D2=0'; it takes integers from 1"),
         (["--vary", "D2+D2=1"], "names an axis twice"),
         (["--vary", "D2=1", "--fix", "D2=3"], "D2 given twice"),
+        (["--vary", "D2=1x2"], "stride, padding, dilation take pairs"),
+        (["--fix", "dilation=0"], "it takes integers from 1"),
+        (["--vary", "b=1,2"], "got axis 'b'; it takes D1"),
+        (["--product", "ab,bc"], "--product"),
+        (["--product", "ab,bc->ac", "--fix", "D2=1"], "got axis 'D2'; it takes C, "),
+        (["--preset", "batch", "--product", "ab,bc->ac"], "--preset stands alone"),
         (["--fix", "C=1,2"], "'2'"),
         (["--vary", "KH=3,20"], "no output at"),
         (["--preset", "none"], "invalid choice: 'none'"),
@@ -203,7 +239,9 @@ def test_points_are_the_product_of_the_axes():
         (["--fix", "C=1", "--fix", "C=2"], "C given twice"),
         (["--fix", "C=1,C=2"], "C given twice"),
         (["--algorithms", "naive", "--precisions", "tf32"], "--precisions got tf32"),
-        (["--predict", "H100-SXM", "--algorithms", "torch_extend_bmm"], "no floor is known"),
+        (["--predict", "H100-SXM", "--algorithms", "torch_extend_bmm"], "no floor of its own"),
+        (["--predict", "H100-SXM", "--algorithms", "fused,naive"], "--algorithms got naive"),
+        (["--predict", "TITAN-X-Pascal", "--precisions", "tf32"], "TITAN-X-Pascal lack tf32"),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
@@ -250,6 +288,17 @@ def test_rungs_compute_what_they_are_timed_for(wanted, rng):
         reference.assert_close(out.copy_to_host(), want, terms, precision=rung.precision)
 
 
+@pytest.mark.skipif(not SIMULATED, reason="without a GPU")
+def test_measuring_without_a_gpu_says_so():
+    indexed = contestants.choose(("indexed",))
+    for measured in (
+        lambda: command.measure.measure(Problem(SMALL), "forward", indexed),
+        lambda: networks.measure_network(Problem(SMALL), "net_forward", []),
+    ):
+        with pytest.raises(RuntimeError, match="measured on a GPU; there is none here"):
+            measured()
+
+
 # ---- predictions
 
 
@@ -265,7 +314,9 @@ def test_predictions_say_so(tmp_path, capsys):
     more = ["--predict", "A100-SXM-80GB", "--vary", "D2=3", "--results", str(tmp_path)]
     assert sweep.main(more) == 0
     again = records.read(tmp_path / "A100-SXM-80GB-predicted" / "sweep.csv")
-    assert len(again) == count + 3 * 5
+    ours = [v for v in contestants.choose(predict.PREDICTED) if v.algorithm in ALGORITHMS]
+    assert len(again) == count + 3 * len(ours)
+    assert {row["algorithm"] for row in again} == {"fused", "staged"}
 
 
 def test_predictions_do_not_overwrite_a_foreign_file(tmp_path):
@@ -276,14 +327,28 @@ def test_predictions_do_not_overwrite_a_foreign_file(tmp_path):
     assert path.read_text() == "mine\n"
 
 
+def test_what_has_no_prediction_is_said(tmp_path, capsys):
+    arguments = ["--predict", "H200-SXM", "--results", str(tmp_path), "--vary", "D2=3"]
+    assert sweep.main(arguments) == 0
+    assert "not predicted: naive has no floor of its own" in capsys.readouterr().out
+    assert sweep.main([*arguments, "--algorithms", "fused", "--precisions", "tf32"]) == 0
+    assert "not predicted" not in capsys.readouterr().out
+    rows = records.read(tmp_path / "H200-SXM-predicted" / "sweep.csv")
+    assert [(row["algorithm"], row["precision"]) for row in rows] == [("fused", "tf32")] * 3
+
+
 def test_floors_by_hand():
     g = Geometry(1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1)  # 4 in, 1 kernel element, 4 out; 8 FLOP
-    gbs, _ = predict.GPUS["A100-SXM-80GB"]
-    assert predict.floor_ms(g, "indexed", "forward", "A100-SXM-80GB") == 9 * 4 / gbs / 1e6
+    gpu = "A100-SXM-80GB"
+    gbs = predict.GPUS[gpu].gbs
+    assert predict.floor_ms(g, "fused", "forward", gpu) == 9 * 4 / gbs / 1e6
+    assert predict.floor_ms(g, "fused", "forward", gpu, "float16") == 9 * 2 / gbs / 1e6
     # im2col 4+4, extend 4+4, kernel 1+4, products 4+4+4, sum 4+4 elements
-    assert predict.floor_ms(g, "staged", "forward", "A100-SXM-80GB") == pytest.approx(
-        41 * 4 / gbs / 1e6
-    )
+    assert predict.floor_ms(g, "staged", "forward", gpu) == pytest.approx(41 * 4 / gbs / 1e6)
+    large = Geometry(64, 64, 64, 16, 16, 3, 3, 1, 16, 16, 16)
+    for precision, tflops in (("ieee", 19.5), ("tf32", 156), ("tf32x3", 52), ("float16", 312)):
+        ms = large.flop / tflops / 1e9
+        assert predict.floor_ms(large, "fused", "forward", gpu, precision) == pytest.approx(ms)
 
 
 def test_predicted_memory_by_hand():

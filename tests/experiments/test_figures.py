@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from experiments import figures, plots
-from experiments.measuring import provenance, records
+from experiments.measuring import provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
-from experiments.measuring.tables import filled, marked, tables
+from experiments.measuring.tables import HOLDERS, UNMEASURED, filled, marked, tables
 from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
 from numbacaps import stages as pipeline
 
@@ -65,6 +65,7 @@ def row(experiment, workload, cells, ms=None, **others):
         "driver": "580.1, CUDA 13.0",
         "versions": json.dumps({"numba-cuda": "0.30", "torch": "2.11", "cupy-cuda13x": "14.0"}),
         "source_sha256": "0123456789abcdef" * 4,
+        "kernel_sources": sources.NO_KERNELS,
         "timestamp": "2026-01-02T03:04:05+00:00",
         "copy_gbs": 3000,
         "sgemm_tflops": 51.6,
@@ -161,8 +162,6 @@ def drawn(tmp_path_factory):
 
 
 def command(folder, *arguments):
-    if "--readme" not in arguments:
-        arguments = ("--no-readme", *arguments)
     folders = ("--results", str(folder / "results"), "--out", str(folder / "out"))
     return figures.main([*folders, *arguments])
 
@@ -463,7 +462,7 @@ old
 
 text
 <!-- table table1 -->
-kept
+older
 <!-- /table -->
 """
 
@@ -474,7 +473,7 @@ def drifted(text, folders):
 
     def wrong(folder):
         made = tables(load_all(folder))
-        return [name for name, body in found.items() if body != made.get(name, "")]
+        return [name for name, body in found.items() if body != made.get(name, UNMEASURED)]
 
     return min(map(wrong, folders), key=len, default=list(found))
 
@@ -486,7 +485,7 @@ def test_readme_is_filled(tmp_path, capsys):
     assert command(tmp_path, "--readme", str(readme)) == 0
     text = readme.read_text()
     assert marked(text)["memory"] == tables(load_all(folder))["memory"]
-    assert "\nkept\n" in text and "\nold\n" not in text and text.startswith("# Title\n\n<!-- table")
+    assert marked(text)["table1"] == UNMEASURED and text.startswith("# Title\n\n<!-- table")
     out = capsys.readouterr().out
     assert "table1 skipped" in out and "python -m experiments.table1" in out
     assert command(tmp_path, "--readme", str(readme)) == 0 and readme.read_text() == text
@@ -498,23 +497,123 @@ def test_readme_is_filled(tmp_path, capsys):
 
 def test_a_drifted_number_is_found(tmp_path):
     folder = write(tmp_path, {"memory": memory_rows()})
-    text = filled(README.replace("kept\n", ""), tables(load_all(folder)))
+    text = filled(README, tables(load_all(folder)))
     assert drifted(text, [folder]) == []
     assert drifted(text.replace("0.368", "0.369", 1), [folder]) == ["memory"]
     assert drifted(README, [folder]) == ["memory", "table1"]
     assert drifted(text, []) == ["memory", "table1"]
 
 
-def test_readme_tables_are_those_of_the_results():
-    folders = sorted({path.parent for path in provenance.RESULTS.glob("*/*.csv")})
-    assert drifted((provenance.ROOT / "README.md").read_text(), folders) == []
+def test_only_the_named_tables_are_filled():
+    text = filled(README, {"memory": "new"}, ["memory"])
+    assert marked(text) == {"memory": "new", "table1": "older"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(provenance.RESULTS.glob("*/tables.md")), ids=lambda path: path.parent.name
-)
-def test_tables_beside_results_are_theirs(path):
-    assert marked(path.read_text()) and drifted(path.read_text(), [path.parent]) == []
+@pytest.mark.parametrize("name", HOLDERS)
+def test_committed_tables_are_those_of_one_gpu(name):
+    """With rows that are as new as their kernels only; ``python -m experiments.figures --readme`` writes them."""
+    for gpu in provenance.measured() if "{gpu}" in name else [None]:
+        path = provenance.ROOT / name.format(gpu=gpu)
+        gpus = [gpu] if gpu else provenance.measured()
+        if path.exists():
+            folders = [provenance.RESULTS / one for one in gpus]
+            assert drifted(path.read_text(), folders) == [], path
+
+
+# ---- what is older than its kernels
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with one file of a kernel, whose name rows can carry."""
+    (tmp_path / "numbacaps").mkdir()
+    (tmp_path / "numbacaps" / "kernel.py").write_text("1")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    name = provenance.sources_name([tmp_path / "numbacaps" / "kernel.py"])
+    monkeypatch.setitem(sources._found, name, ["numbacaps/kernel.py"])
+    return tmp_path, name
+
+
+def measured(folder, name, **cells):
+    """A table that was measured, with one row of that kernel; its path."""
+    table = records.Table(folder / GPU / "memory.csv", {})
+    rows = memory_rows()[:5]
+    table.replace([one | {"kernel_sources": name} | cells for one in rows])
+    return table.path
+
+
+def test_a_row_is_older_once_its_kernel_changes(checkout, monkeypatch):
+    root, name = checkout
+    path = measured(root / "results", name)
+    monkeypatch.delitem(sources._found, name)  # as in another process
+    assert len(load(path)) == 5
+    kernel = root / "numbacaps" / "kernel.py"
+    kernel.write_text("2")
+    assert load(path) == [] and len(records.read(path)) == 5
+    kernel.write_text("1")
+    assert len(load(path)) == 5
+    kernel.unlink()
+    assert load(path) == []
+
+
+def test_a_row_without_names_is_as_new_as_the_package(checkout):
+    root, _ = checkout
+    now = provenance.source_sha256()
+    for of, rows in ((now, 5), ("before", 0)):
+        assert len(load(measured(root / of[:6], "", source_sha256=of))) == rows
+
+
+def test_a_file_of_before_the_column_is_read(checkout):
+    root, _ = checkout
+    path = measured(root / "results", "")
+    header, *lines = path.read_text().splitlines()
+    old = [line.rsplit(",", 1)[0] for line in (header, *lines)]
+    assert header.endswith(",kernel_sources")
+    path.write_text("\n".join(old) + "\n")
+    rows = records.read(path)
+    assert [row["kernel_sources"] for row in rows] == [""] * 5 and list(rows[0]) == [
+        *records.COLUMNS
+    ]
+
+
+def test_only_names_in_use_are_kept(checkout):
+    root, name = checkout
+    path = measured(root / "results", name)
+    beside = path.with_suffix(".sources.json")
+    assert json.loads(beside.read_text()) == {name: ["numbacaps/kernel.py"]}
+    measured(root / "results", sources.NO_KERNELS)
+    assert json.loads(beside.read_text()) == {}
+
+
+def test_nothing_to_draw_is_an_error_that_says_what_there_is(checkout, capsys):
+    root, name = checkout
+    measured(root / "results", name)
+    (root / "numbacaps" / "kernel.py").write_text("2")
+    assert command(root) == 1
+    assert f"{GPU}/memory.csv (0 of 5 rows are current)" in capsys.readouterr().err
+    assert not (root / "out").exists()
+    readme = root / "README.md"
+    readme.write_text(README)
+    assert command(root, "--readme", str(readme)) == 0
+    assert set(marked(readme.read_text()).values()) == {UNMEASURED}
+
+
+def test_any_csv_with_the_columns_is_drawn(tmp_path):
+    """By its name: a curve for what is swept, over the first algorithm where the fold has no times."""
+    rows = [
+        row("mine", "batch", geometry(N, 1, 4, 8, 1, 2, 2, 2), ms * N, algorithm=algorithm)
+        for N in (1, 4)
+        for algorithm, ms in (("indexed", 1.0), ("naive", 2.0))
+    ]
+    rows += [row("mine", "one", geometry(*WIDE["em"]), 3.0, algorithm="indexed")]
+    folder = write(tmp_path / "results", {"mine": rows})
+    (folder / "other.csv").write_text("a,b\n1,2\n")
+    assert command(tmp_path) == 0
+    assert {path.name for path in (tmp_path / "out").glob("*.svg")} == {
+        "mine-batch.svg",
+        "mine.svg",
+    }
+    assert "Speedup over indexed along batch" in svg(tmp_path, "mine-batch")
 
 
 def refused(capsys, folder, *arguments):
@@ -538,9 +637,7 @@ def test_bad_arguments(tmp_path, capsys):
     chosen = ("--gpu", GPU)
     assert "--readme" in refused(capsys, tmp_path, *chosen, "--readme", str(tmp_path / "none.md"))
     (tmp_path / "file").write_text("")
-    assert "--out" in refused(
-        capsys, tmp_path, *chosen, "--no-readme", "--out", str(tmp_path / "file")
-    )
+    assert "--out" in refused(capsys, tmp_path, *chosen, "--out", str(tmp_path / "file"))
     assert "unrecognized" in refused(capsys, tmp_path, "--frobnicate")
     sweep = variants("sweep", "em", geometry(*WIDE["em"]))
     write(tmp_path / "results", {"sweep": sweep})
@@ -561,17 +658,17 @@ def test_predicted_folder_is_not_the_default(tmp_path):
     assert "**PREDICTION, not measured.**" in tables(load_all(predicted))["memory"]
 
 
-def test_a_prediction_takes_no_measurements_place(tmp_path):
+def test_readme_and_its_pictures_are_written_when_asked_for(tmp_path):
     parse = figures.make_parser().parse_args
-    for folder, out, readme in (
-        (tmp_path / GPU, figures.OUT, figures.README),
-        (tmp_path / f"{GPU}-predicted", figures.OUT / f"{GPU}-predicted", None),
-    ):
-        assert figures.targets(parse([]), folder) == (out, readme)
-        assert figures.targets(parse(["--out", "a", "--readme", "b"]), folder) == (
-            figures.Path("a"),
-            figures.Path("b"),
-        )
+    for name in (GPU, f"{GPU}-predicted"):
+        folder = tmp_path / name
+        assert figures.targets(parse([]), folder) == (figures.OUT / name, {})
+        out, holders = figures.targets(parse(["--out", "a", "--readme", "b"]), folder)
+        assert (out, holders) == (figures.Path("a"), {figures.Path("b"): None})
+    out, holders = figures.targets(parse(["--readme"]), tmp_path / GPU)
+    assert out == figures.OUT and provenance.ROOT / "README.md" in holders
+    with pytest.raises(figures.Refusal, match="--readme got predictions"):
+        figures.targets(parse(["--readme"]), folder)
 
 
 @pytest.mark.parametrize(
