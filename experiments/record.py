@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 from experiments import ahead, fused, memory, rungs, stages, sweep, table1
 from experiments.measuring import command, contestants, provenance, records
-from experiments.measuring.problem import NETWORK_PASSES, PASSES
+from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.refusal import Parser
 from experiments.training import training
 from numbacaps.device.target import SIMULATED, cuda

@@ -23,6 +23,8 @@ from math import prod
 
 import numpy as np
 
+Pair = int | tuple[int, int]  # (vertical, horizontal), or one number for both
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -50,9 +52,9 @@ class Geometry:
     D1: int
     D2: int
     D3: int
-    stride: int | tuple = 1
-    padding: int | tuple = 0
-    dilation: int | tuple = 1
+    stride: Pair = 1
+    padding: Pair = 0
+    dilation: Pair = 1
 
     def __post_init__(self):
         for name in ("C", "P", "H", "W", "KH", "KW", "G", "D1", "D2", "D3"):

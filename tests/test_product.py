@@ -5,7 +5,7 @@ import re
 import pytest
 
 from numbacaps import parse_product
-from numbacaps.suggest import did_you_mean
+from numbacaps.messages import did_you_mean
 
 
 @pytest.mark.parametrize(
