@@ -1,6 +1,8 @@
 # make walk    install into .venv, then walk through one capsule convolution on a real digit; the
 #              pictures are in walk/, the page is walk.html
-# make test    install into .venv, then run the ptx and simulator tiers, which need no GPU
+# make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
+#              every kernel once through the compiler, and once against the reference
+# make test-all  run all of both tiers
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 # make records list the results and test records that are older than their kernels; needs no GPU
@@ -13,17 +15,24 @@ CUDA ?= cu13
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+SIDE_BY_SIDE := -n 2 --dist worksteal
 
 MINUTES ?= 10
 
-.PHONY: walk test gpu drawn records record clean
+.PHONY: walk test test-all test-rest gpu drawn records record clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
 
 test: $(INSTALLED)
-	$(PY) -m pytest -n 2 --tier ptx
-	$(PY) -m pytest -n 2 --tier simulator
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier ptx
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier simulator
+
+test-all: test test-rest
+
+test-rest: $(INSTALLED)
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier ptx
+	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu
@@ -43,5 +52,5 @@ clean:
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[test,page,data,$(CUDA)]'
+	$(PY) -m pip install --quiet --editable '.[experiments,test,page,data,$(CUDA)]'
 	touch $@

@@ -51,14 +51,19 @@ def pretend(capability, multiprocessors):
     from numba.cuda.cudadrv.driver import MemoryPointer, binding
     from numba.cuda.dispatcher import _Kernel
 
-    from numbacaps.device import compiled, streams, tensor_map
+    from numbacaps.device import compiled, gpu, streams, tensor_map
 
     def nothing(*arguments, **options):
         pass
 
     class Context:
         device = SimpleNamespace(
-            id=0, compute_capability=capability, MULTIPROCESSOR_COUNT=multiprocessors
+            id=0,
+            name=gpu.H100.name,
+            compute_capability=capability,
+            MULTIPROCESSOR_COUNT=multiprocessors,
+            MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=gpu.H100.shared_bytes,
+            MAX_REGISTERS_PER_MULTIPROCESSOR=gpu.H100.registers,
         )
         free = _ALIGNED
         synchronize = nothing

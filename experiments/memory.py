@@ -18,6 +18,7 @@ from numbacaps import ALGORITHMS
 from numbacaps.algorithms import staged
 from numbacaps.device.kernel_cache import launched
 from numbacaps.device.target import cuda
+from numbacaps.stages import whole
 
 BATCHES = (1, 4, 16, 64, 128, 256, 512)
 WORKLOAD = "em"
@@ -32,9 +33,9 @@ def predicted_bytes(geometry, algorithm, wanted, itemsize=4):
     if algorithm not in LAID_OUT:
         return held
     shapes = (
-        staged.forward_workspace(geometry.whole)
+        staged.forward_workspace(whole(geometry))
         if wanted == "forward"
-        else staged.backward_workspace(geometry.whole, [wanted.removeprefix("backward_")])
+        else staged.backward_workspace(whole(geometry), [wanted.removeprefix("backward_")])
     )
     return held + itemsize * staged.elements(shapes)
 

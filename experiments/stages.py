@@ -46,7 +46,7 @@ class Chain:
     """
 
     def __init__(self, problem, wanted, stream):
-        g, slab, self._stream = problem.geometry, problem.geometry.whole, stream
+        g, slab, self._stream = problem.geometry, stages.whole(problem.geometry), stream
         x, w, dy = (cuda.to_device(array) for array in problem.operands)
         self.result = cuda.device_array(problem.shape(wanted), np.float32)
         shapes = (
@@ -125,7 +125,7 @@ class StageVariant:
 
 def _chains(problem, wanted, clock):
     """Chains enough to keep every stage's arrays out of the L2 cache, if memory allows."""
-    slab = problem.geometry.whole
+    slab = stages.whole(problem.geometry)
     sets = max(measure.sets_of(slab.traffic(stage, 4)[0]) for stage in stages.PASSES[wanted])
     room = max(1, _ROOM // sum(slab.traffic(stage, 4)[0] for stage in stages.PASSES[wanted]))
     return [Chain(problem, wanted, clock.numba) for _ in range(min(sets, room, _MOST_SETS))]
@@ -133,7 +133,7 @@ def _chains(problem, wanted, clock):
 
 def measure_stages(problem, wanted, tick):
     """The rows of a pass's stages."""
-    clock, rates, slab = measure.clock(), measure.ceilings(), problem.geometry.whole
+    clock, rates, slab = measure.clock(), measure.ceilings(), stages.whole(problem.geometry)
     chains = _chains(problem, wanted, clock)
     error = max(problem.check(wanted, chain.run(), "ieee") for chain in chains)
     replays, caches, of = {}, {}, {}

@@ -4,26 +4,30 @@ Nothing is allocated or launched before all arguments have been accepted. Only w
 fits is known later, when the operands are on the device; it is known before the first launch.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
+from numbacaps.arrays import Array
 from numbacaps.call import Call
+from numbacaps.geometry import Pair
 from numbacaps.messages import shown
 
 
 def capsule_conv2d(
-    x,
-    w,
+    x: Array,
+    w: Array,
     *,
-    stride=1,
-    padding=0,
-    dilation=1,
-    product="ab,bc->ac",
-    algorithm="auto",
-    precision="ieee",
-    workspace_limit=None,
-    out=None,
-    stream=None,
-):
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+    out: Array | None = None,
+    stream: object = None,
+) -> Array:
     """Capsule convolution (the paper's Algorithm 2; run as Algorithm 3 or 5).
 
     .. code-block:: text
@@ -99,18 +103,18 @@ def capsule_conv2d(
 
 
 def capsule_votes(
-    x,
-    w,
+    x: Array,
+    w: Array,
     *,
-    stride=1,
-    padding=0,
-    dilation=1,
-    product="ab,bc->ac",
-    algorithm="auto",
-    workspace_limit=None,
-    out=None,
-    stream=None,
-):
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    out: Array | None = None,
+    stream: object = None,
+) -> Array:
     """The products of a capsule convolution before their sum: O' of Algorithm 3, step 4.
 
     .. code-block:: text
@@ -152,20 +156,20 @@ def capsule_votes(
 
 
 def capsule_conv2d_backward(
-    x,
-    w,
-    dy,
+    x: Array,
+    w: Array,
+    dy: Array,
     *,
-    stride=1,
-    padding=0,
-    dilation=1,
-    product="ab,bc->ac",
-    algorithm="auto",
-    precision="ieee",
-    workspace_limit=None,
-    needs=("input", "kernel"),
-    stream=None,
-):
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+    needs: Collection[str] = ("input", "kernel"),
+    stream: object = None,
+) -> tuple[Array | None, Array | None]:
     """Both gradients of a capsule convolution (the paper's Algorithm 4).
 
     .. code-block:: text

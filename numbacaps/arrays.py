@@ -6,6 +6,7 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from cuda.core.utils import StridedMemoryView
@@ -19,6 +20,9 @@ _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
+
+
+Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
 
 
 class _Interface:

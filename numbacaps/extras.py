@@ -1,9 +1,10 @@
 """Optional packages: imported where they are used, and named with their extra where they lack."""
 
 import importlib
+from types import ModuleType
 
 
-def require(package, extra, user):
+def require(package: str, extra: str, user: str) -> ModuleType:
     """Import an optional package.
 
     Parameters
@@ -14,6 +15,10 @@ def require(package, extra, user):
         The extra of setup.cfg that installs it.
     user : str
         What asks for it.
+
+    Returns
+    -------
+    module
 
     Raises
     ------

@@ -1,20 +1,38 @@
 """What error messages say of a value that was given, and of the names that were meant."""
 
 import reprlib
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 
 
-def shown(value):
+def shown(value: object) -> str:
     """A value as a message shows it: never long, and of an array its type, shape and dtype."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return _short.repr(value)
 
 
-def did_you_mean(name, names):
-    """ "; did you mean 'fused'?", or nothing where no name is close."""
-    close = get_close_matches(name, names, 1) if isinstance(name, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """The end of a message that refuses a name.
+
+    Parameters
+    ----------
+    name : object
+        What was given; only a string can resemble a name.
+    names : iterable of str
+        The names that are known.
+
+    Returns
+    -------
+    str
+        ``"; did you mean 'fused'?"`` with the known name that is most like it, whatever the case of
+        its letters; empty where none is.
+    """
+    if not isinstance(name, str):
+        return ""
+    known = {known.lower(): known for known in reversed(list(names))}
+    close = get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""

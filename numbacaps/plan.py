@@ -6,11 +6,13 @@ plans (:func:`kept_plan`), networks hold one a layer, and experiments time them.
 """
 
 import threading
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
     DTYPE_NAMES,
+    Array,
     check_out,
     check_together,
     describe,
@@ -21,6 +23,7 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import check_target, current_device
 from numbacaps.device.workspace import Workspaces, check_limit
 from numbacaps.fused.choose import GATHERING, SPLIT_K
+from numbacaps.geometry import Pair
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -30,19 +33,19 @@ _RUNGS = {"forward": GATHERING, "backward_input": GATHERING, "backward_kernel": 
 
 
 def plan(
-    x_shape,
-    w_shape,
-    dtype=None,
+    x_shape: Sequence[int] | Array,
+    w_shape: Sequence[int] | Array,
+    dtype: object = None,
     *,
-    stride=1,
-    padding=0,
-    dilation=1,
-    product="ab,bc->ac",
-    algorithm="auto",
-    precision="ieee",
-    workspace_limit=None,
-    rungs=None,
-):
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+    rungs: dict[str, str | tuple] | None = None,
+) -> "Plan":
     """Decide how a capsule convolution is computed, and make it ready.
 
     Parameters
@@ -126,7 +129,9 @@ def _check_rungs(rungs):
     return tuple(found)
 
 
-def explain(x_shape, w_shape, dtype=None, **options):
+def explain(
+    x_shape: Sequence[int] | Array, w_shape: Sequence[int] | Array, dtype: object = None, **options
+) -> str:
     """Which kernels, with which tiles, would compute a capsule convolution, and why.
 
     Parameters
@@ -313,7 +318,7 @@ class Plan:
         run = {"stream": stream, **self._where(packed)}
         self._input.backward_differentiated(w, dy, sums, dx, **run)
 
-    def __call__(self, x, w, out, *, stream=None):
+    def __call__(self, x: Array, w: Array | None, out: Array, *, stream: object = None) -> Array:
         """The forward pass.
 
         Parameters
@@ -346,7 +351,7 @@ class Plan:
         )
         return out
 
-    def pack(self, w, *, stream=None):
+    def pack(self, w: Array, *, stream: object = None) -> None:
         """Do ahead what depends on the kernel alone: for inference, where it does not change.
 
         Calls that are given None for ``w`` take it from then on: on the same stream, or behind an event. The
@@ -373,7 +378,16 @@ class Plan:
                 self.launch_pack(wanted, array, stream)
         self._packed = kernel
 
-    def backward(self, x, w, dy, dx=None, dw=None, *, stream=None):
+    def backward(
+        self,
+        x: Array,
+        w: Array | None,
+        dy: Array,
+        dx: Array | None = None,
+        dw: Array | None = None,
+        *,
+        stream: object = None,
+    ) -> tuple[Array | None, Array | None]:
         """Both gradients, or the one that there is an array for.
 
         Parameters
@@ -416,7 +430,7 @@ class Plan:
             self.launch_backward(x, None, dy, None, results["dw"].reshaped(g.kernel_shape), stream)
         return dx, dw
 
-    def explain(self):
+    def explain(self) -> str:
         """Which kernels run, with which tiles, and why; and how long making them ready took."""
         head = f"algorithm {self.algorithm}, precision {self.precision}, {self.dtype}"
         return f"{head}\n{self._plain.explain()}"

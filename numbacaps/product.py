@@ -15,6 +15,7 @@ the kernel capsule and the output       D3
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -42,21 +43,21 @@ class Product:
     d3: str
 
     @property
-    def x_order(self):
+    def x_order(self) -> tuple[int, ...]:
         """Permutation that brings the input capsule's axes into the order (G, D1, D2)."""
         return tuple(self.x.index(axis) for axis in self.g + self.d1 + self.d2)
 
     @property
-    def w_order(self):
+    def w_order(self) -> tuple[int, ...]:
         """Permutation that brings the kernel capsule's axes into the order (G, D2, D3)."""
         return tuple(self.w.index(axis) for axis in self.g + self.d2 + self.d3)
 
     @property
-    def y_order(self):
+    def y_order(self) -> tuple[int, ...]:
         """Permutation that brings the output capsule's axes into the order (G, D1, D3)."""
         return tuple(self.y.index(axis) for axis in self.g + self.d1 + self.d3)
 
-    def sizes(self, x_capsule, w_capsule):
+    def sizes(self, x_capsule: Sequence[int], w_capsule: Sequence[int]) -> dict[str, int]:
         """Size of every axis, from the two capsule shapes.
 
         Raises
@@ -79,25 +80,28 @@ class Product:
                 )
         return sizes
 
-    def dimensions(self, x_capsule, w_capsule):
+    def dimensions(
+        self, x_capsule: Sequence[int], w_capsule: Sequence[int]
+    ) -> tuple[int, int, int, int]:
         """(G, D1, D2, D3) for the two capsule shapes; ValueError as :meth:`sizes`."""
         sizes = self.sizes(x_capsule, w_capsule)
-        return tuple(
+        g, d1, d2, d3 = (
             prod(sizes[axis] for axis in axes) for axes in (self.g, self.d1, self.d2, self.d3)
         )
+        return g, d1, d2, d3
 
-    def y_capsule(self, x_capsule, w_capsule):
+    def y_capsule(self, x_capsule: Sequence[int], w_capsule: Sequence[int]) -> tuple[int, ...]:
         """Shape of an output capsule; ValueError as :meth:`sizes`."""
         sizes = self.sizes(x_capsule, w_capsule)
         return tuple(sizes[axis] for axis in self.y)
 
 
-def inverse(order):
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes ``order``."""
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
-def parse_product(spec):
+def parse_product(spec: str) -> Product:
     """Parse a spec such as ``"ab,bc->ac"``.
 
     Parameters
@@ -114,7 +118,7 @@ def parse_product(spec):
     TypeError
         ``product`` is no string.
     ValueError
-        ``product`` is not of that form, repeats an axis within one capsule, drops an axis that
+        ``product`` is not of that form (it lacks the output, has an ellipsis, ...), repeats an axis within one capsule, drops an axis that
         only one capsule has, or gives the output an axis that neither has.
     """
     if not isinstance(spec, str):
@@ -123,10 +127,10 @@ def parse_product(spec):
 
 
 @cache
-def _parse(spec):
+def _parse(spec: str) -> Product:
     match = _FORM.fullmatch(spec.replace(" ", ""))
     if match is None:
-        raise ValueError(f"product is {spec!r}; it takes a spec such as 'ab,bc->ac'")
+        raise ValueError(f"product is {spec!r}; {_what_is_wrong(spec.replace(' ', ''))}")
     x, w, y = match.groups()
     for axes in (x, w, y):
         if len(set(axes)) != len(axes):
@@ -142,3 +146,21 @@ def _parse(spec):
     d3 = "".join(axis for axis in y if axis in w and axis not in x)
     d2 = "".join(axis for axis in x if axis not in y)
     return Product(spec, x, w, y, g, d1, d2, d3)
+
+
+def _what_is_wrong(spec: str) -> str:
+    """What a spec that is not of the form takes, in words."""
+    if "." in spec:
+        return (
+            "it takes a letter for each capsule axis and no ellipsis, such as 'ab,bc->ac' "
+            "(batch, channels and positions are not named)"
+        )
+    inputs, arrow, output = spec.partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2:
+        return f"it takes a spec of two inputs, such as 'ab,bc->ac', not of {len(operands)}"
+    if stray := re.sub("[a-zA-Z]", "", "".join((*operands, output))):
+        return f"it takes letters, one comma and one '->', such as 'ab,bc->ac', not {stray[0]!r}"
+    x, w = operands
+    y = "".join(axis for axis in x + w if (axis in x) != (axis in w))
+    return f"it lacks the output, '->' and its axes; did you mean '{inputs}->{y}'?"

@@ -5,6 +5,8 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 """
 
 import os
+from collections import defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,11 @@ _TIERS = {
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=list(_TIERS), default="simulator", help="tier to run")
+    parser.addoption(
+        "--part",
+        choices=["quick", "rest"],
+        help="quick: leave out what is marked slow, as make test does; rest: only that",
+    )
     parser.addoption("--passed", help="file of tests to leave out; those that pass are added to it")
 
 
@@ -36,6 +43,7 @@ def pytest_configure(config):
         config.pluginmanager.register(_Noted(config.option.passed))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     tier = config.option.tier
     kept, left = [], []
@@ -43,10 +51,35 @@ def pytest_collection_modifyitems(config, items):
         marker = item.get_closest_marker("tiers")
         tiers = marker.args if marker else ("simulator",)
         (kept if tier in tiers else left).append(item)
+    if config.option.part:
+        slow = _slow(kept, whole=not any("::" in argument for argument in config.args))
+        wanted = [(item in slow) == (config.option.part == "rest") for item in kept]
+        left += [item for item, is_wanted in zip(kept, wanted) if not is_wanted]
+        kept = [item for item, is_wanted in zip(kept, wanted) if is_wanted]
     passed = _passed(config)
     left += [item for item in kept if item.nodeid in passed]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in kept if item.nodeid not in passed]
+
+
+def _slow(items, whole):
+    """Tests that are marked slow, but for the cases that the mark names; each name must be of some case."""
+    slow, named, found = set(), defaultdict(set), defaultdict(set)
+    for item in items:
+        marker = item.get_closest_marker("slow")
+        if marker is None:
+            continue
+        function, case = item.nodeid.partition("[")[0], getattr(item, "callspec", None)
+        patterns = marker.kwargs.get("but", ())
+        matched = {pattern for pattern in patterns if case and fnmatch(case.id, pattern)}
+        named[function].update(patterns)
+        found[function] |= matched
+        if not matched:
+            slow.add(item)
+    absent = {name: missing for name in named if (missing := named[name] - found[name])}
+    if absent and whole:
+        raise pytest.UsageError(f"slow(but=...) names cases that are not there: {absent}")
+    return slow
 
 
 def _passed(config):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.measuring.problem import PASSES
-from numbacaps.algorithms import fused
 from numbacaps.device.target import SIMULATED
+from numbacaps.plan import Plan
 from tests import record_drawn
 from tests.support import drawn
 
@@ -36,15 +36,18 @@ def test_they_are_of_every_kind():
 
 def _wrong(monkeypatch, change):
     """Have the passes leave results that are changed."""
-    for name, at in (("forward", 3), ("backward", slice(4, 6))):
-        right = getattr(fused, name)
+    right_forward, right_backward = Plan.launch_forward, Plan.launch_backward
 
-        def changed(*arguments, right=right, at=at, **how):
-            right(*arguments, **how)
-            found = arguments[at]
-            change(found if at == 3 else next(one for one in found if one is not None))
+    def forward(plan, x, w, out, stream):
+        right_forward(plan, x, w, out, stream)
+        change(out)
 
-        monkeypatch.setattr(fused, name, changed)
+    def backward(plan, x, w, dy, dx, dw, stream):
+        right_backward(plan, x, w, dy, dx, dw, stream)
+        change(dw if dx is None else dx)
+
+    monkeypatch.setattr(Plan, "launch_forward", forward)
+    monkeypatch.setattr(Plan, "launch_backward", backward)
 
 
 @pytest.mark.parametrize("wanted", PASSES)
@@ -76,7 +79,8 @@ def test_an_error_ends_the_check(monkeypatch):
 
 
 _MAIN = """
-from experiments import ahead, provenance
+from experiments import ahead
+from experiments.measuring import provenance
 from tests import record_drawn
 
 if __name__ == "__main__":
@@ -88,6 +92,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_what_processes_compile_is_recorded(tmp_path):
     (tmp_path / "main.py").write_text(_MAIN)

@@ -3,8 +3,8 @@
 import pytest
 
 from numbacaps import Geometry
-from numbacaps.geometry import Slab
 from numbacaps.stages import STAGES
+from numbacaps.stages.slab import Slab, slabs, whole
 
 _LAYER_3 = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
 
@@ -37,7 +37,7 @@ def test_shapes():
     assert (g.E1, g.E2, g.E3) == (64, 128, 32)
     assert g.output_shape == (128, 8, 5, 5, 1, 4, 8)
     assert g.votes_shape == (128, 8, 5, 5, 4, 3, 3, 1, 4, 8)
-    assert g.whole.products_shape == (128, 8, 25, 36, 1, 4, 8)
+    assert whole(g).products_shape == (128, 8, 25, 36, 1, 4, 8)
     assert g.min_bytes(4) == 4 * (128 * 4 * 121 * 64 + 8 * 36 * 128 + 128 * 8 * 25 * 32)
 
 
@@ -68,8 +68,8 @@ def test_traffic_of_every_stage():
 
 def _cut(geometry, limit):
     """Slabs where an image's row costs one element."""
-    slabs = geometry.slabs(lambda slab: slab.images * slab.rows, limit)
-    return [(slab.first_image, slab.images, slab.first_row, slab.rows) for slab in slabs]
+    cut = slabs(geometry, lambda slab: slab.images * slab.rows, limit)
+    return [(slab.first_image, slab.images, slab.first_row, slab.rows) for slab in cut]
 
 
 def test_slabs():
@@ -85,7 +85,7 @@ def test_slabs():
 def test_counts_beyond_32_bits():
     g = Geometry(1 << 16, 32, 32, 64, 64, 3, 3, 1, 16, 16, 16)
     assert g.flop > 1 << 50
-    assert g.whole.traffic("input_extend", 4)[0] > 1 << 40
+    assert whole(g).traffic("input_extend", 4)[0] > 1 << 40
 
 
 @pytest.mark.parametrize(

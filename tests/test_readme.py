@@ -1,4 +1,4 @@
-"""What the README says is so: its script runs, its tables hold, its paths exist."""
+"""What the READMEs say is so: scripts run, tables hold, links, paths and commands exist."""
 
 import re
 
@@ -7,22 +7,99 @@ import pytest
 from experiments.measuring.provenance import ROOT
 from numbacaps import ALGORITHMS, Geometry, parse_product
 
-_TEXT = (ROOT / "README.md").read_text()
+_FOLDERS = ("numbacaps", "reference", "experiments", "tests")
+_TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (
+        ROOT / "README.md",
+        *sorted(found for folder in _FOLDERS for found in (ROOT / folder).rglob("*.md")),
+    )
+}
+_READMES = [name for name in _TEXTS if name.endswith("README.md")]
+_SCRIPTS = {
+    f"{name}, script {number}": script
+    for name in _READMES
+    for number, script in enumerate(re.findall(r"```python\n(.*?)```", _TEXTS[name], re.DOTALL))
+}
+_MOST_LINES = 150  # of the first page
 
 
-def _rows(header):
-    """Cells of the table that begins with ``header``."""
-    table = _TEXT[_TEXT.index(header) :].split("\n\n")[0].splitlines()[2:]
+def _rows(name, header):
+    """Cells of the table of a README that begins with ``header``."""
+    text = _TEXTS[name]
+    table = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
 
 
-@pytest.mark.parametrize("script", re.findall(r"```python\n(.*?)```", _TEXT, re.DOTALL))
-def test_script(script):
-    exec(compile(script, "README.md", "exec"), {})
+def _anchors(text):
+    """What a link to a heading ends in, as GitHub makes it."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+    )
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_first_page_is_short():
+    assert len(_TEXTS["README.md"].splitlines()) <= _MOST_LINES
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_script(name):
+    exec(compile(_SCRIPTS[name], name, "exec"), {})
+
+
+@pytest.mark.parametrize("name", _TEXTS)
+def test_links(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", _TEXTS[name]):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            assert anchor in _anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("name", _READMES)
+def test_paths_and_commands(name):
+    text = _TEXTS[name]
+    for path in re.findall(rf"`((?:{'|'.join(_FOLDERS)})/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
+    for module in re.findall(r"python -m ((?:experiments|tests)[\w.]*)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"(?:^|`)make ([a-z][\w-]*)", text, re.MULTILINE):
+        assert target in targets, target
+
+
+def test_the_map():
+    named = {path for cell, _ in _rows("README.md", "| path | holds") for path in _paths(cell)}
+    folders = {f"{path.name}/" for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    inner = {
+        f"numbacaps/{path.name}/"
+        for path in (ROOT / "numbacaps").iterdir()
+        if (path / "__init__.py").exists()
+    }
+    assert {*folders, *inner, "tests/"} <= named
+    assert all((ROOT / path).exists() for path in named)
+
+
+@pytest.mark.parametrize(
+    "folder", ["numbacaps/device", "numbacaps/fused", "numbacaps/nn", "reference"]
+)
+def test_every_module_is_named(folder):
+    text = _TEXTS[f"{folder}/README.md"]
+    modules = {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    assert not {name for name in modules if not re.search(rf"\b{name}\b|\b{name[:-3]}\]", text)}
+
+
+def _paths(cell):
+    return re.findall(r"`([^`]+)`", cell)
 
 
 def test_gemm_table():
-    rows = _rows("| layer | C, P, H, stride")
+    rows = _rows("numbacaps/fused/README.md", "| layer | C, P, H, stride")
     assert len(rows) == 5
     for _, sizes, capsules, gemm, mflop in rows:
         C, P, H, stride = map(int, sizes.split(","))
@@ -34,20 +111,18 @@ def test_gemm_table():
 
 
 def test_product_table():
-    for spec, _, *letters in _rows("| product | capsules"):
+    for spec, _, *letters in _rows("numbacaps/README.md", "| product | capsules"):
         product = parse_product(spec.strip('`"'))
         written = [re.sub(r"\W", "", cell).strip("1") for cell in letters]
         assert written == [product.g, product.d1, product.d2, product.d3]
 
 
 def test_algorithms():
-    named = {row[0].strip('`"') for row in _rows("| `algorithm` | what it does")}
+    named = {row[0].strip('`"') for row in _rows("numbacaps/README.md", "| `algorithm` | what")}
     assert named == {"auto", *ALGORITHMS}
 
 
-def test_paths():
-    for cell, _ in _rows("| path | holds"):
-        for path in re.findall(r"`([^`]+)`", cell):
-            assert (ROOT / path).exists(), path
-    for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", _TEXT):
-        assert (ROOT / path).exists(), path
+def test_extras():
+    setup = (ROOT / "setup.cfg").read_text().split("[options.extras_require]")[1].split("\n[")[0]
+    named = {extra for cell, _ in _rows("README.md", "| extra | adds") for extra in _paths(cell)}
+    assert named == set(re.findall(r"^(\w+) =", setup, re.MULTILINE))

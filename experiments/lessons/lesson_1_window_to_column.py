@@ -29,8 +29,8 @@ print(f"{g.L} positions of the window, {g.Q} capsules under it")
 # exactly what the reference's loops say: it copies, so not one bit may differ.
 
 # %%
-columns = unwritten(g.whole.columns_shape)
-stages.capsule_im2col(g.whole, cuda.to_device(X), columns)
+columns = unwritten(stages.whole(g).columns_shape)
+stages.capsule_im2col(stages.whole(g), cuda.to_device(X), columns)
 I_flat = columns.copy_to_host()
 expected = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)
 assert np.array_equal(I_flat, expected)
@@ -49,7 +49,7 @@ print("how many windows see each capsule:")
 print(times.astype(int))
 for stride in (1, 2, 3):
     other = Geometry(1, g.C, g.P, g.H, g.W, g.KH, g.KW, 1, g.D1, g.D2, g.D3, stride=stride)
-    growth = np.prod(other.whole.columns_shape) / np.prod(other.input_shape)
+    growth = np.prod(stages.whole(other).columns_shape) / np.prod(other.input_shape)
     print(f"stride {stride}: I_flat holds {growth:.2f} times the input's elements")
 
 # %% [markdown]

@@ -20,11 +20,11 @@ from numbacaps.device.target import cuda
 
 g = GEOMETRY
 columns = cuda.to_device(reference.capsule_im2col(X, (g.KH, g.KW), g.stride))
-extended_input = unwritten(g.whole.extended_input_shape)
-extended_kernel = unwritten(g.whole.extended_kernel_shape)
+extended_input = unwritten(stages.whole(g).extended_input_shape)
+extended_kernel = unwritten(stages.whole(g).extended_kernel_shape)
 with watching({"I_flat": columns, "I'": extended_input, "K'": extended_kernel}) as launches:
-    stages.input_extend(g.whole, columns, extended_input)
-    stages.kernel_extend(g.whole, cuda.to_device(W), extended_kernel)
+    stages.input_extend(stages.whole(g), columns, extended_input)
+    stages.kernel_extend(stages.whole(g), cuda.to_device(W), extended_kernel)
 
 # %% [markdown]
 # Nothing is computed here. All copies of a column are the column itself, bit by bit.
@@ -32,10 +32,11 @@ with watching({"I_flat": columns, "I'": extended_input, "K'": extended_kernel}) 
 # %%
 I_flat, K = columns.copy_to_host(), W.reshape(g.P, 1, g.Q, g.G, g.D2, g.D3)
 assert np.array_equal(
-    extended_input.copy_to_host(), np.broadcast_to(I_flat[:, None], g.whole.extended_input_shape)
+    extended_input.copy_to_host(),
+    np.broadcast_to(I_flat[:, None], stages.whole(g).extended_input_shape),
 )
 assert np.array_equal(
-    extended_kernel.copy_to_host(), np.broadcast_to(K, g.whole.extended_kernel_shape)
+    extended_kernel.copy_to_host(), np.broadcast_to(K, stages.whole(g).extended_kernel_shape)
 )
 print(f"I': {g.P} copies of I_flat; K': {g.L} copies of each channel's {g.Q} capsules")
 
@@ -59,7 +60,7 @@ assert written > operands
 
 # %%
 layer = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, stride=2)
-megabytes = 4 * np.prod(layer.whole.extended_input_shape) / 2**20
+megabytes = 4 * np.prod(stages.whole(layer).extended_input_shape) / 2**20
 original = 4 * np.prod(layer.input_shape) / 2**20
 print(f"third layer of the published network: I is {original:.1f} MiB, I' {megabytes:.1f} MiB")
 
@@ -82,10 +83,14 @@ def check(elements_written):
     for sizes in ((1, 1, 2, 4, 4, 2, 2, 1, 2, 2, 2, 1), (2, 2, 3, 5, 3, 3, 2, 2, 1, 2, 3, 2)):
         g = Geometry(*sizes)
         x, w = (cuda.to_device(np.ones(s, np.float32)) for s in (g.input_shape, g.kernel_shape))
-        columns = unwritten(g.whole.columns_shape)
+        columns = unwritten(stages.whole(g).columns_shape)
         with watching({}) as launches:
-            stages.capsule_im2col(g.whole, x, columns)
-            stages.input_extend(g.whole, columns, unwritten(g.whole.extended_input_shape))
-            stages.kernel_extend(g.whole, w, unwritten(g.whole.extended_kernel_shape))
+            stages.capsule_im2col(stages.whole(g), x, columns)
+            stages.input_extend(
+                stages.whole(g), columns, unwritten(stages.whole(g).extended_input_shape)
+            )
+            stages.kernel_extend(
+                stages.whole(g), w, unwritten(stages.whole(g).extended_kernel_shape)
+            )
         counted = sum(launch.count(WRITE, shared=False) for launch in launches)
         assert elements_written(g) == counted, f"{counted} elements are written for {g}"

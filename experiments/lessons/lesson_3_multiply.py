@@ -18,8 +18,10 @@ g = GEOMETRY
 I_flat = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)
 extended_input = reference.input_extend(I_flat, g.P)
 extended_kernel = reference.kernel_extend(W, g.L)
-products = unwritten(g.whole.products_shape)
-stages.multiply(g.whole, cuda.to_device(extended_input), cuda.to_device(extended_kernel), products)
+products = unwritten(stages.whole(g).products_shape)
+stages.multiply(
+    stages.whole(g), cuda.to_device(extended_input), cuda.to_device(extended_kernel), products
+)
 count = g.N * g.P * g.L * g.Q
 print(f"{count} products of ({g.D1} x {g.D2}) @ ({g.D2} x {g.D3})")
 
@@ -41,7 +43,7 @@ print(f"largest difference from float64: {error:.1e} of the largest value, allow
 # could be if operands were read once and only the sums written:
 
 # %%
-bytes_laid_out, flop = g.whole.traffic("strided_batched_matmul", 4)
+bytes_laid_out, flop = stages.whole(g).traffic("strided_batched_matmul", 4)
 assert flop == 2 * count * g.D1 * g.D2 * g.D3 == g.flop
 print(f"laid out: {flop / bytes_laid_out:.2f} FLOP a byte, for this stage alone")
 print(f"at best:  {g.flop / g.min_bytes(4):.2f} FLOP a byte, for the whole convolution")
@@ -79,8 +81,8 @@ def check(offsets):
         A product made with it is wrong; the message says which.
     """
     g, draw = Geometry(2, 1, 2, 3, 3, 2, 2, 2, 2, 3, 1), np.random.default_rng(1)
-    a = draw.integers(-9, 9, g.whole.extended_input_shape)
-    b = draw.integers(-9, 9, g.whole.extended_kernel_shape)
+    a = draw.integers(-9, 9, stages.whole(g).extended_input_shape)
+    b = draw.integers(-9, 9, stages.whole(g).extended_kernel_shape)
     products = reference.strided_batched_matrix_multiply(a, b)
     for n, p, l, q, k in np.ndindex(g.N, g.P, g.L, g.Q, g.G):
         i, j, o = offsets(n, p, l, q, k, g)

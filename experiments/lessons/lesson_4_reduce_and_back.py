@@ -23,7 +23,7 @@ extended_input, extended_kernel = (
 )
 products = reference.strided_batched_matrix_multiply(extended_input, extended_kernel)
 out = unwritten(g.output_shape)
-stages.output_reduce(g.whole, cuda.to_device(products), out)
+stages.output_reduce(stages.whole(g), cuda.to_device(products), out)
 O = out.copy_to_host()
 expected = reference.capsule_convolution_einsum(X, W, g.stride)
 error = reference.relative_error(O, expected)
@@ -42,15 +42,15 @@ print(f"O: each of {O.size} elements is a sum of {g.Q} products; off by {error:.
 # %%
 T = np.random.default_rng(2).standard_normal(g.output_shape).astype(np.float32)
 dO = O - T
-extended_dy = unwritten(g.whole.products_shape)
-stages.output_extend(g.whole, cuda.to_device(dO), extended_dy)
-d_products = unwritten(g.whole.extended_input_shape)
+extended_dy = unwritten(stages.whole(g).products_shape)
+stages.output_extend(stages.whole(g), cuda.to_device(dO), extended_dy)
+d_products = unwritten(stages.whole(g).extended_input_shape)
 stages.multiply_for_input_gradient(
-    g.whole, extended_dy, cuda.to_device(extended_kernel), d_products
+    stages.whole(g), extended_dy, cuda.to_device(extended_kernel), d_products
 )
-d_columns, dx = unwritten(g.whole.columns_shape), unwritten(g.input_shape)
-stages.input_reduce(g.whole, d_products, d_columns)
-stages.capsule_col2im(g.whole, d_columns, dx)
+d_columns, dx = unwritten(stages.whole(g).columns_shape), unwritten(g.input_shape)
+stages.input_reduce(stages.whole(g), d_products, d_columns)
+stages.capsule_col2im(stages.whole(g), d_columns, dx)
 dI = dx.copy_to_host()
 
 # %% [markdown]
@@ -78,7 +78,7 @@ assert abs(slope - dI[pixel]) < 1e-4 * abs(slope)
 
 # %%
 draw = np.random.default_rng(3)
-a, b = draw.random(g.whole.columns_shape), draw.random(g.whole.extended_input_shape)
+a, b = draw.random(stages.whole(g).columns_shape), draw.random(stages.whole(g).extended_input_shape)
 left = np.sum(reference.input_extend(a, g.P) * b)
 right = np.sum(a * reference.input_reduce(b))
 print(f"{left:.6f} = {right:.6f}")

@@ -17,7 +17,7 @@ from numbacaps.device.target import cuda
 from numbacaps.plan import Plan
 
 LAYER = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16)
-laid_out = sum(LAYER.whole.traffic(stage, 4)[0] for stage in stages.FORWARD)
+laid_out = sum(stages.whole(LAYER).traffic(stage, 4)[0] for stage in stages.FORWARD)
 least = LAYER.min_bytes(4)
 print("second layer of the published network, batch 128:")
 print(

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.measuring import records, sources
 from experiments.measuring.provenance import source_sha256
-from numbacaps.stages import PASSES
+from numbacaps.stages import PASSES, whole
 
 MARK = "prediction: byte and FLOP floors, nothing was run"
 PREDICTED = ("fused", "staged")
@@ -91,7 +91,7 @@ def floor_ms(geometry, algorithm, wanted, gpu, precision="ieee"):
     rates, itemsize = GPUS[gpu], 2 if precision == "float16" else 4
     costs, tflops = [(geometry.min_bytes(itemsize), geometry.flop)], rates.tflops(precision)
     if algorithm == "staged":  # whose stages use no tensor cores
-        costs = [geometry.whole.traffic(stage, itemsize) for stage in PASSES[wanted]]
+        costs = [whole(geometry).traffic(stage, itemsize) for stage in PASSES[wanted]]
         tflops = rates.float32
     return sum(max(least / rates.gbs / 1e6, flop / tflops / 1e9) for least, flop in costs)
 

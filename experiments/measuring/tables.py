@@ -279,6 +279,34 @@ def _beside_fold(rows, layout, words):
     return f"{_heading(rows, words)}\n\n{_markdown(header, [*cells, means])}"
 
 
+def _forward(data):
+    """The forward pass at TF32, ours beside the library's, with GPU and dates: what README.md shows."""
+    cells, ratios, shown = [], [], []
+    for workload in distinct(data["fused"], "workload"):
+        rows = at(of_pass(data["fused"], "forward"), workload=workload, precision="tf32")
+        theirs = _least(rows, FOLD, ("tf32",), ("nchw", "channels_last"))
+        ours = _least(rows, "fused", ("tf32",), ("capsule",))
+        if not (theirs and ours):
+            continue
+        columns_of = ("C", "P", "H", "W", "stride", "D1", "D2", "D3")
+        C, P, H, W, stride, D1, D2, D3 = (rows[0][column] for column in columns_of)
+        capsules = f"({D1} x {D2}) @ ({D2} x {D3})"
+        layer = (workload, rows[0]["N"], f"{C} to {P}", f"{H} x {W}", stride, capsules)
+        cells.append((*layer, digits(theirs), digits(ours), digits(theirs / ours)))
+        ratios.append(theirs / ours)
+        shown += [row for row in rows if row["layout"] in ("capsule", "nchw", "channels_last")]
+    if not cells:
+        return ""
+    mean = digits(statistics.geometric_mean(ratios))
+    cells.append(("geometric mean", *[""] * 7, mean))
+    dates = sorted(row["timestamp"][:10] for row in shown if row["algorithm"] == "fused")
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    words = f"{_listed(row['gpu'] for row in shown)}, {when}, forward, TF32, median ms:"
+    header = ["layer", "batch", "channels", "grid", "stride", "capsules"]
+    header += ["PyTorch `conv2d`", "ours", "times as fast"]
+    return f"{_heading(shown, words)}\n\n{_markdown(header, cells, words=6)}"
+
+
 def _rungs(data):
     parts = []
     for wanted in PASSES:
@@ -359,6 +387,7 @@ _TABLES = {
     "stages": _stages,
     "memory": _memory,
     "fused": _fused,
+    "forward": _forward,
     "rungs": _rungs,
     "ceilings": _ceilings,
 }

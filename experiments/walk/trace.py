@@ -334,7 +334,7 @@ _STEPS = {
 
 def shapes(geometry):
     """Axes in symbols, and shape, of every array by its name."""
-    g, slab = geometry, geometry.whole
+    g, slab = geometry, stages.whole(geometry)
     whole_input = ("N, C, H, W, G, D1, D2", g.input_shape)
     whole_kernel = ("P, C, KH, KW, G, D2, D3", g.kernel_shape)
     whole_output = ("N, P, OH, OW, G, D1, D3", g.output_shape)
@@ -367,7 +367,7 @@ def steps(geometry):
     do about as much again for each algorithm; the limit allows for that.
     """
     products = geometry.N * geometry.L * geometry.Q * geometry.G
-    moved = sum(sum(geometry.whole.traffic(stage, 1)) for stage in stages.STAGES)
+    moved = sum(sum(stages.whole(geometry).traffic(stage, 1)) for stage in stages.STAGES)
     return moved + _BARRIER_STEPS * products
 
 
@@ -486,7 +486,7 @@ class _Run:
         self._give("I", patches.capsules.transpose(axes).reshape(g.input_shape))
         self._give("K", draw.standard_normal(g.kernel_shape) / np.sqrt(g.Q * g.D2))
         self._give("T", TARGET_SIZE * draw.standard_normal(g.output_shape))
-        self.device["lanes"] = self._unwritten(g.whole.lanes_shape)
+        self.device["lanes"] = self._unwritten(stages.whole(g).lanes_shape)
 
     def _give(self, name, values):
         """Take an array that no kernel makes."""
@@ -518,7 +518,7 @@ class _Run:
         self.device[step.output] = self._unwritten(self.shapes[step.output][1])
 
         def launch():
-            step.launch(g.whole, self.device)
+            step.launch(stages.whole(g), self.device)
 
         with self.watch(self.device) as launches:
             seconds = _run_once(launch)
@@ -533,7 +533,7 @@ class _Run:
             told.formula,
             tuple(self.operands[key] for key in step.inputs),
             check,
-            *g.whole.traffic(name, self.dtype.itemsize),
+            *stages.whole(g).traffic(name, self.dtype.itemsize),
             _time(launch, seconds) if check.passed else None,
             launches,
         )

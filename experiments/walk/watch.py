@@ -17,11 +17,14 @@ import threading
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import prod
+from operator import itemgetter
 from unittest.mock import patch
 
 import numpy as np
+
+from numbacaps.device.turns import Block
 
 KINDS = READ, WRITE, ATOMIC = range(3)
 WARP, SECTOR, LINE = 32, 32, 128  # threads, bytes, bytes
@@ -206,10 +209,9 @@ class _Watch:
         """What was seen."""
         grid, block = tuple(self.kernel.grid_dim), tuple(self.kernel.block_dim)
         rows = [np.empty((0, 7), np.int64)]
-        for thread in self.threads:
-            place = thread.blockIdx
-            number = place.x + grid[0] * (place.y + grid[1] * place.z), thread.thread_id
-            accesses = np.array(thread.accesses, np.int64).reshape(-1, 5)
+        for (x, y, z), _, thread, accesses in sorted(self.threads, key=itemgetter(0, 1)):
+            number = x + grid[0] * (y + grid[1] * z), thread
+            accesses = np.array(accesses, np.int64).reshape(-1, 5)
             rows.append(np.insert(accesses, 0, [[number[0]], [number[1]]], axis=1))
         rows = np.concatenate(rows)
         return Launch(self.kernel.fn, grid, block, tuple(self.memories), rows)
@@ -242,55 +244,15 @@ def _address(array):
     return array._ary.ctypes.data
 
 
-class _Block:
-    """A simulated block whose threads take turns, each running up to its next barrier.
+class _Block(Block):
+    """A simulated block whose threads keep their accesses."""
 
-    The simulator's own lets them run side by side and asks again and again where they are, which
-    takes many times longer once every access is kept.
-    """
+    def __init__(self, watch, *arguments):
+        super().__init__(*arguments)
+        self.watch = watch
 
-    def __init__(self, watch, function, grid, block, debug):
-        self.watch, self.function, self.debug = watch, function, debug
-        self._block_dim = block  # under this name, and the next, its threads look for them
-        self.block_state = np.zeros(block, np.bool_)
-
-    def run(self, place, *arguments):
-        """Run the block at a place of the grid."""
-        threads = [
-            _thread_type()(lambda: self.function(*arguments), self, place, point, self.debug)
-            for point in np.ndindex(*self._block_dim)
-        ]
-        self.watch.threads += threads
-        for thread in threads:
-            thread.start()
-        while threads:
-            for thread in threads:
-                thread.go.release()
-                thread.halted.acquire()
-                if thread.exception:
-                    raise thread.exception[0].with_traceback(thread.exception[1])
-            threads = [thread for thread in threads if not thread.over]
-
-
-@cache
-def _thread_type():
-    """The type of a simulated thread that waits for its turn."""
-    from numba.cuda.simulator.kernel import BlockThread
-
-    class Thread(BlockThread):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.go, self.halted, self.over = threading.Semaphore(0), threading.Semaphore(0), False
-            self.accesses, self.turns = [], {}  # in order; how often it came by each instruction
-
-        def run(self):
-            self.go.acquire()
-            super().run()
-            self.over = True
-            self.halted.release()
-
-        def syncthreads(self):
-            self.halted.release()
-            self.go.acquire()
-
-    return Thread
+    def begin(self, thread, point):
+        super().begin(thread, point)
+        thread.accesses, thread.turns = [], {}  # in order; how often it came by each instruction
+        place = tuple(thread.blockIdx), point
+        self.watch.threads.append((*place, thread.thread_id, thread.accesses))

@@ -21,6 +21,7 @@ from numbacaps.stages import (
     multiply_for_kernel_gradient,
     output_extend,
     output_reduce,
+    slabs,
 )
 
 
@@ -61,13 +62,13 @@ def _slabs(geometry, shapes_of, dtype, workspace):
     """The slabs that fit the workspace, each with its arrays."""
     limit = workspace.limit
     try:
-        slabs = geometry.slabs(lambda slab: elements(shapes_of(slab)), limit // dtype.itemsize)
+        cut = slabs(geometry, lambda slab: elements(shapes_of(slab)), limit // dtype.itemsize)
     except MemoryError as short:
         raise MemoryError(
             f"a pipeline of stages needs a workspace of {short.args[1] * dtype.itemsize} bytes for "
             f"one output row of one image; workspace_limit is {limit}"
         ) from None
-    for slab in slabs:
+    for slab in cut:
         yield slab, workspace.arrays(shapes_of(slab), dtype)
 
 

@@ -15,10 +15,10 @@ from numba import from_dtype
 from numba.core import types
 
 from numbacaps.device.bfloat16 import bits, stored
+from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
 from numbacaps.device.kernel_cache import note_launch
 from numbacaps.device.target import SIMULATED, cuda
 
-_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that a block gets
 _KEPT = 1024  # launch configurations
 
 
@@ -45,7 +45,7 @@ class _Compiled:
         kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
         made = kernel.compile((*kinds, *[types.int64] * integers))
         function = made._codelibrary.get_cufunc()
-        if shared > _WITHOUT_ASKING:
+        if shared > SHARED_WITHOUT_ASKING:
             driver.cuKernelSetAttribute(
                 driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 shared,
@@ -70,7 +70,7 @@ class _Compiled:
 def _starts_early():
     """Whether cuda.core (1.2) and this device (9.0) can start a kernel before the last one has ended."""
     known = hasattr(LaunchConfig, "programmatic_stream_serialization")
-    return known and cuda.get_current_device().compute_capability >= (9, 0)
+    return known and cuda.get_current_device().compute_capability >= EARLY_START
 
 
 @lru_cache(_KEPT)

@@ -6,15 +6,13 @@ them (images, channels). A thread works out what its element is once and then wa
 paid once; rows shorter than a block share one.
 """
 
-from contextlib import nullcontext
 from functools import cache
 from math import prod
 
 from numbacaps.device.compiled import Compiled
-from numbacaps.device.simulator import short_turns
 from numbacaps.device.target import SIMULATED
 
-# The simulator starts a Python thread for every CUDA thread, so there one block walks all repeats.
+# On the simulator a thread takes long to begin, so there one block walks all repeats.
 THREADS = 32 if SIMULATED else 256
 BLOCKS = 1 if SIMULATED else 8192
 FEW_BLOCKS = 1 if SIMULATED else 2048  # where a thread has much to work out before it walks
@@ -60,8 +58,7 @@ def _early(kernel, dtypes, integers):
 
 def launch_tiles(kernel, grid, block, arguments, stream=0, shared=0):
     """Launch a kernel whose threads meet at barriers again and again; ``shared`` bytes by request."""
-    with short_turns() if SIMULATED else nullcontext():
-        kernel[grid, block, stream, shared](*arguments)
+    kernel[grid, block, stream, shared](*arguments)
 
 
 def flat(name, array, shape):

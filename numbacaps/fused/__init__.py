@@ -16,7 +16,7 @@ A ladder to read from the bottom, each rung a diff of the one before:
 :mod:`epilogue` is what rungs 3 to 5 can do with their sums beside writing them: a network's LeakyReLU and squash,
 or their gradient.
 
-:mod:`implicit_gemm` says where each operand's element lies, for all three passes, :mod:`rows` which pixel a row is;
+:mod:`implicit_gemm` says where each operand's element lies, for all three passes, :mod:`addressing` where a pixel of a row lies;
 :mod:`tiles`,
 :mod:`warpgroup_tiles`, :mod:`mma_tiles`, :mod:`bulk_tiles`, :mod:`bulk_reduction_tiles` and :mod:`swapped_tiles`
 which tiles there are; :mod:`intrinsics` names the instructions that Numba has no words for, of which some of

@@ -10,20 +10,22 @@ from functools import cache
 
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.addressing import (
+    make_first_tap,
+    make_gathered_at,
+    make_in_array,
+    make_pixel_of,
+    make_result_at,
+)
 
 
 @cache
 def make_direct(pixels, inside, N, K, dtype):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` with N columns and K taps."""
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    C_FIRST = pixels.first
-    ROW_STEP, ROW_START = pixels.top
-    COLUMN_STEP, COLUMN_START = pixels.left
-    HEIGHT, WIDTH = pixels.extent
-    A_G, B_G, C_G = pixels.steps
-    INSIDE = inside
+    pixel_of, first_tap = make_pixel_of(pixels), make_first_tap(pixels)
+    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
+    in_array = make_in_array(pixels, inside)
+    B_G = pixels.steps[1]
     ZERO = dtype.type(0)
 
     @kept_on_disk
@@ -41,23 +43,17 @@ def make_direct(pixels, inside, N, K, dtype):
         if m >= M:
             return
         g = cuda.blockIdx.y
-        d1 = m % D1
-        column = m // D1 % COLUMNS
-        row = m // (D1 * COLUMNS) % ROWS
-        image = m // (D1 * COLUMNS * ROWS)
-        top = row * ROW_STEP + ROW_START
-        left = column * COLUMN_STEP + COLUMN_START
-        base = g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
+        image, row, column, d1 = pixel_of(m)
+        top, left = first_tap(row, column)
+        base = gathered_at(g, image, row, column, d1)
         b_n = g * B_G + table[at(4 * K + n)]
         total = ZERO
         for k in range(K):
             value = ZERO  # over the edge lie zeros, and they multiply
-            h = top + table[at(K + k)]
-            w = left + table[at(2 * K + k)]
-            if INSIDE or (h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH):
+            if in_array(top + table[at(K + k)], left + table[at(2 * K + k)]):
                 value = a[at(base + table[at(k)])]
             total += value * b[at(b_n + table[at(3 * K + k)])]
-        to = g * C_G + C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + d1 * C_D1
+        to = result_at(g, image, row, column, d1)
         c[at(to + table[at(4 * K + N + n)])] = total
 
     return direct_kernel

@@ -10,6 +10,13 @@ from functools import cache
 
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.addressing import (
+    make_first_tap,
+    make_gathered_at,
+    make_in_array,
+    make_pixel_of,
+    make_result_at,
+)
 
 
 @cache
@@ -17,15 +24,10 @@ def make_shared_tiles(pixels, inside, N, K, tile, dtype):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; ``tile`` with TM = TN = 1."""
     BM, BN, BK = tile.BM, tile.BN, tile.BK
     THREADS = tile.threads
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    C_FIRST = pixels.first
-    ROW_STEP, ROW_START = pixels.top
-    COLUMN_STEP, COLUMN_START = pixels.left
-    HEIGHT, WIDTH = pixels.extent
-    A_G, B_G, C_G = pixels.steps
-    INSIDE = inside
+    pixel_of, first_tap = make_pixel_of(pixels), make_first_tap(pixels)
+    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
+    in_array = make_in_array(pixels, inside)
+    B_G = pixels.steps[1]
     A_SIZE, B_SIZE = BM * BK, BK * BN
     ZERO = dtype.type(0)
 
@@ -51,14 +53,10 @@ def make_shared_tiles(pixels, inside, N, K, tile, dtype):
                 k = k0 + i % BK
                 value = ZERO  # over the edge lie zeros, and they multiply
                 if m < M and k < K:
-                    column = m // D1 % COLUMNS
-                    row = m // (D1 * COLUMNS) % ROWS
-                    image = m // (D1 * COLUMNS * ROWS)
-                    h = row * ROW_STEP + ROW_START + table[at(K + k)]
-                    w = column * COLUMN_STEP + COLUMN_START + table[at(2 * K + k)]
-                    if INSIDE or (h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH):
-                        base = image * A_IMAGE + row * A_ROW + column * A_COLUMN + m % D1 * A_D1
-                        value = a[at(g * A_G + base + table[at(k)])]
+                    image, row, column, d1 = pixel_of(m)
+                    top, left = first_tap(row, column)
+                    if in_array(top + table[at(K + k)], left + table[at(2 * K + k)]):
+                        value = a[at(gathered_at(g, image, row, column, d1) + table[at(k)])]
                 a_tile[at(i)] = value
             for i in range(thread, B_SIZE, THREADS):
                 k = k0 + i // BN
@@ -74,10 +72,7 @@ def make_shared_tiles(pixels, inside, N, K, tile, dtype):
         m = m0 + thread // BN
         n = n0 + thread % BN
         if m < M and n < N:
-            column = m // D1 % COLUMNS
-            row = m // (D1 * COLUMNS) % ROWS
-            image = m // (D1 * COLUMNS * ROWS)
-            to = C_FIRST + image * C_IMAGE + row * C_ROW + column * C_COLUMN + m % D1 * C_D1
-            c[at(g * C_G + to + table[at(4 * K + N + n)])] = total
+            image, row, column, d1 = pixel_of(m)
+            c[at(result_at(g, image, row, column, d1) + table[at(4 * K + N + n)])] = total
 
     return shared_tiles_kernel

@@ -2,8 +2,8 @@
 
 A stage module reads top to bottom: the formula, shapes and thread mapping; the factory that closes
 over the compile-time dimensions and returns the ``numba.cuda.jit`` kernel; the launcher, which
-checks, configures and launches on a stream. Launchers take a :class:`numbacaps.geometry.Slab`
-(``geometry.whole`` for all of the work) and device arrays.
+checks, configures and launches on a stream. Launchers take a :class:`numbacaps.stages.slab.Slab`
+(``whole(geometry)`` for all of the work) and device arrays.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from numbacaps.stages.multiplications import (
 )
 from numbacaps.stages.output_extend import output_extend
 from numbacaps.stages.output_reduce import output_reduce
+from numbacaps.stages.slab import Slab, slabs, whole
 from numbacaps.stages.strided_batched_matmul import strided_batched_matmul
 
 

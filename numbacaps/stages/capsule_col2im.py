@@ -96,7 +96,7 @@ def capsule_col2im(slab, columns, dx, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     columns : device array (n, l, Q, G, D1, D2)
     dx : device array (N, C, H, W, G, D1, D2)
         The slab's images are written; a slab that begins below the first row adds to them.

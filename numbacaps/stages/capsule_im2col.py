@@ -78,7 +78,7 @@ def capsule_im2col(slab, x, columns, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     x : device array (N, C, H, W, G, D1, D2)
     columns : device array (n, l, Q, G, D1, D2), written
     stream : Numba stream

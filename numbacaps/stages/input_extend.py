@@ -43,7 +43,7 @@ def input_extend(slab, columns, extended, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     columns : device array (n, l, Q, G, D1, D2)
     extended : device array (n, P, l, Q, G, D1, D2), written
     stream : Numba stream

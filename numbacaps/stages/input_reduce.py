@@ -45,7 +45,7 @@ def input_reduce(slab, extended, columns, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     extended : device array (n, P, l, Q, G, D1, D2)
     columns : device array (n, l, Q, G, D1, D2), written
     stream : Numba stream

@@ -47,7 +47,7 @@ def kernel_extend(slab, w, extended, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     w : device array (P, C, KH, KW, G, D2, D3)
     extended : device array (P, l, Q, G, D2, D3), written
     stream : Numba stream

@@ -16,6 +16,7 @@ from functools import cache
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, flat, launch
 from numbacaps.device.target import at, cuda
+from numbacaps.stages.slab import lanes_of, whole
 
 
 @cache
@@ -87,7 +88,7 @@ def kernel_reduce(slab, products, lanes, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     products : device array (n, P, l, Q, G, D2, D3)
     lanes : device array (lanes, P, C, KH, KW, G, D2, D3)
         Partial sums; the convolution's first slab starts them.
@@ -115,8 +116,8 @@ def kernel_reduce(slab, products, lanes, stream=0, threads=THREADS):
         slab.first_position,
         slab.positions,
     )
-    add_slab, _ = make_kernel_reduce(g.P, g.L, row, g.lanes, lanes.dtype)
-    launch(add_slab, row, g.lanes * g.P, arguments, stream, threads)
+    add_slab, _ = make_kernel_reduce(g.P, g.L, row, lanes_of(g), lanes.dtype)
+    launch(add_slab, row, lanes_of(g) * g.P, arguments, stream, threads)
 
 
 def kernel_reduce_lanes(geometry, lanes, dw, stream=0, threads=THREADS):
@@ -137,6 +138,6 @@ def kernel_reduce_lanes(geometry, lanes, dw, stream=0, threads=THREADS):
         An array is of the wrong size.
     """
     g = geometry
-    arguments = (flat("lanes", lanes, g.whole.lanes_shape), flat("dw", dw, g.kernel_shape))
-    _, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, g.lanes, dw.dtype)
+    arguments = (flat("lanes", lanes, whole(g).lanes_shape), flat("dw", dw, g.kernel_shape))
+    _, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, lanes_of(g), dw.dtype)
     launch(add_lanes, g.P * g.Q * g.E2, 1, arguments, stream, threads)

@@ -38,7 +38,7 @@ def multiply(slab, extended_input, extended_kernel, products, matmul=batched_mat
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     extended_input : device array (n, P, l, Q, G, D1, D2)
     extended_kernel : device array (P, l, Q, G, D2, D3)
     products : device array, written
@@ -85,7 +85,7 @@ def multiply_for_kernel_gradient(
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     extended_input : device array (n, P, l, Q, G, D1, D2)
     extended_dy : device array (n, P, l, Q, G, D1, D3)
     products : device array (n, P, l, Q, G, D2, D3), written
@@ -118,7 +118,7 @@ def multiply_for_input_gradient(
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     extended_dy : device array (n, P, l, Q, G, D1, D3)
     extended_kernel : device array (P, l, Q, G, D2, D3)
     products : device array (n, P, l, Q, G, D1, D2), written

@@ -52,7 +52,7 @@ def output_extend(slab, dy, extended, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     dy : device array (N, P, OH, OW, G, D1, D3)
     extended : device array (n, P, l, Q, G, D1, D3), written
     stream : Numba stream

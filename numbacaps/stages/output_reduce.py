@@ -53,7 +53,7 @@ def output_reduce(slab, products, out, stream=0, threads=THREADS):
 
     Parameters
     ----------
-    slab : numbacaps.geometry.Slab
+    slab : numbacaps.stages.slab.Slab
     products : device array (n, P, l, Q, G, D1, D3)
     out : device array (N, P, OH, OW, G, D1, D3), the slab's part written
     stream : Numba stream

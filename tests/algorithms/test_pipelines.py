@@ -11,8 +11,8 @@ import reference
 from numbacaps import ALGORITHMS, Geometry, available_algorithms
 from numbacaps.algorithms import staged
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.geometry import Slab
 from numbacaps.plan import Plan
+from numbacaps.stages.slab import Slab, slabs
 from tests.support.cases import CASES, GEOMETRIES, nan, operands, sums
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -103,8 +103,8 @@ def test_slabs_do_not_change_a_bit(case, images, rows, rng):
     limits = []
     for shapes_of in (staged.forward_workspace, _backward_workspace):
         limits.append(_bytes(geometry, shapes_of, images, rows or geometry.OH))
-        slabs = geometry.slabs(lambda slab: staged.elements(shapes_of(slab)), limits[-1] // 4)
-        assert len(slabs) > 1 and (slabs[0].images, slabs[0].rows) == (images, rows or geometry.OH)
+        cut = slabs(geometry, lambda slab: staged.elements(shapes_of(slab)), limits[-1] // 4)
+        assert len(cut) > 1 and (cut[0].images, cut[0].rows) == (images, rows or geometry.OH)
     cut = _run("staged", geometry, *arrays, limits=limits)
     for array, want in zip(cut, _run("staged", geometry, *arrays)):
         np.testing.assert_array_equal(array, want, strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 from tests.support.kernels import (
     bulk_gradient_kernel, bulk_kernel, kernels, swapped_kernel, warpgroup_kernels
 )
-from tests.nn.test_resident import placed_layers
+from tests.support.resident_networks import placed_layers
 from numbacaps import Geometry
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles

@@ -1,57 +1,83 @@
-"""What the toolkit changes in Numba's simulator, and that it still has to."""
-
-import sys
-import threading
-import time
+"""What the toolkit changes in Numba's simulator."""
 
 import numpy as np
 import pytest
+from numba import int64
 
-from numbacaps.device.simulator import short_turns
-
-
-@pytest.fixture
-def shared():
-    """The simulator's maker of shared arrays."""
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-    return FakeCUDAShared
+from numbacaps.device.instructions import mbarrier_init, mbarrier_wait
+from numbacaps.device.target import cuda
 
 
-def _arrays_of_two_threads(block, function, monkeypatch):
-    """What two threads get that ask for the same shared array, while making one takes time."""
-    got = []
-
-    def slow_empty(*arguments):
-        time.sleep(0.05)
-        return np.zeros(*arguments)
-
-    def ask():
-        got.append(function(block, 4, np.float32))
-
-    monkeypatch.setattr(np, "empty", slow_empty)
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return got
+@cuda.jit
+def _hand_round(out, step, meets):
+    shared = cuda.shared.array(8, np.float32)
+    i = cuda.threadIdx.x
+    shared[i] = i
+    if meets:
+        cuda.syncthreads()
+    out[cuda.blockIdx.x, i] = shared[(i + step) % 8]
 
 
-def test_a_block_shares_its_arrays(shared, monkeypatch):
-    one, other = _arrays_of_two_threads(shared(0), shared.array, monkeypatch)
-    assert one is other
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_barrier_holds_all_threads(step):
+    out = cuda.to_device(np.zeros((2, 8), np.float32))
+    _hand_round[2, 8](out, step, True)
+    np.testing.assert_array_equal(out.copy_to_host(), [(np.arange(8) + step) % 8] * 2)
 
 
-def test_numba_still_needs_it(shared, monkeypatch):
-    """When this fails, Numba makes shared arrays safely and the change can go."""
-    one, other = _arrays_of_two_threads(shared(0), shared.array.__wrapped__, monkeypatch)
-    assert one is not other
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_missing_barrier_shows_in_every_run(step):
+    """What nobody has written yet is NaN."""
+    results = []
+    for _ in range(2):
+        out = cuda.to_device(np.zeros((2, 8), np.float32))
+        _hand_round[2, 8](out, step, False)
+        results.append(out.copy_to_host())
+    assert np.isnan(results[0]).sum() >= 7
+    np.testing.assert_array_equal(*results)
 
 
-def test_short_turns_end():
-    before = sys.getswitchinterval()
-    with pytest.raises(ZeroDivisionError), short_turns():
-        assert sys.getswitchinterval() < before
-        1 / 0  # noqa: B018
-    assert sys.getswitchinterval() == before
+@cuda.jit
+def _some_leave(out):
+    i = cuda.threadIdx.x
+    if i % 2:
+        return
+    cuda.syncthreads()
+    out[i] = 1
+
+
+def test_who_has_left_is_not_waited_for():
+    out = cuda.to_device(np.zeros(6, np.float32))
+    _some_leave[1, 6](out)
+    assert out.copy_to_host().tolist() == [1, 0, 1, 0, 1, 0]
+
+
+@cuda.jit
+def _fails(out):
+    if cuda.threadIdx.x == 2:
+        out[8] = 1
+    cuda.syncthreads()
+
+
+def test_an_error_says_which_thread(capsys):
+    out = cuda.to_device(np.zeros(4, np.float32))
+    with pytest.raises(IndexError, match=r"tid=\[2, 0, 0\] ctaid=\[0, 0, 0\]"):
+        _fails[1, 4](out)
+    _some_leave[1, 4](out)  # and the next kernel runs
+    assert out.copy_to_host().tolist() == [1, 0, 1, 0]
+
+
+@cuda.jit
+def _nobody_comes(out):
+    shared = cuda.shared.array(2, int64)
+    mbarrier_init(shared, 0, 3)
+    cuda.syncthreads()
+    mbarrier_wait(shared, 0, 0)
+    out[0] = 1
+
+
+def test_a_barrier_that_nobody_completes_is_an_error_at_once():
+    out = cuda.to_device(np.zeros(1, np.float32))
+    with pytest.raises(AssertionError, match="all threads of a block wait"):
+        _nobody_comes[1, 2](out)
+    assert out.copy_to_host()[0] == 0

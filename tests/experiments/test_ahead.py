@@ -33,6 +33,7 @@ def _run(checkout, folder, *command):
     return done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_another_checkout_compiles_nothing(tmp_path):
     made, copied, copy = tmp_path / "made", tmp_path / "copied", tmp_path / "checkout"

@@ -404,7 +404,14 @@ def test_fused_table_by_hand(tmp_path):
     half = {"precision": "float16", "dtype": "float16"}
     rows.append(row("fused", "em", cells, 0.015, algorithm="fused", **half))
     rows.append(row("fused", "em", cells, 0.03, algorithm="torch_fold", layout="nchw", **half))
-    made = tables(load_all(write(tmp_path, {"fused": rows})))["fused"].splitlines()
+    found = tables(load_all(write(tmp_path, {"fused": rows})))
+    short = found["forward"].splitlines()
+    assert short[0] == "NVIDIA Test 1, 2026-01-02, forward, TF32, median ms:"
+    assert [line.rsplit(" | ", 3)[1:] for line in short[4:]] == [
+        ["0.100", "0.200", "0.500 |"],
+        ["", "", "0.500 |"],
+    ]
+    made = found["fused"].splitlines()
     assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 | 0.0300 | 0.0150 | 2.00 |" in made
     unmeasured = " | ".join(["not measured"] * 6)
     assert f"| caps2 | 0.800 | 0.100 | 8.00 | {unmeasured} |" in made

@@ -1,6 +1,7 @@
 """The walk: its records, its report, its pictures, and how it refuses options."""
 
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import numpy as np
@@ -13,7 +14,9 @@ from experiments.walk.image import cut_patches, read_image
 from experiments.walk.pictures import shown
 from experiments.walk.report import Progress
 from numbacaps import ALGORITHMS, available_algorithms, parse_product
-from numbacaps.stages import STAGES
+from numbacaps.algorithms import indexed
+from numbacaps.algorithms.passes import Passes
+from numbacaps.stages import STAGES, whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SMALL = ["--crop", "12,12", "--kernel", "2", "--stride", "1"]  # 3 x 3 capsules, 4 positions
@@ -64,10 +67,11 @@ def test_stage_that_writes_nothing_fails(tmp_path, capsys, monkeypatch):
 
 
 def test_wrong_algorithm_of_the_registry_fails(capsys, monkeypatch):
-    def ones(geometry, x, w, out, *, stream, workspace):
-        out.copy_to_device(np.ones(out.shape, out.dtype))
+    class Ones(Passes):
+        def forward(self, x, w, out, *, stream, room, packed=False):
+            out.copy_to_device(np.ones(out.shape, out.dtype))
 
-    wrong = replace(ALGORITHMS["indexed"], forward=ones, summary="all ones")
+    wrong = replace(ALGORITHMS["indexed"], passes=partial(Ones, indexed), summary="all ones")
     monkeypatch.setitem(ALGORITHMS, "wrong", wrong)
     assert command.main([*SMALL, "--algorithm", "wrong", "--no-pictures"]) == 1
     out = capsys.readouterr().out
@@ -106,9 +110,9 @@ def test_shapes_agree_with_geometry():
         assert operand.array.dtype == np.float32
     assert trace.operands["I"].shape == g.input_shape
     assert trace.operands["dK"].shape == g.kernel_shape
-    assert trace.operands["O'"].shape == g.whole.products_shape
+    assert trace.operands["O'"].shape == whole(g).products_shape
     for record in trace.stages:
-        assert (record.bytes, record.flop) == g.whole.traffic(record.name, 4)
+        assert (record.bytes, record.flop) == whole(g).traffic(record.name, 4)
     assert [record.name for record in trace.stages] == list(STAGES)
     # A stage reads what the stages before it wrote, not a copy of its own.
     made = {id(record.output) for record in trace.stages}

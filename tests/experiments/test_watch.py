@@ -7,7 +7,7 @@ from experiments.walk.page.addresses import runs, written_short
 from experiments.walk.watch import ATOMIC, READ, WRITE, watching
 from numbacaps import ALGORITHMS, Geometry
 from numbacaps.device.target import cuda
-from numbacaps.device.workspace import Workspace
+from numbacaps.plan import Plan
 
 
 @cuda.jit
@@ -103,9 +103,9 @@ def test_watched_algorithms_compute_the_same(name, rng):
             cuda.to_device(np.full(shape, np.nan, np.float32))
             for shape in (g.output_shape, g.input_shape, g.kernel_shape)
         )
-        work = {"stream": 0, "workspace": Workspace(1 << 20)}
-        ALGORITHMS[name].forward(g, x, w, out, **work)
-        ALGORITHMS[name].backward(g, x, w, dy, dx, dw, **work)
+        plan = Plan(g, x.dtype, name, "ieee", 1 << 20)
+        plan.launch_forward(x, w, out, 0)
+        plan.launch_backward(x, w, dy, dx, dw, 0)
         return [array.copy_to_host() for array in (out, dx, dw)]
 
     with watching({}) as launches:
@@ -139,8 +139,7 @@ def test_written_short_loses_nothing(rng):
     )
     with watching({}) as launches:
         for name in ("naive", "staged", "indexed"):
-            work = {"stream": 0, "workspace": Workspace(1 << 20)}
-            ALGORITHMS[name].forward(g, x, w, out, **work)
+            Plan(g, x.dtype, name, "ieee", 1 << 20).launch_forward(x, w, out, 0)
     for launch in launches:
         size = int(np.prod(launch.block))
         for number, told in enumerate(written_short(launch)["memories"]):

@@ -7,7 +7,6 @@ import pytest
 
 import reference
 from numbacaps import Geometry
-from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
@@ -58,6 +57,12 @@ BULK = {
     "two blocks": (Geometry(9, 3, 5, 8, 7, 3, 3, 1, 3, 8, 16), 16),
     "a lane's": (Geometry(9, 3, 5, 8, 7, 3, 3, 1, 4, 4, 4), 2),
 }
+
+
+def _in_register_tiles(g, dtype, tile):
+    """What makes the launcher of a product and an activation, of that tile."""
+    chosen = tile, "the test's"
+    return lambda p, a: RegisterTilesLauncher(p, g.N, g.G, dtype, a, chosen)
 
 
 def _skip_without_tf32():
@@ -135,19 +140,14 @@ GRADIENTS = {
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, "float32") for case in GRADIENTS), ("rows", "float64")]
 )
-def test_gradients_behind_ordinary_products(case, dtype, rng, monkeypatch):
+def test_gradients_behind_ordinary_products(case, dtype, rng):
     g, group = GRADIENTS[case]
     g, dtype = replace(g, **_LARGER), np.dtype(dtype)
     wanted = Activation(_SLOPE, group, backward=True)
 
-    def chosen(*sizes):
-        product = implicit_gemm.backward_input(g)[0]
-        return next(
-            t for t in tiles.TILES if not fit(wanted, product, t.BN, t.lanes)[1]
-        ), "the test's"
-
-    monkeypatch.setattr(fused, "choose_tile", chosen)
-    _check_gradient(g, group, dtype, lambda p, a: RegisterTilesLauncher(p, g.N, g.G, dtype, a), rng)
+    product = implicit_gemm.backward_input(g)[0]
+    tile = next(t for t in tiles.TILES if not fit(wanted, product, t.BN, t.lanes)[1])
+    _check_gradient(g, group, dtype, _in_register_tiles(g, dtype, tile), rng)
 
 
 @pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
@@ -181,23 +181,19 @@ def test_gradients_behind_bulk_copies(case, group, terms, rng):
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, "float32") for case in ORDINARY), ("rows", "float64")]
 )
-def test_ordinary_products(case, dtype, rng, monkeypatch):
+def test_ordinary_products(case, dtype, rng):
     g, group = ORDINARY[case]
     g, dtype = replace(g, **_LARGER), np.dtype(dtype)
     tile = _fitting(implicit_gemm.forward(g), group, tiles.TILES)[0]
-    monkeypatch.setattr(fused, "choose_tile", lambda *sizes: (tile, "the test's"))
-    _check(g, group, dtype, "ieee", lambda p, a: RegisterTilesLauncher(p, g.N, g.G, dtype, a), rng)
+    _check(g, group, dtype, "ieee", _in_register_tiles(g, dtype, tile), rng)
 
 
 @pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
 @pytest.mark.parametrize("tile", tiles.TILES)
-def test_every_tile_of_ordinary_products(tile, rng, monkeypatch):
-    monkeypatch.setattr(fused, "choose_tile", lambda *sizes: (tile, "the test's"))
+def test_every_tile_of_ordinary_products(tile, rng):
     for g, group in BULK.values():
         if _fitting(implicit_gemm.forward(g), group, [tile]):
-            _check(
-                g, group, _F4, "ieee", lambda p, a: RegisterTilesLauncher(p, g.N, g.G, _F4, a), rng
-            )
+            _check(g, group, _F4, "ieee", _in_register_tiles(g, _F4, tile), rng)
 
 
 @pytest.mark.sanitize

@@ -7,7 +7,6 @@ import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.gpu import multiprocessors
-from numbacaps.device.simulator import short_turns
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
@@ -26,8 +25,6 @@ pytestmark = pytest.mark.tiers("simulator")
 def short_rings(monkeypatch):
     """Rings of few rows of taps, so that they come round."""
     monkeypatch.setattr(bulk_tiles, "_MOST_TAP_ROWS", 3)
-    with short_turns():
-        yield
 
 
 # Rows fetched whole or pixel by pixel, steps that fill no box, images that fill no 64 rows, groups, taps that

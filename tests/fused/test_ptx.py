@@ -98,6 +98,7 @@ def _check_early(text):
     assert not re.search(r"(ld|st)\.global|cp\.async", early)
 
 
+@pytest.mark.slow(but=["*-cc2", "*-float32-cc0"])
 @pytest.mark.parametrize("cc", _CCS)
 @pytest.mark.parametrize("dtype", _TYPES)
 @pytest.mark.parametrize("name", _NAMES)
@@ -107,6 +108,7 @@ def test_kernel(name, dtype, cc):
     assert cc >= (9, 0) or "griddepcontrol" not in text, "an instruction that this GPU lacks"
 
 
+@pytest.mark.slow(but=["*-primes"])
 @pytest.mark.parametrize("case", ["primes", "scalar"])
 @pytest.mark.parametrize("name", _NAMES)
 def test_kernel_at_odd_sizes(name, case):
@@ -121,6 +123,7 @@ def test_gather(dtype, axes):
     _check(text, "gather", dtype)
 
 
+@pytest.mark.slow(but=["*-size0", "*-size3"])
 @pytest.mark.parametrize("size", [(4, 4, 4), (16, 8, 4), (1, 3, 2), (31, 29, 31), (64, 33, 40)])
 @pytest.mark.parametrize("dtype", _TYPES)
 def test_matmul_is_tiled_in_shared_memory_and_registers(dtype, size):
@@ -173,6 +176,7 @@ _PRODUCTS = {
 }
 
 
+@pytest.mark.slow(but=["em", "odd"])
 @pytest.mark.parametrize("case", _PRODUCTS)
 def test_warpgroup_products(case):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
@@ -190,6 +194,7 @@ def test_warpgroup_products(case):
         assert "cvt.rna.tf32.f32" in text
 
 
+@pytest.mark.slow(but=["em-1", "caps2-3"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
 def test_bulk_copies(case, terms):
@@ -214,6 +219,7 @@ _SMALL = {
 }
 
 
+@pytest.mark.slow(but=["odd"])
 @pytest.mark.parametrize("case", _SMALL)
 def test_kernel_in_registers(case):
     product, t = implicit_gemm.forward(_SMALL[case]), swapped_tiles
@@ -240,6 +246,7 @@ def test_bulk_copies_of_parts():
     _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
 
 
+@pytest.mark.slow(but=["em-bfloat16", "caps2-float16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
 def test_bulk_copies_of_two_bytes(case, dtype):
@@ -266,6 +273,7 @@ def test_bulk_copies_of_two_bytes(case, dtype):
         assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
+@pytest.mark.slow(but=["em-bfloat16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "caps8"])
 def test_bulk_copies_of_the_kernel_gradient_of_two_bytes(case, dtype):
@@ -304,6 +312,7 @@ def _check_maps(text, count):
     assert all((0x210 + 8 * index) % 64 == 0 for index in found)
 
 
+@pytest.mark.slow(but=["em-3", "caps2-1"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "caps2", "caps8"])
 def test_bulk_copies_of_the_kernel_gradient(case, terms):
@@ -334,6 +343,7 @@ def _check_activation(text, name, dtype):
         assert "rsqrt.approx" in text
 
 
+@pytest.mark.slow(but=["rows-tile3-float32", "parts of rows-tile7-float64"])
 @pytest.mark.parametrize(
     ("tile", "dtype"),
     [
@@ -350,6 +360,7 @@ def test_activations_behind_ordinary_products(case, tile, dtype):
     _check_activation(_ptx(kernel, dtype, (9, 0)), "register_tiles", dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _ACTIVATED)
 def test_activations_behind_warpgroup_products(case):
     product, group = _ACTIVATED[case]
@@ -364,6 +375,7 @@ def test_activations_behind_warpgroup_products(case):
         _check_activation(_ptx(kernel, "float32", (9, 0)), "wgmma", "float32")
 
 
+@pytest.mark.slow(but=["rows-1"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", _ACTIVATED)
 def test_activations_behind_bulk_copies(case, terms):
@@ -381,6 +393,7 @@ _DIFFERENTIATED = {
 }
 
 
+@pytest.mark.slow(but=["rows-tile0"])
 @pytest.mark.parametrize("tile", tiles.TILES[1::3])
 @pytest.mark.parametrize("case", _DIFFERENTIATED)
 def test_gradients_behind_ordinary_products(case, tile):
@@ -392,6 +405,7 @@ def test_gradients_behind_ordinary_products(case, tile):
     _check_activation(_ptx(kernel, "float32", (9, 0)), "register_tiles", "float32")
 
 
+@pytest.mark.slow(but=["rows-1"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", _DIFFERENTIATED)
 def test_gradients_behind_bulk_copies(case, terms):
@@ -404,6 +418,7 @@ def test_gradients_behind_bulk_copies(case, terms):
     assert "ld.global.v2.f32" in text
 
 
+@pytest.mark.slow(but=["em-3", "odd-1"])
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
 def test_products_of_warps(case, terms):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_resident import NETWORKS, drawn, network, placed_layers
 
 from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside
@@ -23,6 +22,7 @@ from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.state import State
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
+from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -132,6 +132,7 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
             assert abs(found[taps, chunk, column, e] - wanted) <= 2.0**-11 * abs(wanted)
 
 
+@pytest.mark.slow(but=["cores-tf32"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision"),
@@ -174,6 +175,7 @@ def test_kernel(name, precision, monkeypatch):
         assert text.count(f"griddepcontrol.{instruction};") == 1
 
 
+@pytest.mark.slow(but=["tf32x3"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
 def test_packing(precision, monkeypatch):

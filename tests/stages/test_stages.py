@@ -55,7 +55,7 @@ def _check(geometry, stage, dtype, rng, **how):
     known = {"x": x, "w": w, "dy": dy} | exact
     inputs = [cuda.to_device(np.ascontiguousarray(known[name].astype(dtype))) for name in names]
     out = nan(exact[stage].shape, dtype)
-    launcher(geometry.whole, *inputs, out, **how)
+    launcher(stages.whole(geometry), *inputs, out, **how)
     np.testing.assert_array_equal(out.copy_to_host(), exact[stage].astype(dtype), strict=True)
 
 
@@ -87,9 +87,9 @@ def test_stage_with_few_blocks(stage, rng, monkeypatch):
 def test_kernel_reduce(case, dtype, rng):
     geometry = GEOMETRIES[case]
     products = expected(geometry, *_whole_numbers(geometry, rng))["kernel_gradient_matmul"]
-    lanes, dw = nan(geometry.whole.lanes_shape, dtype), nan(geometry.kernel_shape, dtype)
+    lanes, dw = nan(stages.whole(geometry).lanes_shape, dtype), nan(geometry.kernel_shape, dtype)
     products = np.ascontiguousarray(products.astype(dtype))
-    stages.kernel_reduce(geometry.whole, cuda.to_device(products), lanes)
+    stages.kernel_reduce(stages.whole(geometry), cuda.to_device(products), lanes)
     stages.kernel_reduce_lanes(geometry, lanes, dw)
     want = products.sum(axis=(0, 2), dtype=np.float64).reshape(geometry.kernel_shape)
     np.testing.assert_array_equal(dw.copy_to_host(), want.astype(dtype), strict=True)
@@ -101,7 +101,7 @@ def test_stage_refuses_wrong_sizes(stage, rng):
     launcher, names = _STAGES[stage]
     short = cuda.to_device(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"has shape \(3,\); it takes|has 3 elements; it takes"):
-        launcher(geometry.whole, *[short] * (len(names) + 1))
+        launcher(stages.whole(geometry), *[short] * (len(names) + 1))
 
 
 _TILES = {

@@ -37,6 +37,7 @@ from numbacaps.stages.kernel_extend import make_kernel_extend
 from numbacaps.stages.kernel_reduce import make_kernel_reduce
 from numbacaps.stages.output_extend import make_output_extend
 from numbacaps.stages.output_reduce import make_output_reduce
+from numbacaps.stages.slab import lanes_of
 from numbacaps.stages.stationary_batched_matmul import make_stationary_batched_matmul
 from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_batched_matmul
 
@@ -73,7 +74,7 @@ def kernels(g, dtype):
     """Kernels by name for a geometry and a dtype (the gather apart: it takes a strided array)."""
     dtype = np.dtype(dtype)
     window = (g.KH, g.KW, g.E1, g.stride, g.padding, g.dilation, dtype)
-    add_slab, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, g.lanes, dtype)
+    add_slab, add_lanes = make_kernel_reduce(g.P, g.L, g.Q * g.E2, lanes_of(g), dtype)
     found = {
         "capsule_im2col": Kernel(
             make_capsule_im2col(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_im2col

@@ -1,4 +1,4 @@
-"""What the paper writes, what holds, and at which stages to say so: the README's table."""
+"""What the paper writes, what holds, and at which stages to say so: as in reference/README.md."""
 
 from dataclasses import dataclass
 

@@ -16,26 +16,29 @@ from numbacaps.device.dtypes import conversions, sum_dtype
 from numbacaps.device.instructions import let_next_start, short, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.addressing import (
+    make_first_tap,
+    make_gathered_at,
+    make_result_at,
+    pixel_of_row,
+)
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
-from numbacaps.fused.rows import pixel_of_row
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
 
 
 @cache
 def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; see :mod:`..tiles`."""
+    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; see :mod:`numbacaps.fused.rung_3_register_tiles.tile`."""
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
     THREADS = tile.threads
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
     IMAGE = ROWS * COLUMNS * D1  # rows of a
-    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    C_FIRST = pixels.first
-    ROW_STEP, ROW_START = pixels.top
-    COLUMN_STEP, COLUMN_START = pixels.left
+    gathered_at, first_tap, result_at = (
+        make(pixels) for make in (make_gathered_at, make_first_tap, make_result_at)
+    )
     HEIGHT, WIDTH = pixels.extent
-    A_G, B_G, C_G = pixels.steps
+    B_G = pixels.steps[1]
     INSIDE = inside
     A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
     A_APART, B_APART = (
@@ -60,11 +63,10 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
 
     @cuda.jit(device=True, inline="always")
-    def place_of_result(g, image0, m):
+    def row_begins_at(g, image0, m):
         """Where a row of the result begins, its number as :func:`pixel_of_row` takes it."""
         image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
-        to = g * C_G + C_FIRST + (image0 + image) * C_IMAGE
-        return to + row * C_ROW + column * C_COLUMN + d1 * C_D1
+        return result_at(g, image0 + image, row, column, d1)
 
     @kept_on_disk
     @cuda.jit
@@ -101,10 +103,10 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         for load in range(A_LOADS):
             i = a_m + load * A_APART
             image, row, column, d1 = pixel_of_row(m_image + i, ROWS, COLUMNS, D1)
-            top[load] = row * ROW_STEP + ROW_START if m0 + i < M else NOWHERE
-            left[load] = column * COLUMN_STEP + COLUMN_START
-            base[load] = g * A_G + (image0 + image) * A_IMAGE + row * A_ROW + column * A_COLUMN
-            base[load] += d1 * A_D1
+            h, w = first_tap(row, column)
+            top[load] = h if m0 + i < M else NOWHERE
+            left[load] = w
+            base[load] = gathered_at(g, image0 + image, row, column, d1)
         for i in range(ELEMENTS):
             total[i] = ZERO
         wait_for_last()  # the operands are there
@@ -147,7 +149,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         if DIFFERENTIATES:
             for i in range(TM):
                 m = thread // ACROSS + i * DOWN
-                to = place_of_result(g, image0, m_image + m)
+                to = row_begins_at(g, image0, m_image + m)
                 for j in range(TN):
                     inside = m0 + m < M and n0 + thread % ACROSS + j * ACROSS < N
                     value = ZERO
@@ -163,7 +165,7 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
             for i in range(TM):
                 m = thread // ACROSS + i * DOWN
                 if m0 + m < M:
-                    to = place_of_result(g, image0, m_image + m)
+                    to = row_begins_at(g, image0, m_image + m)
                     for j in range(TN):
                         if n0 + thread % ACROSS + j * ACROSS < N:
                             result[at(to + to_column[j])] = write(total[i * TN + j])

@@ -17,6 +17,13 @@ from numbacaps.device.dtypes import conversions, sum_dtype
 from numbacaps.device.instructions import wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import SIMULATED, at, cuda
+from numbacaps.fused.addressing import (
+    make_first_tap,
+    make_gathered_at,
+    make_in_array,
+    make_pixel_of,
+    make_result_at,
+)
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
 
@@ -26,13 +33,10 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; ``size`` elements a split."""
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
     THREADS = tile.threads
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    ROW_STEP, ROW_START = pixels.top
-    COLUMN_STEP, COLUMN_START = pixels.left
-    HEIGHT, WIDTH = pixels.extent
-    A_G, B_G, C_G = pixels.steps
+    pixel_of, first_tap = make_pixel_of(pixels), make_first_tap(pixels)
+    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
+    in_array = make_in_array(pixels)
+    B_G = pixels.steps[1]
     A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
     A_APART, B_APART = THREADS // BM, THREADS // BN  # pixels from a thread's load to its next
     A_SIZE, B_SIZE, PLACES = BK * BM, BK * BN, 2 * BK
@@ -87,24 +91,18 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
             if step + 2 < steps and thread < BK:
                 m = first + (step + 2) * BK + thread
                 place = step % 2 * BK + thread
-                column = m // D1 % COLUMNS
-                row = m // (D1 * COLUMNS) % ROWS
-                image = m // (D1 * COLUMNS * ROWS)
-                d1 = m % D1
-                top[at(place)] = row * ROW_STEP + ROW_START if m < last else NOWHERE
-                left[at(place)] = column * COLUMN_STEP + COLUMN_START
-                base[at(place)] = (
-                    g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
-                )
-                other[at(place)] = (
-                    g * C_G + image * C_IMAGE + row * C_ROW + column * C_COLUMN + d1 * C_D1
-                )
+                image, row, column, d1 = pixel_of(m)
+                h, w = first_tap(row, column)
+                top[at(place)] = h if m < last else NOWHERE
+                left[at(place)] = w
+                base[at(place)] = gathered_at(g, image, row, column, d1)
+                other[at(place)] = result_at(g, image, row, column, d1)
             if -1 <= step and step + 1 < steps:
                 for load in range(A_LOADS):
                     place = (step + 1) % 2 * BK + a_m + load * A_APART
                     h, w = top[at(place)] + down, left[at(place)] + across
                     value = ZERO
-                    if h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH:
+                    if in_array(h, w):
                         value = read(a[at(base[at(place)] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):

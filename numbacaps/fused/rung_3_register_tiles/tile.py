@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from numbacaps.device.gpu import H100, SHARED_WITHOUT_ASKING
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.epilogue import Lanes
 
-SHARED_LIMIT = 48 * 1024  # bytes that a block gets without asking the driver for more
-_BLOCKS = 1 if SIMULATED else 264  # two for each multiprocessor of a large GPU
+# Fewest blocks of a tile: two for each multiprocessor of an H100, whatever GPU it is.
+_BLOCKS = 1 if SIMULATED else 2 * H100.multiprocessors
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ def why_not(tile, rows, columns, itemsize):
         return f"{tile.threads} threads do not load whole rows and columns of its tiles"
     if tile.BM * tile.BK % tile.threads or tile.BN * tile.BK % tile.threads:
         return f"{tile.threads} threads do not share its loads evenly"
-    if tile.shared_bytes(itemsize) > SHARED_LIMIT:
-        return f"{tile.shared_bytes(itemsize)} bytes of shared memory, more than {SHARED_LIMIT}"
+    shared = tile.shared_bytes(itemsize)
+    if shared > SHARED_WITHOUT_ASKING:
+        return f"{shared} bytes of shared memory, more than {SHARED_WITHOUT_ASKING}"
     if tile is TILES[-1]:
         return None  # whatever is left
     if 2 * columns <= tile.BN:

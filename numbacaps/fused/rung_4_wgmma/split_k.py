@@ -21,11 +21,9 @@ import numpy as np
 
 from numbacaps.device.instructions import (
     CHUNK,
-    TF32_NEARER,
     cp_async,
     cp_async_commit,
     cp_async_wait,
-    cut_tf32,
     let_next_start,
     load_run,
     mma,
@@ -36,7 +34,14 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.rows import pixel_of_row
+from numbacaps.device.tf32 import nearer, split as split_tf32
+from numbacaps.fused.addressing import (
+    make_first_tap,
+    make_gathered_at,
+    make_in_array,
+    make_result_at,
+    pixel_of_row,
+)
 
 _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
 
@@ -65,12 +70,9 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     ACROSS = BN // WN  # warps
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
     IMAGE = ROWS * COLUMNS * D1  # rows of a
-    A_IMAGE, A_ROW, A_COLUMN, A_D1 = pixels.gathered
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    ROW_STEP, ROW_START = pixels.top
-    COLUMN_STEP, COLUMN_START = pixels.left
-    HEIGHT, WIDTH = pixels.extent
-    A_G, B_G, C_G = pixels.steps
+    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
+    first_tap, in_array = make_first_tap(pixels), make_in_array(pixels)
+    B_G = pixels.steps[1]
     INSIDE = inside
     A_PITCH, C_PITCH = tile.pitches
     C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
@@ -98,7 +100,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     PAIRED = C_RUN > 4
     SPLITS, SIZE = splits, size
     PENDING = STAGES - 2
-    NEARER, ABSENT = TF32_NEARER, _ABSENT
+    ABSENT = _ABSENT
     ZERO, dtype_of = np.float32(0), dtype.type
 
     @kept_on_disk
@@ -167,15 +169,12 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
                 image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
                 image += image0
-                base[at(place)] = (
-                    g * A_G + image * A_IMAGE + row * A_ROW + column * A_COLUMN + d1 * A_D1
-                )
-                other[at(place)] = (
-                    g * C_G + image * C_IMAGE + row * C_ROW + column * C_COLUMN + d1 * C_D1
-                )
+                base[at(place)] = gathered_at(g, image, row, column, d1)
+                other[at(place)] = result_at(g, image, row, column, d1)
                 if not INSIDE:
-                    top[at(place)] = row * ROW_STEP + ROW_START
-                    left[at(place)] = column * COLUMN_STEP + COLUMN_START
+                    h, w = first_tap(row, column)
+                    top[at(place)] = h
+                    left[at(place)] = w
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
@@ -189,8 +188,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                     for own in range(A_OWN):
                         ok = m < there and a_offset[own] > ABSENT
                         if not INSIDE:
-                            row, column = h + down[own], w + across[own]
-                            ok = ok and row >= 0 and row < HEIGHT and column >= 0 and column < WIDTH
+                            ok = ok and in_array(h + down[own], w + across[own])
                         a_to = to + m * A_PITCH + a_k + own * (A_OCTETS * 8)
                         where = source + a_offset[own] if ok else 0
                         cp_async(A_RUN, shared, start + a_to * 4, a, where, ok)
@@ -214,21 +212,19 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                         for i in range(QUADS_DOWN):
                             load_run(4, quad, shared, stage + a_from + m * A_PITCH + i * 32)
                             for j in range(4):
-                                near = quad[j] * NEARER
                                 to = i * 8 + j // 2 * 4 + j % 2 + half * 2
-                                a_part[to] = near
                                 if TERMS == 3:
-                                    a_part[to] = cut_tf32(near)
-                                    a_part[A_PART + to] = quad[j] - cut_tf32(near)
+                                    a_part[to], a_part[A_PART + to] = split_tf32(quad[j])
+                                else:
+                                    a_part[to] = nearer(quad[j])
                         for i in range(QUADS_ACROSS):
                             load_run(4, quad, shared, stage + b_from + m * C_PITCH + i * 32)
                             for j in range(4):
-                                near = quad[j] * NEARER
                                 to = i * 8 + j * 2 + half
-                                b_part[to] = near
                                 if TERMS == 3:
-                                    b_part[to] = cut_tf32(near)
-                                    b_part[B_PART + to] = quad[j] - cut_tf32(near)
+                                    b_part[to], b_part[B_PART + to] = split_tf32(quad[j])
+                                else:
+                                    b_part[to] = nearer(quad[j])
                     for term in range(TERMS):
                         a_low = (TERMS - 1 - term) // 2 * A_PART
                         b_low = (TERMS - 1 - term) % 2 * B_PART

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
+from numbacaps.device.gpu import H100
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
@@ -11,7 +12,7 @@ from numbacaps.fused.epilogue import Lanes
 BM = 64  # rows of a warpgroup's product
 WARPGROUP = 128  # threads
 LANES = Lanes(4, 8, width=2, rows=2)  # of 16 rows by 8 columns of a warp's sums
-SHARED_LIMIT = 227 * 1024  # bytes that a block can ask the driver for
+SHARED_LIMIT = H100.shared_bytes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """PTX that orders: barriers in shared memory (mbarrier), named barriers, fences, programmatic dependent launch."""
 
-from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 

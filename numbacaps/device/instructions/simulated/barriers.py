@@ -4,9 +4,8 @@ A barrier counts what arrives, threads and bytes, and says when nobody completes
 one does not show here.
 """
 
-import threading
-
-from numbacaps.device.instructions.simulated.block import PATIENCE, block
+from numbacaps.device.instructions.simulated.block import block
+from numbacaps.device.turns import Meeting, this_block
 
 
 def _nothing():
@@ -19,25 +18,20 @@ fence_proxy_async = let_next_start = wait_for_last = _nothing
 class Barrier:
     """Arrivals and bytes that a phase still takes."""
 
-    def __init__(self, count, change):
+    def __init__(self, count):
         self._count, self._left, self._bytes, self._parity = count, count, 0, 0
-        self._change = change
 
     def take(self, arrivals=0, size=0):
         """Count in arrivals, and bytes that are expected (or, below 0, that came)."""
-        with self._change:
-            self._left -= arrivals
-            self._bytes += size
-            assert self._left >= 0, "more arrivals than a phase takes"
-            if self._left == 0 and self._bytes == 0:
-                self._left, self._parity = self._count, self._parity ^ 1
-                self._change.notify_all()
+        self._left -= arrivals
+        self._bytes += size
+        assert self._left >= 0, "more arrivals than a phase takes"
+        if self._left == 0 and self._bytes == 0:
+            self._left, self._parity = self._count, self._parity ^ 1
 
     def wait(self, parity):
         """Until a phase of this parity is over."""
-        with self._change:
-            over = self._change.wait_for(lambda: self._parity != parity, PATIENCE)
-            assert over, "nobody completes a barrier that is waited for"
+        this_block().wait_until(lambda: self._parity != parity)
 
 
 def barrier_at(address):
@@ -48,8 +42,7 @@ def barrier_at(address):
 def mbarrier_init(shared, address, count):
     """A new barrier of so many arrivals."""
     assert address % 8 == 0, "a barrier lies at a multiple of 8 bytes"
-    change = block().setdefault("change", threading.Condition())
-    block().setdefault("barriers", {})[int(address)] = Barrier(int(count), change)
+    block().setdefault("barriers", {})[int(address)] = Barrier(int(count))
 
 
 def mbarrier_arrive(shared, address):
@@ -85,6 +78,6 @@ def meet(threads):
 
 def meet_at(barrier, number):
     """The same at one of the block's named barriers."""
-    named = block().setdefault(f"barrier {int(barrier)}", threading.Barrier(int(number)))
+    named = block().setdefault(f"barrier {int(barrier)}", Meeting(int(number)))
     assert named.parties == number, "one barrier, two numbers of threads"
-    named.wait(PATIENCE)
+    named.meet()

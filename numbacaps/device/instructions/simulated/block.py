@@ -1,13 +1,13 @@
 """What the threads of a simulated block, and of its warps, share besides shared memory.
 
-A block is one Python thread for each of its own, and everything here goes when the block does.
+Everything here goes when the block does. Its threads take turns (:mod:`numbacaps.device.turns`).
 """
 
 import threading
 
 import numpy as np
 
-PATIENCE = 200  # seconds after which no thread will come any more
+from numbacaps.device.turns import Meeting, this_block
 
 
 def memory(array):
@@ -17,14 +17,14 @@ def memory(array):
 
 def block():
     """What the threads of this thread's block share, by name."""
-    return vars(threading.current_thread()._manager)
+    return vars(this_block())
 
 
 class Warp:
     """32 threads, or what a small block has, and what each of them hands round."""
 
     def __init__(self, threads):
-        self._barrier = threading.Barrier(threads)
+        self._meeting = Meeting(threads)
         self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
         self.values = {}  # by (turn, lane)
         self.rows = {}  # shared addresses, by lane
@@ -35,12 +35,11 @@ class Warp:
         """A thread's warp."""
         number = thread.threadIdx.x // 32
         threads = min(32, thread._manager._block_dim[0] - 32 * number)
-        # setdefault is one step, so all threads of a warp get the same one.
         return vars(thread._manager).setdefault(f"warp {number}", cls(threads))
 
     def meet(self):
         """Wait for the warp's other threads."""
-        self._barrier.wait(PATIENCE)
+        self._meeting.meet()
 
 
 def this_lane():
