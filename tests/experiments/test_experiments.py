@@ -4,6 +4,7 @@ import csv
 import math
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,7 @@ from experiments.measuring.problem import (
 )
 from experiments.measuring.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
+from numbacaps.algorithms.passes import Passes
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.extras import require
 
@@ -501,7 +503,8 @@ def test_everything_is_measured(monkeypatch):
     def zeros(geometry, x, w, out, *, stream, workspace):
         out.copy_to_device(np.zeros(out.shape, out.dtype), stream=stream)
 
-    wrong = replace(ALGORITHMS["indexed"], forward=zeros)
+    made = partial(Passes, SimpleNamespace(forward=zeros))
+    wrong = replace(ALGORITHMS["indexed"], passes=made)
     monkeypatch.setitem(ALGORITHMS, "wrong", wrong)
     variants = contestants.choose(("wrong", *contestants.NAMES))
     rows = measure.measure(Problem(SMALL), "forward", variants)
@@ -518,6 +521,8 @@ def test_everything_is_measured(monkeypatch):
         assert row["rel_error"] < 3e-3 and row["host_us"] > 0
         assert row["peak_bytes"] >= row["min_bytes"] > 0
         assert row["copy_gbs"] > 0 and row["sgemm_tflops"] > 0
+        ours = row["algorithm"] in ALGORITHMS
+        assert (row["kernel_sources"] != sources.NO_KERNELS) == ours
     assert by_name["staged"]["peak_bytes"] > by_name["indexed"]["peak_bytes"]
 
 
