@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from tqdm import tqdm
 

@@ -8,11 +8,8 @@ from numbacaps import Geometry
 from numbacaps.algorithms import fused
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.rung_5_warp_specialized import kernel as bulk_wgmma
-from numbacaps.fused.rung_5_warp_specialized import split_k as bulk_reduction
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
-from numbacaps.fused.rung_6_swap_ab import kernel as swapped_wgmma
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from tests.support.cases import nan, operands, oracle, sums
 
@@ -40,6 +37,16 @@ GATHERED = {
 }
 
 
+@pytest.mark.slow(
+    but=[
+        "whole rows-*",
+        "narrow in twos-True",
+        "odd-False",
+        "three terms-*",
+        "float16-*",
+        "bfloat16-True",
+    ]
+)
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("case", GATHERED)
 def test_gathered(case, forward, rng):
