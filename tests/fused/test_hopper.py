@@ -1,4 +1,4 @@
-"""The kernels for the copy engine on the simulator: :mod:`hopper` says what that checks, and what not."""
+"""The kernels for the copy engine on the simulator; :mod:`numbacaps.device.turns` says what that shows."""
 
 import numpy as np
 import pytest
