@@ -14,7 +14,7 @@ import pytest
 _TIERS = {
     "simulator": (
         "indexing and arithmetic of every kernel against reference/, on Numba's simulator",
-        "races, missing barriers, typing (float64 creeping in), anything with warps, speed",
+        "races (threads take turns: some missing barriers show), types (float64 creeping in), speed",
     ),
     "ptx": (
         "every kernel compiled for cc 7.5, 8.0, 9.0 and 10.0: types, memory, instructions",

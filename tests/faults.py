@@ -101,13 +101,11 @@ FAULTS = [
         _ALGORITHMS,
     ),
     Fault(
-        "stale packed kernel: the input's gradient of a training step reads the weights of the step before",
-        "numbacaps/nn/passes.py",
-        "                beside.run_marked(partial(convolution.pack_backward, kernel))",
-        "                if not hasattr(convolution, 'stale'):\n"
-        "                    beside.run_marked(partial(convolution.pack_backward, kernel))\n"
-        "                    convolution.stale = True",
-        "tests/nn",
+        "stale packed kernel: what was packed once serves however the weights change",
+        "numbacaps/nn/network.py",
+        "if self._packed != version:",
+        "if self._packed is None:",
+        "tests/nn/test_nn_network.py",
     ),
     Fault(
         "lost tail: the last, partly filled step of the sum",

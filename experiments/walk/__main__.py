@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from experiments.measuring.refusal import Parser, Refusal
@@ -30,7 +31,7 @@ examples:
   python -m experiments.walk --html walk.html --no-pictures
 
 Without a GPU the kernels run on Numba's simulator; NUMBACAPS_TARGET=sim chooses it anywhere.
-exit status: 0 all passed, 1 something failed, 2 an option cannot be used
+exit status: 0 all passed, 1 something failed, 2 an option cannot be used, 130 interrupted
 """
 
 
@@ -45,7 +46,7 @@ def main(argv=None):
     Returns
     -------
     int
-        0 if everything passed, 1 if not. An option that cannot be used exits with 2.
+        0 if everything passed, 1 if not, 130 after Ctrl-C. An option that cannot be used exits with 2.
     """
     parser = _make_parser()
     argv = sys.argv[1:] if argv is None else argv
@@ -62,10 +63,29 @@ def main(argv=None):
             _make_folder(folder)
     except (Refusal, ImportError) as refusal:
         parser.error(str(refusal))
+    start = time.time()
+    try:
+        return _walk(parser, accepted, folder if draws else None, html, argv)
+    except KeyboardInterrupt:
+        print(f"\nwalk: interrupted; {_kept(folder, html, start)}", file=sys.stderr)
+        return 130
+
+
+def _kept(folder, html, start):
+    """What a walk that began at a time has written, in words."""
+    pictures = [path for path in folder.glob("*.png") if path.stat().st_mtime >= start]
+    page = html is not None and html.exists() and html.stat().st_mtime >= start
+    kept = [f"{len(pictures)} pictures in {folder}"] if pictures else []
+    kept += [f"the page {html}"] if page else []
+    return f"kept: {' and '.join(kept)}" if kept else "nothing was written yet"
+
+
+def _walk(parser, accepted, folder, html, argv):
+    """Walk, report, draw into a folder if there is one; the exit status."""
     progress = Progress()
     counts = html is not None and SIMULATED
     trace = walk(accepted, progress, watching) if counts else walk(accepted, progress)
-    drawn = draw_all(trace, folder, progress) if draws else []
+    drawn = draw_all(trace, folder, progress) if folder else []
     progress.clear()
     print(report(trace))
     print()

@@ -49,6 +49,20 @@ def test_small_walk_passes_and_draws(tmp_path, capsys):
     assert all(path.suffix == ".png" and path.read_bytes()[:8] == PNG for path in pictures)
 
 
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [("walk", "nothing was written yet"), ("report", "kept: 7 pictures in ")],
+)
+def test_ctrl_c_says_what_is_kept(where, kept, tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, where, interrupted)
+    arguments = [*SMALL, "--algorithm", "indexed", "--out", str(tmp_path)]
+    assert command.main(arguments) == 130
+    assert f"walk: interrupted; {kept}" in capsys.readouterr().err
+
+
 def test_no_pictures_writes_nothing(tmp_path, capsys):
     folder = tmp_path / "walk"
     arguments = [*SMALL, "--algorithm", "indexed", "--no-pictures", "--out", str(folder)]

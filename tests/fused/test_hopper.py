@@ -1,4 +1,4 @@
-"""The kernels for the copy engine on the simulator: :mod:`hopper` says what that checks, and what not."""
+"""The kernels for the copy engine on the simulator; :mod:`numbacaps.device.turns` says what that shows."""
 
 import numpy as np
 import pytest
@@ -42,6 +42,16 @@ GATHERED = {
 }
 
 
+@pytest.mark.slow(
+    but=[
+        "whole rows-*",
+        "narrow in twos-True",
+        "odd-False",
+        "three terms-*",
+        "float16-*",
+        "bfloat16-True",
+    ]
+)
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("case", GATHERED)
 def test_gathered(case, forward, rng):

@@ -375,7 +375,7 @@ def test_activations_behind_warpgroup_products(case):
         _check_activation(_ptx(kernel, "float32", (9, 0)), "wgmma", "float32")
 
 
-@pytest.mark.slow(but=["rows-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", _ACTIVATED)
 def test_activations_behind_bulk_copies(case, terms):
@@ -393,7 +393,7 @@ _DIFFERENTIATED = {
 }
 
 
-@pytest.mark.slow(but=["rows-tile0"])
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", tiles.TILES[1::3])
 @pytest.mark.parametrize("case", _DIFFERENTIATED)
 def test_gradients_behind_ordinary_products(case, tile):

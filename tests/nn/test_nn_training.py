@@ -27,6 +27,7 @@ def mnist():
 # ---- digits
 
 
+@pytest.mark.slow
 def test_split(mnist):
     """4,000 and 1,000, alike in every class, nothing in both, the same every time."""
     assert mnist.train.shape == (4000, 28, 28) and mnist.test.shape == (1000, 28, 28)
