@@ -2,7 +2,7 @@
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from numbacaps.algorithms.registry import find_algorithm
@@ -105,7 +105,7 @@ class PlacedLayer:
         }
 
 
-def chain(layers, input_shape, dtype):
+def chain(layers, input_shape, dtype) -> tuple[PlacedLayer, ...]:
     """Every layer in its place.
 
     Parameters
@@ -178,9 +178,18 @@ def _place(name, layer, shape, before, dtype):
             f"{prod(read_as)}"
         )
     _check_activation(name, layer, made)
+    layer = _with_tuples(layer)
     return PlacedLayer(
         layer, g, (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
     )
+
+
+def _with_tuples(layer):
+    """The layer with tuples for what else holds several ints, so that it can be a key."""
+    found = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    several = {name: value for name, value in found.items() if hasattr(value, "__len__")}
+    several = {name: value for name, value in several.items() if not isinstance(value, str)}
+    return replace(layer, **{name: tuple(map(int, value)) for name, value in several.items()})
 
 
 def _check_activation(name, layer, capsule):

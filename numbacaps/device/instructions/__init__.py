@@ -92,5 +92,6 @@ wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma
 wgmma_commit = chosen.wgmma_commit
 wgmma_fence = chosen.wgmma_fence
+wgmma_fragment = chosen.FRAGMENT_PRODUCTS["float32"]
 wgmma_wait = chosen.wgmma_wait
 wgmma_wait_but = chosen.wgmma_wait_but
