@@ -24,9 +24,9 @@ from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
-from numbacaps.nn.resident import layout as residence
-from numbacaps.nn.resident import passes as resident_pass
+from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
+from numbacaps.nn.resident.packed_kernels import packings
 from numbacaps.algorithms import fused
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
@@ -41,8 +41,8 @@ for terms in (1, 3):
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
 fused.has_warpgroups = lambda: True
 placed = placed_layers("published", "tf32")
-packings = resident_pass.packings(placed, residence.place(placed, True)[3], True)
-for kernel in [*(one.kernel for one in made), make_pack_network(packings)]:
+found = packings(placed, layout_of(placed), True)
+for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
     files = kernel._cache._impl
     print(files.filename_base, files.locator.get_cache_path())
 """
