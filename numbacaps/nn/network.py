@@ -1,5 +1,6 @@
 """A capsule network on the toolkit's kernels: to run, to train, to save."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 
@@ -44,7 +45,15 @@ class CapsNet:
         A layer's algorithm takes a package or a GPU that is not here.
     """
 
-    def __init__(self, layers, input_shape, *, seed=0, dtype="float32", adam=Adam()):
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        input_shape: Sequence[int],
+        *,
+        seed: int = 0,
+        dtype="float32",
+        adam: Adam = Adam(),
+    ):
         self.dtype, self.adam = _check_dtype(dtype), _check_adam(adam)
         self.layers = chain(layers, input_shape, self.dtype)
         self.input_shape = tuple(map(int, input_shape))
@@ -63,7 +72,15 @@ class CapsNet:
         self._inferences, self._trainings = {}, {}
 
     @classmethod
-    def published(cls, *, seed=0, dtype="float32", algorithm="auto", precision="ieee", adam=Adam()):
+    def published(
+        cls,
+        *,
+        seed: int = 0,
+        dtype="float32",
+        algorithm: str = "auto",
+        precision: str = "ieee",
+        adam: Adam = Adam(),
+    ) -> "CapsNet":
         """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes."""
         how = {"algorithm": algorithm, "precision": precision}
         layers = (
@@ -75,18 +92,23 @@ class CapsNet:
         )
         return cls(layers, (1, 28, 28, 1, 1), seed=seed, dtype=dtype, adam=adam)
 
+    def __repr__(self):
+        shapes = [self.input_shape, *(placed.output_shape for placed in self.layers)]
+        chain = " -> ".join("x".join(map(str, shape)) for shape in shapes)
+        return f"<CapsNet {chain}, {self.dtype}, {self.steps} steps>"
+
     @property
-    def classes(self):
+    def classes(self) -> int:
         """Number of classes."""
         return self.layers[-1].layer.channels
 
     @property
-    def kernels(self):
+    def kernels(self) -> list[np.ndarray]:
         """A copy of every layer's kernel, a list of ndarray (P, C, KH, KW, *T2)."""
         self._computing.synchronize()
         return self.state.read(self.state.weights)
 
-    def forward(self, x):
+    def forward(self, x) -> tuple[np.ndarray, np.ndarray]:
         """Class capsules and their lengths.
 
         Parameters
@@ -114,7 +136,7 @@ class CapsNet:
         shape = (len(x), self.classes, *self.layers[-1].output_shape[3:])
         return capsules.reshape(shape), lengths
 
-    def explain(self, N, gradients=False):
+    def explain(self, N: int, gradients: bool = False) -> str:
         """Which kernels compute the layers for a batch of N images, and why; where activations are.
 
         Parameters
@@ -143,7 +165,7 @@ class CapsNet:
         which = self._training if gradients else self._inference
         return which(int(N)).forward.explain()
 
-    def loss_and_gradients(self, x, labels):
+    def loss_and_gradients(self, x, labels) -> tuple[float, list[np.ndarray]]:
         """The margin loss of a batch, and its gradient of every kernel; no weight moves.
 
         Parameters
@@ -168,7 +190,7 @@ class CapsNet:
         loss = self.state.losses.copy_to_host()[self.steps % PLACES]
         return float(loss), self.state.read(self.state.gradients)
 
-    def step(self, x, labels):
+    def step(self, x, labels) -> None:
         """Queue a step of training: both passes, then Adam. :meth:`history` tells how it went.
 
         Parameters
@@ -185,7 +207,7 @@ class CapsNet:
         self._training(len(x)).step(x, labels)
         self.steps += 1
 
-    def place(self, x, labels):
+    def place(self, x, labels) -> Data:
         """Copy images and their labels to the device, for :meth:`step_rows`.
 
         Parameters
@@ -205,7 +227,7 @@ class CapsNet:
         """
         return Data(x, self._check_batch(x, labels), self._kind)
 
-    def step_rows(self, data, rows):
+    def step_rows(self, data: Data, rows) -> None:
         """Queue a step, as :meth:`step`, on images that lie on the device.
 
         Of the batch only the row numbers are sent, so this takes the host the least time.
@@ -227,7 +249,7 @@ class CapsNet:
         self._training(len(rows)).step_rows(data, rows, self.steps)
         self.steps += 1
 
-    def history(self, first=None):
+    def history(self, first: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Loss and hits of every step from ``first`` on; waits for the last one.
 
         Parameters
@@ -256,7 +278,7 @@ class CapsNet:
         places = np.arange(first, self.steps) % PLACES
         return self.state.losses.copy_to_host()[places], self.state.hits.copy_to_host()[places]
 
-    def save(self, path):
+    def save(self, path) -> None:
         """Write weights, moments and the number of steps to an ``.npz`` file, whole or not at all.
 
         Raises
@@ -270,7 +292,7 @@ class CapsNet:
         runs = {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
         checkpoint.write(path, self.description, self.steps, runs)
 
-    def load(self, path):
+    def load(self, path) -> None:
         """Take over what :meth:`save` wrote of a network of the same layers.
 
         Raises
@@ -289,7 +311,7 @@ class CapsNet:
         self.steps = self._began = steps
 
     @property
-    def description(self):
+    def description(self) -> dict:
         """What decides the network's function and its weights' meaning, fit for JSON."""
         return {
             "input_shape": list(self.input_shape),
