@@ -51,21 +51,12 @@ def make_tile_products(layer, pipeline, keeps, conclude):
     conclude : device function
         What comes behind the last tile.
     """
-    rows, taps, chunks, schedule = layer.rows, layer.taps, layer.chunks, layer.schedule
-    output = written(layer.output, keeps)
-    BN = layer.BN
-    FIRST = rows.first
-    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
-    TAP_ROWS, TAP_COLUMNS = taps.rows, taps.columns
-    CHANNELS, GROUPS, RUN = chunks.channels, chunks.groups, chunks.run
-    BATCH = schedule.batch
-    RUNS = 2 * GROUPS // RUN
-    FRAGMENTS = BATCH * TAP_COLUMNS * GROUPS * 4
-    SPLIT = layer.terms > 1
-    PARTS = 2 if SPLIT else 1
+    chunks, schedule, output = layer.chunks, layer.schedule, written(layer.output, keeps)
+    GROUPS, RUN, BATCH = chunks.groups, chunks.run, schedule.batch
+    RUNS, FRAGMENTS = 2 * GROUPS // RUN, BATCH * layer.taps.columns * GROUPS * 4
+    BN, FIRST, SPLIT = layer.BN, layer.rows.first, layer.terms > 1
     LOW, SUMS = FRAGMENTS if SPLIT else 1, BN // 2
-    PART_SUMS = SUMS if SPLIT else 1
-    B_MATRIX, PART = descriptor_strides(BN * CHUNK, 128), 2 * BN
+    PART_SUMS, B_MATRIX = SUMS if SPLIT else 1, descriptor_strides(BN * CHUNK, 128)
     TILES, ROUNDS, SHARES = schedule.tiles, schedule.rounds, schedule.shares
     WARPGROUPS = pipeline.warpgroups
     STEPS, TOGETHER = chunks.count // (SHARES * BATCH), SHARES * BATCH
@@ -80,6 +71,7 @@ def make_tile_products(layer, pipeline, keeps, conclude):
     lies_at, phase_of, following, after = ring_functions(pipeline, chunks.stages)
     input_of, k_at, result_of, result_of_column = row_addresses(layer)
     store, write_tile = _make_results(layer)
+    load, multiply = _make_products(layer)
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of(tile, warp, lane):
@@ -88,25 +80,6 @@ def make_tile_products(layer, pipeline, keeps, conclude):
         return row, (input_of(row), input_of(row + 8))
 
     squash = make_squash_tile(layer, result_of, result_of_column, keeps)
-
-    @cuda.jit(device=True, forceinline=True)
-    def load(to, shared, origin, run_at, rows_at, chunk):
-        """A thread's part of the first operand, of chunks: a row of taps of some channels each."""
-        values = cuda.local.array(RUN, np.float32)
-        row_at, below_at = rows_at
-        for r in range(BATCH):
-            one = np.uint32(chunk + r)
-            begin = origin + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
-            begin += np.uint32(one % TAP_ROWS) * TAP_ROW
-            for i in range(RUNS):
-                for half in range(2):
-                    slot = begin + run_at[i] + (below_at if half else row_at)
-                    for tap in range(TAP_COLUMNS):
-                        load_run(RUN, values, shared, slot + tap * TAP_COLUMN)
-                        for j in range(RUN):
-                            four = i * RUN + j  # k's of a tap
-                            k = (r * GROUPS + four // 2) * TAP_COLUMNS + tap
-                            to[k * 4 + four % 2 * 2 + half] = values[j]
 
     @cuda.jit(device=True, forceinline=True)
     def pass_by(shared, start, lane, stage, phases):
@@ -123,26 +96,6 @@ def make_tile_products(layer, pipeline, keeps, conclude):
             if lane == 0:
                 mbarrier_arrive_times(shared, start + EMPTY + stage * 8, SHARES)
             stage = short(stage + 1 if stage < STAGES - 1 else 0)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply(acc, part, high, first, low, shared, chunk_at):
-        """Queue the products with the chunks that lie there."""
-        for chain in range(PARTS):  # in three terms the small products first
-            for r in range(BATCH):
-                for tap in range(TAP_COLUMNS):
-                    for group in range(GROUPS):
-                        b_high = chunk_at[r] + (tap * PARTS * GROUPS + group) * PART
-                        b_low = b_high + GROUPS * PART
-                        k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
-                        if not SPLIT:
-                            more = 0 if STEPS == 1 and r + tap + group == 0 else 1
-                            wgmma_fragment(BN, acc, 0, high, first + k, shared, b_high, more)
-                        elif chain == 0:
-                            more = 1 if r + tap + group > 0 else 0
-                            wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
-                            wgmma_fragment(BN, part, 0, high, k, shared, b_low, 1)
-                        else:
-                            wgmma_fragment(BN, part, 0, high, k, shared, b_high, 1)
 
     @cuda.jit(device=True, forceinline=True)
     def compute(work, stage, phases):
@@ -244,6 +197,58 @@ def make_tile_products(layer, pipeline, keeps, conclude):
         return stage, phases
 
     return compute
+
+
+def _make_products(layer):
+    """Device functions: one loads a thread's part of the first operand, one queues the products with some chunks."""
+    taps, chunks, schedule = layer.taps, layer.chunks, layer.schedule
+    BN, SPLIT = layer.BN, layer.terms > 1
+    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
+    TAP_ROWS, TAP_COLUMNS = taps.rows, taps.columns
+    CHANNELS, GROUPS, RUN = chunks.channels, chunks.groups, chunks.run
+    RUNS, BATCH, PARTS, PART = 2 * GROUPS // RUN, schedule.batch, 2 if SPLIT else 1, 2 * BN
+    STEPS = chunks.count // (schedule.shares * BATCH)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(to, shared, origin, run_at, rows_at, chunk):
+        """A thread's part of the first operand, of chunks: a row of taps of some channels each."""
+        values = cuda.local.array(RUN, np.float32)
+        row_at, below_at = rows_at
+        for r in range(BATCH):
+            one = np.uint32(chunk + r)
+            begin = origin + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
+            begin += np.uint32(one % TAP_ROWS) * TAP_ROW
+            for i in range(RUNS):
+                for half in range(2):
+                    slot = begin + run_at[i] + (below_at if half else row_at)
+                    for tap in range(TAP_COLUMNS):
+                        load_run(RUN, values, shared, slot + tap * TAP_COLUMN)
+                        for j in range(RUN):
+                            four = i * RUN + j  # k's of a tap
+                            k = (r * GROUPS + four // 2) * TAP_COLUMNS + tap
+                            to[k * 4 + four % 2 * 2 + half] = values[j]
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(acc, part, high, first, low, shared, chunk_at):
+        """Queue the products with the chunks that lie there."""
+        for chain in range(PARTS):  # in three terms the small products first
+            for r in range(BATCH):
+                for tap in range(TAP_COLUMNS):
+                    for group in range(GROUPS):
+                        b_high = chunk_at[r] + (tap * PARTS * GROUPS + group) * PART
+                        b_low = b_high + GROUPS * PART
+                        k = ((r * GROUPS + group) * TAP_COLUMNS + tap) * 4
+                        if not SPLIT:
+                            more = 0 if STEPS == 1 and r + tap + group == 0 else 1
+                            wgmma_fragment(BN, acc, 0, high, first + k, shared, b_high, more)
+                        elif chain == 0:
+                            more = 1 if r + tap + group > 0 else 0
+                            wgmma_fragment(BN, part, 0, low, k, shared, b_high, more)
+                            wgmma_fragment(BN, part, 0, high, k, shared, b_low, 1)
+                        else:
+                            wgmma_fragment(BN, part, 0, high, k, shared, b_high, 1)
+
+    return load, multiply
 
 
 def _make_results(layer):
