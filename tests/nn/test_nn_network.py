@@ -700,3 +700,14 @@ def test_history_keeps_the_last_steps(rng, tmp_path):
     assert len(net.history()[0]) == state.PLACES - 1
     with pytest.raises(ValueError, match="first is 904; it takes 905 to 5000"):
         net.history(904)
+
+
+@pytest.mark.tiers("simulator")
+def test_reprs_say_what_a_network_is_made_of():
+    net = CapsNet.published()
+    assert repr(net).startswith("<CapsNet 1x28x28x1x1 -> 1x13x13x4x8 -> ")
+    assert repr(net).endswith("10x1x1x4x8, float32, 0 steps>")
+    second, third = net.layers[1:3]
+    assert repr(second) == "<layer 4x1x3x3x8x16, slope 0.1, squash 8 -> 4x11x11x4x16>"
+    assert ", stride 2x2, " in repr(third)
+    assert repr(net._inference(2).forward) == "<ForwardPass of 2 images, 5 layers>"

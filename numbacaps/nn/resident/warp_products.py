@@ -3,7 +3,7 @@
 What changed from a warpgroup's tile (:mod:`numbacaps.nn.resident.tile_products`), of whose 64 rows all but a few would be empty:
 the packed kernel is the first operand, 16 of its columns at a time, and what the layer reads is the second,
 8 rows at most. The kernel's core matrices are what ``ldmatrix`` loads, so it is packed as for all others.
-A warp takes every so many chunks, and of each a group of 8 k's of every tap; what it finds is a share of the sum.
+A warp takes every N-th chunk of N sets of warps, and of each a group of 8 k's of every tap; what it finds is a share of the sum.
 """
 
 import numpy as np
