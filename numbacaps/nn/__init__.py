@@ -3,9 +3,10 @@
 A kernel's module reads top to bottom: formula and thread mapping; the factories of its forward and
 backward kernel; their launchers. :class:`CapsNet` puts them together.
 
-:mod:`passes` launches layer by layer. Of a network that fits in a multiprocessor each pass is one kernel,
-which :mod:`resident_pass` launches: :mod:`resident` and :mod:`resident_backward`; :mod:`residence` and
-:mod:`backward_residence` say what fits.
+:mod:`numbacaps.nn.protocol` says what every pass can do. :mod:`numbacaps.nn.passes` launches layer by layer. Of a
+network that fits in a multiprocessor each pass is one kernel, a megakernel of all layers:
+:mod:`numbacaps.nn.resident.passes` launches it, :mod:`numbacaps.nn.resident.layout` says what fits and where it lies,
+:mod:`numbacaps.nn.resident.forward` and :mod:`numbacaps.nn.resident.backward` are the kernels.
 """
 
 from numbacaps.nn.data import Data

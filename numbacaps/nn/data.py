@@ -30,6 +30,9 @@ class Data:
     def __len__(self):
         return self._count
 
+    def __repr__(self):
+        return f"<Data of {len(self)} images, kind {self.kind}>"
+
 
 class RowBatch:
     """Where batches of one size lie, gathered from data by the row numbers that the host writes.

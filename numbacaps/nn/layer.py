@@ -2,8 +2,10 @@
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import prod
+
+import numpy as np
 
 from numbacaps.algorithms.registry import find_algorithm
 from numbacaps.geometry import Geometry
@@ -37,13 +39,13 @@ class Layer:
     """
 
     channels: int
-    kernel: tuple
-    window: int | tuple = 3
-    stride: int | tuple = 1
-    padding: int | tuple = 0
-    dilation: int | tuple = 1
+    kernel: tuple[int, ...]
+    window: int | tuple[int, int] = 3
+    stride: int | tuple[int, int] = 1
+    padding: int | tuple[int, int] = 0
+    dilation: int | tuple[int, int] = 1
     product: str = "ab,bc->ac"
-    capsule: tuple | None = None
+    capsule: tuple[int, ...] | None = None
     slope: float = 0.1
     squash: int | None = None
     algorithm: str = "auto"
@@ -73,24 +75,32 @@ class PlacedLayer:
     kernel_order: tuple
     output_shape: tuple
 
+    def __repr__(self):
+        layer, g = self.layer, self.geometry
+        squash = f", squash {layer.squash}" if layer.squash else ""
+        kernel = "x".join(map(str, self.kernel_shape))
+        output = "x".join(map(str, self.output_shape))
+        stride = "" if g.stride == (1, 1) else f", stride {g.stride[0]}x{g.stride[1]}"
+        return f"<layer {kernel}{stride}, slope {layer.slope}{squash} -> {output}>"
+
     @property
-    def terms(self):
+    def terms(self) -> int:
         """Length of the sum behind an output element."""
         return self.geometry.Q * self.geometry.D2
 
-    def canonical(self, kernel):
+    def canonical(self, kernel: np.ndarray) -> np.ndarray:
         """A kernel (P, C, KH, KW, *T2) in the kernels' layout (P, C, KH, KW, G, D2, D3)."""
         order = (0, 1, 2, 3, *(4 + axis for axis in self.kernel_order))
         return kernel.transpose(order).reshape(self.geometry.kernel_shape)
 
-    def as_given(self, kernel):
+    def as_given(self, kernel: np.ndarray) -> np.ndarray:
         """The inverse of :meth:`canonical`, as a new array."""
         in_order = (self.kernel_shape[4:][axis] for axis in self.kernel_order)
         back = (0, 1, 2, 3, *(4 + axis for axis in inverse(self.kernel_order)))
         return kernel.reshape(*kernel.shape[:4], *in_order).transpose(back).copy(order="C")
 
     @property
-    def description(self):
+    def description(self) -> dict:
         """What decides the layer's function and its weights' meaning, fit for JSON."""
         g, layer = self.geometry, self.layer
         return {
@@ -105,7 +115,7 @@ class PlacedLayer:
         }
 
 
-def chain(layers, input_shape, dtype):
+def chain(layers, input_shape, dtype) -> tuple[PlacedLayer, ...]:
     """Every layer in its place.
 
     Parameters
@@ -178,9 +188,18 @@ def _place(name, layer, shape, before, dtype):
             f"{prod(read_as)}"
         )
     _check_activation(name, layer, made)
+    layer = _with_tuples(layer)
     return PlacedLayer(
         layer, g, (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
     )
+
+
+def _with_tuples(layer):
+    """The layer with tuples for what else holds several ints, so that it can be a key."""
+    found = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    several = {name: value for name, value in found.items() if hasattr(value, "__len__")}
+    several = {name: value for name, value in several.items() if not isinstance(value, str)}
+    return replace(layer, **{name: tuple(map(int, value)) for name, value in several.items()})
 
 
 def _check_activation(name, layer, capsule):

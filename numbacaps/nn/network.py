@@ -1,18 +1,17 @@
 """A capsule network on the toolkit's kernels: to run, to train, to save."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
 
 import numpy as np
 
 from numbacaps.arrays import FULL_DTYPES
-from numbacaps.device.streams import Beside, Repeated, Stream
+from numbacaps.device.streams import Beside, Stream
 from numbacaps.nn import checkpoint
-from numbacaps.nn.batches import Slot
-from numbacaps.nn.data import Data, RowBatch
+from numbacaps.nn.data import Data
 from numbacaps.nn.kernels.adam import Adam
 from numbacaps.nn.layer import Layer, chain
-from numbacaps.nn.resident.passes import backward_pass, forward_pass
+from numbacaps.nn.runs import Inference, Training
 from numbacaps.nn.state import PLACES, State
 
 
@@ -44,7 +43,15 @@ class CapsNet:
         A layer's algorithm takes a package or a GPU that is not here.
     """
 
-    def __init__(self, layers, input_shape, *, seed=0, dtype="float32", adam=Adam()):
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        input_shape: Sequence[int],
+        *,
+        seed: int = 0,
+        dtype="float32",
+        adam: Adam = Adam(),
+    ):
         self.dtype, self.adam = _check_dtype(dtype), _check_adam(adam)
         self.layers = chain(layers, input_shape, self.dtype)
         self.input_shape = tuple(map(int, input_shape))
@@ -63,7 +70,15 @@ class CapsNet:
         self._inferences, self._trainings = {}, {}
 
     @classmethod
-    def published(cls, *, seed=0, dtype="float32", algorithm="auto", precision="ieee", adam=Adam()):
+    def published(
+        cls,
+        *,
+        seed: int = 0,
+        dtype="float32",
+        algorithm: str = "auto",
+        precision: str = "ieee",
+        adam: Adam = Adam(),
+    ) -> "CapsNet":
         """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes."""
         how = {"algorithm": algorithm, "precision": precision}
         layers = (
@@ -75,18 +90,23 @@ class CapsNet:
         )
         return cls(layers, (1, 28, 28, 1, 1), seed=seed, dtype=dtype, adam=adam)
 
+    def __repr__(self):
+        shapes = [self.input_shape, *(placed.output_shape for placed in self.layers)]
+        chain = " -> ".join("x".join(map(str, shape)) for shape in shapes)
+        return f"<CapsNet {chain}, {self.dtype}, {self.steps} steps>"
+
     @property
-    def classes(self):
+    def classes(self) -> int:
         """Number of classes."""
         return self.layers[-1].layer.channels
 
     @property
-    def kernels(self):
+    def kernels(self) -> list[np.ndarray]:
         """A copy of every layer's kernel, a list of ndarray (P, C, KH, KW, *T2)."""
         self._computing.synchronize()
         return self.state.read(self.state.weights)
 
-    def forward(self, x):
+    def forward(self, x) -> tuple[np.ndarray, np.ndarray]:
         """Class capsules and their lengths.
 
         Parameters
@@ -114,7 +134,7 @@ class CapsNet:
         shape = (len(x), self.classes, *self.layers[-1].output_shape[3:])
         return capsules.reshape(shape), lengths
 
-    def explain(self, N, gradients=False):
+    def explain(self, N: int, gradients: bool = False) -> str:
         """Which kernels compute the layers for a batch of N images, and why; where activations are.
 
         Parameters
@@ -143,7 +163,7 @@ class CapsNet:
         which = self._training if gradients else self._inference
         return which(int(N)).forward.explain()
 
-    def loss_and_gradients(self, x, labels):
+    def loss_and_gradients(self, x, labels) -> tuple[float, list[np.ndarray]]:
         """The margin loss of a batch, and its gradient of every kernel; no weight moves.
 
         Parameters
@@ -168,7 +188,7 @@ class CapsNet:
         loss = self.state.losses.copy_to_host()[self.steps % PLACES]
         return float(loss), self.state.read(self.state.gradients)
 
-    def step(self, x, labels):
+    def step(self, x, labels) -> None:
         """Queue a step of training: both passes, then Adam. :meth:`history` tells how it went.
 
         Parameters
@@ -185,7 +205,7 @@ class CapsNet:
         self._training(len(x)).step(x, labels)
         self.steps += 1
 
-    def place(self, x, labels):
+    def place(self, x, labels) -> Data:
         """Copy images and their labels to the device, for :meth:`step_rows`.
 
         Parameters
@@ -205,7 +225,7 @@ class CapsNet:
         """
         return Data(x, self._check_batch(x, labels), self._kind)
 
-    def step_rows(self, data, rows):
+    def step_rows(self, data: Data, rows) -> None:
         """Queue a step, as :meth:`step`, on images that lie on the device.
 
         Of the batch only the row numbers are sent, so this takes the host the least time.
@@ -227,7 +247,7 @@ class CapsNet:
         self._training(len(rows)).step_rows(data, rows, self.steps)
         self.steps += 1
 
-    def history(self, first=None):
+    def history(self, first: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Loss and hits of every step from ``first`` on; waits for the last one.
 
         Parameters
@@ -256,7 +276,7 @@ class CapsNet:
         places = np.arange(first, self.steps) % PLACES
         return self.state.losses.copy_to_host()[places], self.state.hits.copy_to_host()[places]
 
-    def save(self, path):
+    def save(self, path) -> None:
         """Write weights, moments and the number of steps to an ``.npz`` file, whole or not at all.
 
         Raises
@@ -270,7 +290,7 @@ class CapsNet:
         runs = {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
         checkpoint.write(path, self.description, self.steps, runs)
 
-    def load(self, path):
+    def load(self, path) -> None:
         """Take over what :meth:`save` wrote of a network of the same layers.
 
         Raises
@@ -289,7 +309,7 @@ class CapsNet:
         self.steps = self._began = steps
 
     @property
-    def description(self):
+    def description(self) -> dict:
         """What decides the network's function and its weights' meaning, fit for JSON."""
         return {
             "input_shape": list(self.input_shape),
@@ -301,13 +321,13 @@ class CapsNet:
     def _inference(self, N):
         inference = self._inferences.get(N)
         if inference is None:
-            inference = self._inferences[N] = _Inference(self, N)
+            inference = self._inferences[N] = Inference(self, N)
         return inference
 
     def _training(self, N):
         training = self._trainings.get(N)
         if training is None:
-            training = self._trainings[N] = _Training(self, N)
+            training = self._trainings[N] = Training(self, N)
         return training
 
     def _check_images(self, x):
@@ -346,97 +366,6 @@ class CapsNet:
             raise ValueError(f"rows have shape {rows.shape}; they take (N,) with N of 1 or more")
         _check_range("rows", rows, len(data))
         return rows
-
-
-class _Inference:
-    """The forward pass of one batch size."""
-
-    def __init__(self, network, N):
-        computing = network._computing
-        self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
-        self.forward = forward_pass(network.layers, N, network.dtype, for_gradients=False)
-        self._state, self._beside, self._packed = network.state, network._beside, None
-        operands = self._slot.x, self._state, self._beside
-        self._launch = Repeated(
-            lambda: self.forward.launch(*operands), computing, self.forward.capturable
-        )
-
-    def run(self, x, version):
-        """Queue a batch; kernels are packed anew if weights of another version were packed last."""
-        self._slot.fill(x)
-        if self._packed != version:
-            self._beside.forget()
-            self.forward.pack(self._state, self._beside)
-            self._beside.join()
-            self._packed = version
-        self._launch()
-        self._slot.release()
-
-
-class _Training:
-    """Steps of one batch size, captured for each place where a batch can lie."""
-
-    def __init__(self, network, N):
-        self._computing, self._beside = network._computing, network._beside
-        self._state, self._adam = network.state, network.adam
-        shape = N, *network.input_shape
-        self._place = shape, network.dtype, network._copying, network._computing
-        self.forward = forward_pass(network.layers, N, network.dtype)
-        self._backward = backward_pass(self.forward)
-        self._turn = 0
-
-    @cached_property
-    def _slots(self):
-        """Two, which batches from the host take in turn."""
-        return [Slot(*self._place) for _ in range(2)]
-
-    @cached_property
-    def _steps(self):
-        """A step for each of them."""
-        return [self._repeated(partial(self._launch_step, slot)) for slot in self._slots]
-
-    def _repeated(self, work):
-        return Repeated(work, self._computing, self.forward.capturable)
-
-    def _launch_gradients(self, batch):
-        self._beside.forget()
-        self._backward.differentiate(batch.x, batch.labels, self._state, self._beside)
-
-    def _launch_step(self, batch):
-        self._launch_gradients(batch)
-        self._state.move(self._adam, self._computing.numba)
-
-    def _launch_row_step(self, batch):
-        batch.gather()
-        self._launch_step(batch)
-
-    def _fill(self, x, labels):
-        """The number of the slot whose turn it is, filled."""
-        turn, self._turn = self._turn, 1 - self._turn
-        self._slots[turn].fill(x, labels)
-        return turn
-
-    def step(self, x, labels):
-        """Queue a batch and its step."""
-        turn = self._fill(x, labels)
-        self._steps[turn]()
-        self._slots[turn].release()
-
-    def differentiate(self, x, labels):
-        """Queue a batch and its gradients."""
-        slot = self._slots[self._fill(x, labels)]
-        self._launch_gradients(slot)
-        slot.release()
-
-    def step_rows(self, data, rows, step):
-        """Queue the gathering of a batch and its step."""
-        if self not in data.batches:
-            N = len(rows)
-            batch = RowBatch(data, N, self._state.step, self._computing)
-            data.batches[self] = batch, self._repeated(partial(self._launch_row_step, batch))
-        batch, launch = data.batches[self]
-        batch.write(rows, step)
-        launch()
 
 
 def _check_dtype(dtype):

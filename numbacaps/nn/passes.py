@@ -11,10 +11,11 @@ from numbacaps.nn.kernels.capsule_length import capsule_length, capsule_length_b
 from numbacaps.nn.kernels.leaky_relu import leaky_relu, leaky_relu_backward
 from numbacaps.nn.kernels.margin_loss import margin_loss, margin_loss_backward
 from numbacaps.nn.kernels.squash import squash, squash_backward
+from numbacaps.nn.protocol import differentiate
 
 
 class ForwardPass:
-    """From a batch to the lengths of its class capsules.
+    """From a batch to the lengths of its class capsules, layer by layer: a :class:`numbacaps.nn.protocol.Forward`.
 
     Parameters
     ----------
@@ -55,11 +56,7 @@ class ForwardPass:
             self.convolutions.append(Convolution(*how, **behind))
             before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
-        self._allocate(shapes, dtype, for_gradients)
         self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
-
-    def _allocate(self, shapes, dtype, for_gradients):
-        """Make room for ``sums`` and ``outputs``."""
         self.sums = [
             cuda.device_array(shape, dtype) if for_gradients or not convolution.activates else None
             for shape, convolution in zip(shapes, self.convolutions)
@@ -67,7 +64,7 @@ class ForwardPass:
         self.outputs = [cuda.device_array(shape, dtype) for shape in shapes]
 
     @property
-    def capturable(self):
+    def capturable(self) -> bool:
         """The launches can be captured into a CUDA graph."""
         return all(convolution.capturable for convolution in self.convolutions)
 
@@ -109,15 +106,18 @@ class ForwardPass:
             x = output
         capsule_length(x, self.lengths, stream)
 
-    def explain(self):
+    def explain(self) -> str:
         """A line for each layer: what computes its convolution, and where its activation is; then ``why``."""
         lines = enumerate(convolution.explain_forward() for convolution in self.convolutions)
         lines = [f"layers[{number}]: {line}" for number, line in lines]
         return "\n".join([*lines, *([f"layer by layer: {self._why}"] if self._why else [])])
 
+    def __repr__(self):
+        return f"<ForwardPass of {len(self.lengths)} images, {len(self.layers)} layers>"
+
 
 class BackwardPass:
-    """From the lengths of class capsules to the gradient of every kernel.
+    """From the lengths of class capsules to the gradient of every kernel: a :class:`numbacaps.nn.protocol.Backward`.
 
     Nobody waits for the loss and for a kernel's gradient but the end of the pass, so they are computed beside
     the gradients that pass from layer to layer. One array, as large as the largest layer's output,
@@ -147,11 +147,7 @@ class BackwardPass:
         x, labels, state, beside
             As :meth:`launch` takes them.
         """
-        beside.mark()
-        self.forward.pack(state, beside)
-        self.forward.launch(x, state, beside)
-        self.pack(state, beside)
-        self.launch(x, labels, state, beside)
+        differentiate(self, x, labels, state, beside)
 
     def pack(self, state, beside):
         """Queue what :meth:`launch` does with the kernels alone, beside what is queued since the mark."""
@@ -190,6 +186,13 @@ class BackwardPass:
                 convolution.backward_input(state.kernels[k], d_sums[k], d_outputs[before], stream)
                 self._differentiate_activation(before, stream)
         beside.join()
+
+    def explain(self) -> str:
+        """A line: what computes the pass."""
+        return "layer by layer, the gradients of kernels beside those of inputs"
+
+    def __repr__(self):
+        return f"<BackwardPass behind {self.forward!r}>"
 
     def _differentiate_activation(self, k, stream):
         """Queue what takes the gradient from a layer's output to its sums."""

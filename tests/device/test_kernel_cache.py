@@ -1,7 +1,6 @@
 """Kernels on disk: another process finds them, and processes that write at once keep out of each other's way."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,16 +17,16 @@ import numpy as np
 from tests.support.kernels import (
     bulk_gradient_kernel, bulk_kernel, kernels, swapped_kernel, warpgroup_kernels
 )
-from tests.support.resident_networks import placed_layers
+from tests.nn.test_resident import placed_layers
 from numbacaps import Geometry
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
-from numbacaps.nn.resident import layout as residence
-from numbacaps.nn.resident import passes as resident_pass
+from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
+from numbacaps.nn.resident.packed_kernels import packings
 from numbacaps.nn.resident import passes
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
@@ -42,8 +41,8 @@ for terms in (1, 3):
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
 passes.has_warpgroups = lambda: True
 placed = placed_layers("published", "tf32")
-packings = resident_pass.packings(placed, residence.place(placed, True)[3], True)
-for kernel in [*(one.kernel for one in made), make_pack_network(packings)]:
+found = packings(placed, layout_of(placed), True)
+for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
     files = kernel._cache._impl
     print(files.filename_base, files.locator.get_cache_path())
 """
@@ -90,27 +89,21 @@ def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     def moved():
         """Files of kernels that are not where they were."""
         lines = here - set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines())
-        return set(map(_kernel_of, lines))
+        return {line.partition(".")[0] for line in lines}
 
-    _change(target / "fused" / "rung_5_warp_specialized" / "tile.py")
+    _change(target / "fused" / "bulk_tiles.py")
     assert moved() == {"bulk_wgmma"}
     _change(
-        target / "nn" / "resident" / "pack_taps.py"
+        target / "nn" / "pack_taps.py"
     )  # of which a kernel has a device function that another module hands it
     assert moved() == {"bulk_wgmma", "pack_network"}
-    _change(target / "device" / "target.py")
-    assert moved() == set(map(_kernel_of, here))
-
-
-def _kernel_of(line):
-    """The kernel whose file a line names."""
-    return re.search(r"(\w+)_kernel-", line)[1]
+    _change(target / "target.py")
+    assert moved() == {line.partition(".")[0] for line in here}
 
 
 def _change(path):
     """Leave another source that does the same."""
-    with open(path, "r+") as file:
-        file.seek(0, os.SEEK_END)
+    with open(path, "a") as file:
         file.write("# another source\n")
 
 

@@ -701,3 +701,14 @@ def test_history_keeps_the_last_steps(rng, tmp_path):
     assert len(net.history()[0]) == state.PLACES - 1
     with pytest.raises(ValueError, match="first is 904; it takes 905 to 5000"):
         net.history(904)
+
+
+@pytest.mark.tiers("simulator")
+def test_reprs_say_what_a_network_is_made_of():
+    layers = Layer(2, (1, 4), squash=4, stride=2), Layer(3, (4, 2), window=2)
+    net = CapsNet(layers, (1, 5, 5, 1, 1))
+    assert repr(net) == "<CapsNet 1x5x5x1x1 -> 2x2x2x1x4 -> 3x1x1x1x2, float32, 0 steps>"
+    first, second = net.layers
+    assert repr(first) == "<layer 2x1x3x3x1x4, stride 2x2, slope 0.1, squash 4 -> 2x2x2x1x4>"
+    assert repr(second) == "<layer 3x2x2x2x4x2, slope 0.1 -> 3x1x1x1x2>"
+    assert repr(net._inference(2).forward) == "<ForwardPass of 2 images, 2 layers>"

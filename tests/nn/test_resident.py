@@ -15,8 +15,9 @@ from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
 from numbacaps.nn import Layer
 from numbacaps.nn.layer import chain
 from numbacaps.nn.passes import ForwardPass
-from numbacaps.nn.resident import layout as residence
 from numbacaps.nn.resident import passes as resident_pass
+from numbacaps.nn.resident.layout import layout_of
+from numbacaps.nn.resident.shared_memory import Region, SharedMemory
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
@@ -29,7 +30,7 @@ _FLOAT32 = np.dtype(np.float32)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_where_things_lie(name, precision):
     placed = placed_layers(name, precision)
-    assert residence.why_not(placed) is None
+    assert layout_of(placed).why_not is None
     _check_places(placed)
 
 
@@ -38,39 +39,73 @@ def test_where_things_of_any_network_lie():
     draw, fit = random.Random(0), 0
     while fit < 100:
         placed = drawn(draw)
-        if placed and residence.why_not(placed) is None:
+        if placed and layout_of(placed).why_not is None:
             _check_places(placed)
             fit += 1
 
 
 def _check_places(placed):
     """Whatever is in use at the same time lies apart, and all of it in the shared memory of a block."""
-    _, place, first, layers = residence.place(placed, True)
-    assert place.bytes <= SHARED_LIMIT and 16 * place.slots + 8 <= 4 * first.x
+    layout = layout_of(placed).forward
+    pipeline, first, layers = layout.pipeline, layout.first, layout.layers
+    assert layout.memory.bytes <= SHARED_LIMIT and pipeline.gate_at + 8 <= 4 * first.x
     fixed = [
-        (0, 16 * place.slots + 8),
+        (0, pipeline.gate_at + 8),
         (4 * first.x, 4 * first.image),
         (4 * first.kernel, 4 * first.K * first.N),
-        (place.ring_at, place.ring * place.pitch),
+        (pipeline.begin, pipeline.early * pipeline.pitch),
     ]
-    more = (place.ring_at + place.ring * place.pitch + place.gap, place.more * place.pitch)
-    results = [(first.out, first.size), *((one.out, one.size * one.shares) for one in layers)]
+    late = pipeline.begin + pipeline.early * pipeline.pitch + pipeline.gap
+    late = late, pipeline.late * pipeline.pitch
+    results = [(first.output.at, first.output.size)]
+    results += [(one.output.at, one.output.size * one.schedule.shares) for one in layers]
     opened = False
     for one, read, written in zip(layers, results, results[1:]):
-        assert one.at == read[0] and one.slots in (place.ring, place.slots)
-        opened |= one.slots > place.ring
-        assert not (one.leaves and opened)
+        schedule, chunks = one.schedule, one.chunks
+        assert one.input_at == read[0] and chunks.stages in (pipeline.early, pipeline.stages)
+        opened |= chunks.stages > pipeline.early
+        assert not (schedule.opens_late and opened)
         used = fixed + [(4 * begin, 4 * size) for begin, size in (read, written)]
-        used += [more] if opened else []
+        used += [late] if opened else []
         used = sorted(used)
         for (begin, size), (behind, _) in zip(used, used[1:]):
             assert begin % 4 == 0 and begin + size <= behind
-        assert used[-1][0] + used[-1][1] + 128 <= place.bytes
-        assert one.chunk_bytes <= place.pitch
-        if not one.few:
-            assert one.batch * one.shares <= one.slots
-            assert one.chunks % (one.batch * one.shares) == 0
-    assert opened == (place.more > 0)
+        assert used[-1][0] + used[-1][1] + 128 <= layout.memory.bytes
+        assert chunks.bytes <= pipeline.pitch
+        if not schedule.swapped:
+            assert schedule.batch * schedule.shares <= chunks.stages
+            assert chunks.count % (schedule.batch * schedule.shares) == 0
+    assert opened == (pipeline.late > 0)
+
+
+@pytest.mark.tiers("simulator")
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        ([("one", 0, 32, 0, 2), ("other", 16, 16, 2, 3)], "overlap"),
+        ([("one", 8, 32, 0, 2)], "not aligned to 16 bytes"),
+        ([("one", 0, 32, 2, 1)], "never in use"),
+        ([("one", 64, 880, 0, 0)], "reaches over the 1024 bytes"),
+    ],
+)
+def test_regions_that_meet_or_reach_over_the_end_are_refused(regions, said):
+    with pytest.raises(ValueError, match=said):
+        SharedMemory(tuple(Region(*one) for one in regions), 1024)
+
+
+@pytest.mark.tiers("simulator")
+def test_regions_of_different_steps_may_share_bytes():
+    memory = SharedMemory((Region("one", 0, 64, 0, 1), Region("other", 32, 64, 2, 3)), 1024)
+    assert memory["other"].element == 8
+    with pytest.raises(ValueError, match="more than the"):
+        SharedMemory((), SHARED_LIMIT + 1)
+
+
+@pytest.mark.tiers("simulator")
+def test_a_network_has_one_layout_whose_layers_may_hold_lists():
+    layers = [Layer(2, [1, 16], window=[2, 2], **_MATRIX), Layer(4, (4, 4), squash=4)]
+    placed = [chain(layers, (1, 5, 8, 1, 1), _FLOAT32) for _ in range(2)]
+    assert layout_of(placed[0]) is layout_of(placed[1])
 
 
 @pytest.mark.tiers("simulator", "gpu")
@@ -93,15 +128,15 @@ def test_what_does_not_fit_says_why(number, change, said):
     if change.get("window") or change.get("padding"):
         last = replace(layers[1], window=13 if change.get("window") else 14)
         layers = [layers[0], last]
-    assert said in residence.why_not(chain(layers, shape, _FLOAT32))
+    assert said in layout_of(chain(layers, shape, _FLOAT32)).why_not
 
 
 @pytest.mark.tiers("simulator", "gpu")
 def test_large_outputs_do_not_fit():
     layers, _ = NETWORKS["published"]
     layers = [replace(one, precision="tf32") for one in (*layers[:2], layers[4])]
-    assert "are too much" in residence.why_not(chain(layers, (1, 64, 64, 1, 1), _FLOAT32))
-    assert "one layer" in residence.why_not(chain(layers[:1], (1, 3, 3, 1, 1), _FLOAT32))
+    assert "are too much" in layout_of(chain(layers, (1, 64, 64, 1, 1), _FLOAT32)).why_not
+    assert "one layer" in layout_of(chain(layers[:1], (1, 3, 3, 1, 1), _FLOAT32)).why_not
 
 
 @pytest.mark.slow(but=["uneven-*"])
@@ -120,26 +155,25 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
     monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
-    _, place, first, layers = residence.place(placed, for_gradients)
-    classes = placed[-1].layer.channels
-    which = (first, layers, place, classes, layers[-1].size // classes, for_gradients)
-    kernel = make_resident_forward(*which)
+    layout = layout_of(placed).forward
+    layers, pipeline = layout.layers, layout.pipeline
+    kernel = make_resident_forward(layout, placed[-1].layer.channels, for_gradients)
     array = types.Array(float32, 1, "C")
     text, _ = cuda.compile_ptx(kernel, (array,) * 6 + (int64,), cc=(9, 0))
     assert "__local_depot" not in text, "arrays were spilled to local memory"
     assert not re.search(r"\.f64\b", text), "float64 crept in"
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
     products, possible = 3 if precision == "tf32x3" else 1, {}
-    few = sum(one.taps[1] * one.BN // 16 for one in layers if one.few)
+    few = sum(one.taps.columns * one.BN // 16 for one in layers if one.schedule.swapped)
     assert text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32") == products * few > 0
     assert text.count("ldmatrix.sync.aligned.m8n8.x4") == few * (2 if products > 1 else 1)
     for one in layers:
-        if one.few:
+        if one.schedule.swapped:
             continue
-        chunks = one.batch * (2 if one.follows else 1)
+        chunks = one.schedule.batch * (2 if one.schedule.overlaps else 1)
         count, turns = (
-            one.taps[1] * one.groups * chunks * products,
-            one.chunks // one.shares // chunks,
+            one.taps.columns * one.chunks.groups * chunks * products,
+            one.chunks.count // one.schedule.shares // chunks,
         )
         # Of few turns the compiler may unroll the loop, all of it or nothing.
         before = possible.get(one.BN, {0})
@@ -149,8 +183,8 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
         assert text.count(product) in counts
     # Of a register that was loaded and only handed on, the assembler thinks that it is free.
     assert multiplied(text) and not multiplied(text) & loaded(text)
-    assert f"setmaxnreg.inc.sync.aligned.u32 {place.registers};" in text
-    assert f"bar.sync 1, {place.warpgroups * 128};" in text
+    assert f"setmaxnreg.inc.sync.aligned.u32 {pipeline.registers};" in text
+    assert f"bar.sync 1, {pipeline.consumers};" in text
     assert "cp.async.bulk.shared::cluster" in text and "cp.async.cg.shared.global" in text
     # Unrolled, loops are more code, all of which is fetched once an image.
     assert text.count("cp.async.bulk.shared::cluster") == len(layers)
@@ -175,9 +209,8 @@ def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeyp
         Layer(channels, (8, columns), window=5, squash=squash, precision="tf32"),
     )
     placed = chain(layers, (1, 16, 16, 1, 1), _FLOAT32)
-    assert residence.why_not(placed) is None
-    _, place, first, others = residence.place(placed, True)
-    which = (first, others, place, channels, others[-1].size // channels, True)
+    assert layout_of(placed).why_not is None
+    which = layout_of(placed).forward, channels, True
     array = types.Array(float32, 1, "C")
     kinds = (array,) * 6 + (int64,)
     text, _ = cuda.compile_ptx(make_resident_forward(*which), kinds, cc=(9, 0))

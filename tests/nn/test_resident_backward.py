@@ -15,12 +15,14 @@ from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
 from numbacaps.nn import Layer
 from numbacaps.nn.layer import chain
 from numbacaps.nn.passes import BackwardPass, ForwardPass
-from numbacaps.nn.resident import backward_layout as backward_residence
-from numbacaps.nn.resident import layout as residence
+from numbacaps.nn.resident import backward_layout
 from numbacaps.nn.resident import passes as resident_pass
+from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
+from numbacaps.nn.resident.packed_kernels import PackedKernels, packings
 from numbacaps.nn.state import State
 from reference import assert_close
+from tests.nn.test_resident import NETWORKS, drawn, network, placed_layers
 from tests.support.kernels import loaded, multiplied
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 
@@ -32,7 +34,7 @@ _FLOAT32 = np.dtype(np.float32)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_where_things_lie(name, precision):
     placed = placed_layers(name, precision)
-    assert backward_residence.why_not(placed) is None
+    assert layout_of(placed).why_no_backward is None
     _check_places(placed)
 
 
@@ -41,44 +43,56 @@ def test_where_things_of_any_network_lie():
     draw, fit = random.Random(1), 0
     while fit < 50:
         placed = drawn(draw)
-        if placed and not (residence.why_not(placed) or backward_residence.why_not(placed)):
+        if placed and layout_of(placed).why_no_backward is None:
             _check_places(placed)
             fit += 1
 
 
 def _check_places(placed):
     """Whatever is in use at the same time lies apart, and all of it in the shared memory of a block."""
-    place = backward_residence.place(placed)
-    ring, first, outputs = place.ring, place.first, place.outputs
-    assert ring.bytes <= SHARED_LIMIT and 16 * ring.slots + 8 <= 4 * first.x
+    layout = layout_of(placed).backward
+    pipeline, first, gradients = layout.pipeline, layout.first, layout.gradients
+    assert layout.memory.bytes <= SHARED_LIMIT and pipeline.gate_at + 8 <= 4 * first.x
     fixed = [
-        (0, 16 * ring.slots + 8),
+        (0, pipeline.gate_at + 8),
         (4 * first.x, 4 * first.layer.image),
-        (ring.ring_at, ring.ring * ring.pitch),
+        (pipeline.begin, pipeline.early * pipeline.pitch),
     ]
-    more = (ring.ring_at + ring.ring * ring.pitch + ring.gap, ring.more * ring.pitch)
-    shares = first.shares_at, ring.warpgroups * 128 * first.layer.K + first.size
-    at_once = [[(first.at, outputs[0].size), shares]]
-    for one, made, read in zip(place.layers, outputs, outputs[1:]):
-        assert (one.out, one.size, one.at) == (made.at, made.size, read.at)
-        assert one.copies == made.copies and one.slots in (ring.ring, ring.slots)
-        both = [(one.at, read.size * read.copies), (one.out, one.size * one.copies)]
-        if one.slots > ring.ring:
-            both.append((more[0] / 4, more[1] / 4))
+    late = pipeline.begin + pipeline.early * pipeline.pitch + pipeline.gap
+    late = late / 4, pipeline.late * pipeline.pitch / 4
+    shares = first.shares_at, pipeline.consumers * first.layer.K + first.size
+    at_once = [[(first.at, gradients[0].output.size), shares]]
+    for one, made, read in zip(layout.layers, gradients, gradients[1:]):
+        schedule, chunks, product = one.schedule, one.chunks, one.product
+        assert (one.out, one.size, one.at) == (made.at, made.output.size, read.at)
+        assert schedule.copies == made.copies
+        assert chunks.stages in (pipeline.early, pipeline.stages)
+        both = [(one.at, read.output.size * read.copies), (one.out, one.size * schedule.copies)]
+        if chunks.stages > pipeline.early:
+            both.append(late)
         at_once.append(both)
-        if one.weights:
-            transposed = one.size + one.weights.padding
-            at_once.append([(one.at, read.size), (one.weights.at, transposed)])
-        assert (one.weights is None) == (read.d_sums_at is not None)
-        assert one.chunk_bytes <= ring.pitch and one.steps * 8 >= one.K
-        assert one.columns % 8 == 0 and one.N % (8 * one.wide) == 0
-        assert one.D % (2 * one.wide) == 0 and one.layer.D3 % one.run == 0
-        assert one.taps % one.together == 0 and 2 * one.steps % one.run == 0
+        if one.kernel:
+            transposed = one.size + one.kernel.padding
+            at_once.append([(one.at, read.output.size), (one.kernel.at, transposed)])
+        assert (one.kernel is None) == (read.d_sums_at is not None) == bool(one.why_apart)
+        assert chunks.bytes <= pipeline.pitch and product.steps * 8 >= product.K
+        assert product.columns % 8 == 0 and product.N % (8 * product.wide) == 0
+        assert product.D % (2 * product.wide) == 0 and one.layer.D3 % product.run == 0
+        assert product.taps % product.together == 0 and 2 * product.steps % product.run == 0
     for some in at_once:
         used = sorted(fixed + [(4 * begin, 4 * size) for begin, size in some])
         for (begin, size), (behind, _) in zip(used, used[1:]):
             assert begin % 16 == 0 and begin + size <= behind
-        assert used[-1][0] + used[-1][1] + 128 <= ring.bytes
+        assert used[-1][0] + used[-1][1] + 128 <= layout.memory.bytes
+
+
+@pytest.mark.tiers("simulator", "gpu")
+def test_kernels_whose_gradients_are_apart_say_why():
+    layers = layout_of(placed_layers("published")).backward.layers
+    assert [one.why_apart is None for one in layers] == [True, False, False, False]
+    assert layers[1].why_apart == (
+        "capsules of 4 x 16 are, transposed, no core matrices: 4 x 8 are"
+    )
 
 
 @pytest.mark.tiers("simulator", "gpu")
@@ -86,11 +100,11 @@ def test_what_does_not_fit_says_why():
     placed = list(placed_layers("published"))
     layer = placed[1].layer
     wide = SimpleNamespace(geometry=SimpleNamespace(P=11, D1=4, D3=8, C=4, D2=16), layer=layer)
-    assert "88 elements of a row of outputs" in backward_residence.why_not([placed[0], wide])
+    assert "88 elements of a row of outputs" in backward_layout.why_not([placed[0], wide])
     wide = SimpleNamespace(geometry=SimpleNamespace(P=10, D1=4, D3=8, C=7, D2=16), layer=layer)
-    assert "112 elements of a row of inputs" in backward_residence.why_not([placed[0], wide])
+    assert "112 elements of a row of inputs" in backward_layout.why_not([placed[0], wide])
     steep = SimpleNamespace(geometry=placed[1].geometry, layer=replace(layer, slope=-0.1))
-    assert "layers[1]: its slope is negative" in backward_residence.why_not([placed[0], steep])
+    assert "layers[1]: its slope is negative" in backward_layout.why_not([placed[0], steep])
 
 
 @pytest.mark.tiers("simulator", "gpu")
@@ -103,19 +117,18 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
         Layer(3, (8, 4), window=(2, 3), squash=4, precision=precision),
     )
     placed = chain(layers, (1, 3, 8, 1, 1), _FLOAT32)
-    assert residence.why_not(placed) is None
-    _, _, _, layers = residence.place(placed, True)
-    packed = resident_pass.PackedKernels(placed, layers, True)
+    assert layout_of(placed).why_not is None
+    layout = layout_of(placed)
+    packed = PackedKernels(placed, layout, True)
     state = State(placed, _FLOAT32, 0)
     packed.pack(state, 0)
     cuda.synchronize()
     all_packed = packed.backward.copy_to_host()
-    for one, layer, array in zip(
-        backward_residence.place(placed).layers, placed[1:], state.kernels[1:]
-    ):
+    for of, layer, array in zip(layout.backward.layers, placed[1:], state.kernels[1:]):
+        one, chunks = of.product, of.chunks
         g, parts = layer.geometry, 2 if precision == "tf32x3" else 1
         kernel = array.copy_to_host().reshape(g.P, g.C, g.KH * g.KW, g.D2, g.D3)
-        found = all_packed[one.packed_at : one.packed_at + one.packed]
+        found = all_packed[chunks.packed_at : chunks.packed_at + chunks.elements]
         found = found.reshape(-1, parts, 2 * one.steps, one.columns, 4)
         assert parts == 1 or np.abs(found[:, 0]).max() <= 2.0**-11 * np.abs(found[:, 1]).max()
         found = found.sum(axis=1, dtype=np.float32)
@@ -148,8 +161,8 @@ def test_kernel(name, precision, monkeypatch):
     monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
-    place = backward_residence.place(placed)
-    kernel = make_resident_backward(place, placed[-1].layer.channels)
+    layout = layout_of(placed).backward
+    kernel = make_resident_backward(layout, placed[-1].layer.channels)
     array, labels = types.Array(float32, 1, "C"), types.Array(int64, 1, "C")
     kinds = (array, labels, *(array,) * 6, int64)
     text, _ = cuda.compile_ptx(kernel, kinds, cc=(9, 0))
@@ -157,10 +170,11 @@ def test_kernel(name, precision, monkeypatch):
     assert not re.search(r"\.f64\b", text), "float64 crept in"
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
     products, wanted = 3 if precision == "tf32x3" else 1, {}
-    for one in place.layers:
-        wanted[one.columns] = wanted.get(one.columns, 0) + one.steps * one.at_once * products
-        if one.weights:
-            w = one.weights
+    for one in layout.layers:
+        columns, at_once = one.product.columns, one.schedule.at_once
+        wanted[columns] = wanted.get(columns, 0) + one.product.steps * at_once * products
+        if one.kernel:
+            w = one.kernel
             count = w.pairs * w.channels * w.taps[0]
             wanted[w.taps[1] * 8] = wanted.get(w.taps[1] * 8, 0) + count
     for columns, count in wanted.items():
@@ -168,9 +182,9 @@ def test_kernel(name, precision, monkeypatch):
         assert text.count(product) == count
     # Of a register that was loaded and only handed on, the assembler thinks that it is free.
     assert multiplied(text) and not multiplied(text) & loaded(text)
-    assert f"bar.sync 1, {place.ring.warpgroups * 128};" in text
+    assert f"bar.sync 1, {layout.pipeline.consumers};" in text
     # Unrolled, loops are more code, all of which is fetched once an image.
-    assert text.count("cp.async.bulk.shared::cluster") == len(place.layers)
+    assert text.count("cp.async.bulk.shared::cluster") == len(layout.layers)
     for instruction in ("launch_dependents", "wait"):
         assert text.count(f"griddepcontrol.{instruction};") == 1
 
@@ -183,8 +197,7 @@ def test_packing(precision, monkeypatch):
 
     monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
     placed = placed_layers("published", precision)
-    _, _, _, layers = residence.place(placed, True)
-    kernel = make_pack_network(resident_pass.packings(placed, layers, True))
+    kernel = make_pack_network(packings(placed, layout_of(placed), True))
     array = types.Array(float32, 1, "C")
     text, _ = cuda.compile_ptx(kernel, (array, array), cc=(9, 0))
     assert "__local_depot" not in text and not re.search(r"\.f64\b", text)

@@ -59,7 +59,7 @@ class Adam:
         if self.halve_every < 1:
             raise ValueError(f"halve_every is {self.halve_every}; it takes 1 or more")
 
-    def rate_of(self, step):
+    def rate_of(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
         return math.ldexp(self.rate, -(step // self.halve_every))
 
@@ -123,7 +123,9 @@ def make_adam(adam, dtype):
     return adam_kernel
 
 
-def adam_step(adam, gradients, first, second, weights, step, factors, stream=0, threads=THREADS):
+def adam_step(
+    adam, gradients, first, second, weights, step, factors, stream=0, threads=THREADS
+) -> None:
     """Move weights against their gradients, and count the step.
 
     Parameters

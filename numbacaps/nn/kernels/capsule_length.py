@@ -14,7 +14,7 @@ from numbacaps.device.instructions import let_next_start, load_run, shuffle, wai
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
 from numbacaps.device.target import at, cuda
-from numbacaps.nn.kernels.lanes import shares
+from numbacaps.nn.kernels.warp_shares import shares
 
 
 @cache
@@ -81,7 +81,7 @@ def make_capsule_length_backward(E, dtype):
     return capsule_length_backward_kernel
 
 
-def capsule_length(x, lengths, stream=0, threads=THREADS):
+def capsule_length(x, lengths, stream=0, threads: int = THREADS) -> None:
     """Write the lengths of capsules.
 
     Parameters
@@ -106,7 +106,7 @@ def capsule_length(x, lengths, stream=0, threads=THREADS):
     launch(kernel, lengths.size * lanes, 1, arguments, stream, threads)
 
 
-def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads=THREADS):
+def capsule_length_backward(x, lengths, d_lengths, dx, stream=0, threads: int = THREADS) -> None:
     """Write the gradient that reaches capsules to dx.
 
     Parameters

@@ -156,7 +156,7 @@ def margin_loss(lengths, labels, step, losses, hits, stream=0, lanes=LANES):
     launch_tiles(kernel, 1, lanes, arguments, stream)
 
 
-def margin_loss_backward(lengths, labels, d_lengths, stream=0, threads=THREADS):
+def margin_loss_backward(lengths, labels, d_lengths, stream=0, threads: int = THREADS) -> None:
     """Write the gradient that reaches the lengths.
 
     Parameters

@@ -28,7 +28,7 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
-from numbacaps.nn.kernels.lanes import shares
+from numbacaps.nn.kernels.warp_shares import shares
 
 
 @cache
@@ -128,7 +128,7 @@ def make_squash_backward(group, width, lanes, slope, dtype):
     return squash_backward_kernel
 
 
-def squash(x, y, group, slope=1.0, stream=0, threads=THREADS):
+def squash(x, y, group: int, slope: float = 1.0, stream=0, threads: int = THREADS) -> None:
     """Write squash(LeakyReLU(x)) to y.
 
     Parameters
@@ -153,7 +153,9 @@ def squash(x, y, group, slope=1.0, stream=0, threads=THREADS):
     _launch(make_squash, {"x": x, "y": y}, group, slope, stream, threads)
 
 
-def squash_backward(x, dy, dx, group, slope=1.0, stream=0, threads=THREADS):
+def squash_backward(
+    x, dy, dx, group: int, slope: float = 1.0, stream=0, threads: int = THREADS
+) -> None:
     """Write the gradient that reaches x to dx.
 
     Parameters

@@ -1,75 +1,69 @@
-"""What of a network's backward pass can stay in one multiprocessor, and where it lies there.
-
-See :mod:`numbacaps.nn.resident.backward`.
-"""
+"""The backward pass in one multiprocessor: what fits, and where it lies; see :mod:`numbacaps.nn.resident.backward`."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP
-from numbacaps.nn.resident import layout as residence
-from numbacaps.nn.resident.layout import (
+from numbacaps.nn.resident.layers import Chunks, FirstLayer, Output, ResidentLayer
+from numbacaps.nn.resident.shared_memory import (
     BARRIERS,
+    FEWEST_STAGES,
     FLOAT,
     LINE,
-    FirstLayer,
-    Residence,
-    ResidentLayer,
+    MOST_STAGES,
+    WARPGROUPS,
+    DoesNotFit,
+    Pipeline,
+    Region,
+    SharedMemory,
     in_lines,
 )
 
+CORE_MATRIX = 4, 8  # k's, 16 bytes of TF32, and rows of the core matrices that wgmma reads
 _MOST_DEPTH = 80  # k's whose fragments a thread holds
 _MOST_COLUMNS = 96  # of a product
 _MOST_HELD = 64  # elements of the first operand, and of sums, that a thread holds
 _WIDE = 32  # columns: the tensor cores take as long for fewer
 _MOST_CHUNK = 24 * 1024  # bytes
-_FEWEST_SLOTS = 2  # both parts of a kernel are multiplied in one go
-_CORE = 4, 8  # D1 and D2 of capsules that are, transposed, the tensor cores' core matrices
-_MOST_WEIGHTS = 96  # rows of a kernel whose gradient two warpgroups keep
+_MOST_WEIGHTS = 96  # rows of a kernel whose gradient the consumers' registers keep
 _PAIRS = 6  # of pixels, whose fragments are loaded ahead
 
 
 @dataclass(frozen=True)
-class Output:
-    """A layer's output, whose gradient becomes its sums' gradient in place.
+class Gradient:
+    """What reaches a layer's output, which becomes in place what reaches its sums.
 
     Attributes
     ----------
-    size, group : int
-        Elements of an image, and how many are squashed together.
-    slope : float
-    slopes_at, output_at : int
-        Groups of an image before the layer's, and elements of it before the layer's output, in global memory.
+    output : numbacaps.nn.resident.layers.Output
+        The layer's, in the forward pass.
     at, copies : int
-        Where the gradient lies in shared memory, in elements; and how many of it, one behind the other, whose sum it is.
+        Where it lies in shared memory, in elements; and how many parts of it, one behind the other, whose sum it is.
     d_sums_at : int or None
         Elements of an image before what reaches the layer's sums, in global memory; None where nobody reads it there.
     """
 
-    size: int
-    group: int
-    slope: float
-    slopes_at: int
-    output_at: int
+    output: Output
     at: int
     copies: int
     d_sums_at: int | None
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The gradient of a kernel, where a block computes its images' part.
+class KernelGradient:
+    """The gradient of a kernel, where a block computes its images' part on tensor cores.
 
     Attributes
     ----------
     channels, pixels, input : tuple or int
         C; rows and columns of the output; and of the input.
-    taps, step, apart : tuple of int
-        Rows and columns of taps; the stride; the dilation.
+    taps, stride, dilation : tuple of int
+        Rows and columns.
     at, padding : int
-        Where the input's capsules lie, transposed, in elements; and how many of zeros lie behind them.
-    read_at : int
+        Where the input's capsules lie, transposed, in elements; and how many zeros lie behind them.
+    input_before : int
         Elements of an image before the layer's input, in global memory.
     size, partial_at : int
         Elements of the gradient; and of all partial sums of a block before these.
@@ -81,11 +75,11 @@ class Weights:
     pixels: tuple
     input: tuple
     taps: tuple
-    step: tuple
-    apart: tuple
+    stride: tuple
+    dilation: tuple
     at: int
     padding: int
-    read_at: int
+    input_before: int
     size: int
     partial_at: int
     pairs: int
@@ -93,84 +87,101 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class BackwardLayer:
-    """The gradient of a layer's input: a product of each tap, added up where the taps' windows lie.
+class TapProduct:
+    """How a layer's taps are multiplied.
 
     Attributes
     ----------
-    layer : numbacaps.nn.resident.layout.ResidentLayer
-        The layer forward.
     K, steps, run : int
-        Elements of a pixel's d1 of the output; so many times 8 of k; k's that a thread loads at once.
-    N, D, size : int
-        Columns, of all channels; elements of a channel's row; elements of the whole input.
-    together, wide : int
-        Taps multiplied in one go; and how many times 8 columns a thread has neighbours of, in one run.
-    takes_taps : bool
-        Warpgroups take the taps of all tiles in turn; otherwise each takes tiles of its own.
-    tiles, at_once, rounds, copies : int
-        Tiles of 64 rows; how many a warpgroup takes at once, and how often; and warpgroups that add to an input of
-        their own.
-    chunks, chunk_bytes, slots : int
-        Of the packed kernel: so many taps of a part of it each; and the slots of the ring that they take.
-    at, out : int
-        Where what reaches the sums, and what reaches the input, lie in shared memory, in elements.
-    packed_at : int
-        Where the packed kernel begins.
-    weights : Weights or None
+        Elements of a pixel's d1 of the output; how many times 8 of k that is; k's that a thread loads at once.
+    N, D : int
+        Columns, of all channels; elements of a channel's row.
+    taps, together : int
+        Window positions, and how many are multiplied in one go.
+    wide : int
+        How many times 8 columns a thread has neighbours of, in one run.
     """
 
-    layer: ResidentLayer
     K: int
     steps: int
     run: int
     N: int
     D: int
-    size: int
+    taps: int
     together: int
     wide: int
-    takes_taps: bool
-    tiles: int
-    at_once: int
-    rounds: int
-    copies: int
-    chunks: int
-    chunk_bytes: int
-    slots: int
-    at: int
-    out: int
-    packed_at: int
-    weights: Weights | None
-
-    @property
-    def taps(self):
-        """Window positions."""
-        return prod(self.layer.taps)
 
     @property
     def columns(self):
         """Of a chunk."""
         return self.together * self.N
 
-    @property
-    def packed(self):
-        """Elements of the packed kernel."""
-        return self.chunks * self.chunk_bytes // FLOAT
+
+@dataclass(frozen=True)
+class TapSchedule:
+    """Who computes which taps of which tiles.
+
+    Attributes
+    ----------
+    takes_taps : bool
+        Warpgroups take the taps of all tiles in turn; otherwise each takes tiles of its own.
+    tiles, at_once, rounds, copies : int
+        Tiles of 64 rows; how many a warpgroup takes at once, and how often; and warpgroups that add to an input of
+        their own.
+    """
+
+    takes_taps: bool
+    tiles: int
+    at_once: int
+    rounds: int
+    copies: int
 
 
 @dataclass(frozen=True)
-class FirstWeights:
+class InputGradient:
+    """The gradient of a layer's input: a product of each tap, added up where the taps' windows lie.
+
+    Attributes
+    ----------
+    layer : numbacaps.nn.resident.layers.ResidentLayer
+        The layer forward.
+    product : TapProduct
+    schedule : TapSchedule
+    chunks : numbacaps.nn.resident.layers.Chunks
+    size : int
+        Elements of the input.
+    at, out : int
+        Where what reaches the sums, and what reaches the input, lie in shared memory, in elements.
+    kernel : KernelGradient or None
+        Where it is computed here, too.
+    why_apart : str or None
+        Why it is not.
+    """
+
+    layer: ResidentLayer
+    product: TapProduct
+    schedule: TapSchedule
+    chunks: Chunks
+    size: int
+    at: int
+    out: int
+    kernel: KernelGradient | None
+    why_apart: str | None
+
+
+@dataclass(frozen=True)
+class FirstKernelGradient:
     """The gradient of the first layer's kernel, by ordinary arithmetic.
 
     Attributes
     ----------
-    layer : numbacaps.nn.resident.layout.FirstLayer
+    layer : numbacaps.nn.resident.layers.FirstLayer
         The layer forward.
     x, at, shares_at : int
         Where the image, what reaches the layer's sums, and the threads' shares lie in shared memory, in elements;
         behind the shares what earlier images add.
     partial_at : int
-        As that of :class:`Weights`.
+        As that of :class:`KernelGradient`.
     """
 
     layer: FirstLayer
@@ -186,27 +197,30 @@ class FirstWeights:
 
 
 @dataclass(frozen=True)
-class BackwardResidence:
-    """All of it.
+class BackwardLayout:
+    """The backward pass of a network.
 
     Attributes
     ----------
-    ring : numbacaps.nn.resident.layout.Residence
-    first : FirstWeights
-    layers : tuple of BackwardLayer
-        All but the first.
-    outputs : tuple of Output
+    first : FirstKernelGradient
+    layers : tuple of InputGradient
+        Of all layers but the first.
+    gradients : tuple of Gradient
         Of all layers.
+    pipeline : numbacaps.nn.resident.shared_memory.Pipeline
+    memory : numbacaps.nn.resident.shared_memory.SharedMemory
+        Steps are counted from the last layer down, two of each: its kernel's gradient, its input's.
     """
 
-    ring: Residence
-    first: FirstWeights
+    first: FirstKernelGradient
     layers: tuple
-    outputs: tuple
+    gradients: tuple
+    pipeline: Pipeline
+    memory: SharedMemory
 
 
 def why_not(placed):
-    """Why a network's backward pass cannot stay in a multiprocessor; None where it can.
+    """Why a network's backward pass cannot stay in a multiprocessor, as far as sizes say; None where it can.
 
     Parameters
     ----------
@@ -225,116 +239,133 @@ def why_not(placed):
         if g.C * g.D2 > _MOST_COLUMNS:
             return f"layers[{number}]: {g.C * g.D2} elements of a row of inputs, more than {_MOST_COLUMNS}"
     first = placed[0].geometry
-    if first.P * first.D3 > residence.WARPGROUPS * WARPGROUP:
+    if first.P * first.D3 > WARPGROUPS * WARPGROUP:
         return f"layers[0]: {first.P * first.D3} columns"
-    return _place(placed)[0]
+    return None
 
 
-def place(placed):
-    """The :class:`BackwardResidence` of a network for which there is no :func:`why_not`."""
-    return _place(placed)[1]
+def backward_layout(placed, forward):
+    """The layout of a network's backward pass.
+
+    Parameters
+    ----------
+    placed : sequence of numbacaps.nn.layer.PlacedLayer
+    forward : numbacaps.nn.resident.forward_layout.ForwardLayout
+        Of the same network.
+
+    Returns
+    -------
+    BackwardLayout
+
+    Raises
+    ------
+    DoesNotFit
+        With the reason.
+    """
+    if reason := why_not(placed):
+        raise DoesNotFit(reason)
+    geometries = [one.geometry for one in placed]
+    shapes = [_shape(g, forward.terms) for g in geometries[1:]]
+    reasons = [_why_apart(g) for g in geometries[1:]]
+    pipeline, memory, largest = _place(geometries, shapes, reasons, forward)
+    at = [memory[f"gradient {number}"].element for number in range(len(placed))]
+    image, shares_at = memory["image"].element, memory["first kernel's shares"].element
+    first = FirstKernelGradient(forward.first, image, at[0], shares_at, 0)
+    copies = [*(schedule.copies for _, schedule, _ in shapes), 1]
+    layers, packed_at, partial_at = [], 0, first.size
+    gradients, d_sums_at = [Gradient(forward.first.output, at[0], copies[0], None)], 0
+    for number, (layer, shape, reason) in enumerate(zip(forward.layers, shapes, reasons), 1):
+        g, (product, schedule, chunks), kernel = geometries[number], shape, None
+        written_at = d_sums_at if reason else None
+        gradients.append(Gradient(layer.output, at[number], copies[number], written_at))
+        if reason:
+            d_sums_at += layer.output.size
+        else:
+            before = forward.outputs[number - 1].elements_before
+            kernel = _kernel_gradient(g, at[number - 1], before, partial_at)
+            partial_at += WARPGROUPS * kernel.size
+        stages = pipeline.stages if number > largest + 1 else pipeline.early
+        chunks = Chunks(*chunks, packed_at, stages)
+        size, places = g.C * g.H * g.W * g.E1, (at[number], at[number - 1])
+        found = InputGradient(layer, product, schedule, chunks, size, *places, kernel, reason)
+        layers.append(found)
+        packed_at += chunks.elements
+    return BackwardLayout(first, tuple(layers), tuple(gradients), pipeline, memory)
 
 
-def _place(placed):
-    """(why not, residence)."""
-    _, forward, first, others = residence.place(placed, True)
-    warpgroups = forward.warpgroups
-    sizes = [first.size, *(one.size for one in others)]
-    inside = [_is_inside(one.geometry) for one in placed[1:]]
-    # What reaches a layer's output lies in two places in turn; before it, in the same place, what else is needed.
-    room = list(sizes)
-    shapes = [_shape(one.geometry, layer.terms) for one, layer in zip(placed[1:], others)]
-    for number, (one, shape, computed) in enumerate(zip(placed[1:], shapes, inside)):
-        room[number] *= shape["copies"]
-        if computed:
-            room[number] = max(room[number], _transposed(one.geometry))
-    room[1] = max(room[1], (warpgroups * WARPGROUP + first.N) * first.K)
+def _place(geometries, shapes, reasons, forward):
+    """(pipeline, memory, the layer from behind which late stages are free).
+
+    What reaches a layer's output lies in two places in turn; before it, in the same place, what else is needed.
+    """
+    first, last, sizes = forward.first, len(shapes), [out.size for out in forward.outputs]
+    copies = [*(schedule.copies for _, schedule, _ in shapes), 1]
+    needed = [size * count for size, count in zip(sizes, copies)]
+    transposed = [0 if why else _transposed(g) for g, why in zip(geometries[1:], reasons)]
+    shares = (WARPGROUPS * WARPGROUP + first.N) * first.K
+    room = [max(both) for both in zip(needed, [*transposed, 0])]
+    room[1] = max(room[1], shares)
     rooms = max(room[0::2]), max(room[1::2])
     lines = [in_lines(size * FLOAT) for size in (first.image, *rooms)]
-    x_at, *places = (BARRIERS + sum(lines[:i]) for i in range(3))
-    ring_at = BARRIERS + sum(lines)
-    regions, places = places, [places[number % 2] // FLOAT for number in range(len(placed))]
-    pitch = in_lines(max(shape["chunk_bytes"] for shape in shapes))
-    slots = min(residence.MOST_SLOTS, (SHARED_LIMIT - LINE - ring_at) // pitch)
-    if slots < _FEWEST_SLOTS:
-        return f"gradients of {rooms[0]} and {rooms[1]} elements are too much", None
+    x_at, *places, ring_at = accumulate(lines, initial=BARRIERS)
+    pitch = in_lines(max(size for _, _, (_, size) in shapes))
+    early = min(MOST_STAGES, (SHARED_LIMIT - LINE - ring_at) // pitch)
+    if early < FEWEST_STAGES:  # both parts of a kernel are multiplied in one go
+        raise DoesNotFit(f"gradients of {rooms[0]} and {rooms[1]} elements are too much")
     # Until the largest is made, what is behind earlier ones in its place is free.
     largest = max(range(len(room)), key=room.__getitem__)
     later = in_lines(max([0, *room[largest + 2 :: 2]]) * FLOAT)
-    more = (lines[1 + largest % 2] - later) // pitch if largest + 2 < len(placed) else 0
-    more = min(more, residence.MOST_SLOTS - slots)
-    gap = regions[largest % 2] + later - ring_at - slots * pitch
-    size = LINE + ring_at + slots * pitch
-    ring = Residence(warpgroups, slots, ring_at, pitch, more, gap, size)
-    weights = FirstWeights(first, x_at // FLOAT, places[0], places[1], 0)
-    layers, packed_at, partial_at = [], 0, weights.size
-    copies = [*(shape["copies"] for shape in shapes), 1]
-    outputs, d_sums_at = [_output(first, 0, 0, places[0], copies[0], None)], 0
-    for number, (one, shape, computed) in enumerate(zip(others, shapes, inside), 1):
-        g, found = placed[number].geometry, None
-        written_at = None if computed else d_sums_at
-        read = one.slopes_at, one.output_at
-        outputs.append(_output(one, *read, places[number], copies[number], written_at))
-        if computed:
-            found = _weights(g, places[number - 1], outputs[number - 1].output_at, partial_at)
-            partial_at += warpgroups * found.size
-        else:
-            d_sums_at += one.size
-        layers.append(
-            BackwardLayer(
-                layer=one,
-                slots=slots + (more if number > largest + 1 else 0),
-                at=places[number],
-                out=places[number - 1],
-                packed_at=packed_at,
-                weights=found,
-                **shape,
-            )
-        )
-        packed_at += layers[-1].packed
-    return None, BackwardResidence(ring, weights, tuple(layers), tuple(outputs))
+    late = (lines[1 + largest % 2] - later) // pitch if largest + 2 <= last else 0
+    late = min(late, MOST_STAGES - early)
+    gap = places[largest % 2] + later - ring_at - early * pitch
+    pipeline = Pipeline(WARPGROUPS, early, ring_at, pitch, late, gap)
+    steps = 2 * last + 1
+    regions = [
+        Region("image", x_at, first.image * FLOAT, 0, steps - 1),
+        *pipeline.regions(steps, (0, 2 * (last - largest - 2) + 1)),
+        Region("first kernel's shares", places[1], shares * FLOAT, steps - 1, steps - 1),
+    ]
+    for number, size in enumerate(needed):
+        step = 2 * (last - number)
+        lives, place = (max(0, step - 1), min(step + 1, steps - 1)), places[number % 2]
+        regions.append(Region(f"gradient {number}", place, size * FLOAT, *lives))
+        if number and transposed[number - 1]:
+            size, place = transposed[number - 1], places[(number - 1) % 2]
+            name = f"transposed input of {number}"
+            regions.append(Region(name, place, size * FLOAT, step, step))
+    return pipeline, SharedMemory(tuple(regions), LINE + ring_at + early * pitch), largest
 
 
 def _shape(g, terms):
-    """How a layer's taps are multiplied."""
+    """(product, schedule, (chunks, bytes of one)) of a layer's taps."""
     K, N, taps = g.P * g.D3, g.C * g.D2, g.KH * g.KW
     steps = ceil_div(K, 8)
     run = max(count for count in (1, 2, 4) if g.D3 % count == 0 and 2 * steps % count == 0)
     column = steps * 8 * N * FLOAT
     tiles = ceil_div(g.L * g.D1, BM)
-    warpgroups = residence.WARPGROUPS
     takes_taps = N >= _WIDE
     held = max(4 * steps, N // 2)
     at_once = max(1, min(tiles, _MOST_HELD // held)) if takes_taps else 1
     at_once = max(count for count in range(1, at_once + 1) if tiles % count == 0)
     most = 1 if takes_taps else max(1, min(_MOST_COLUMNS // N, _MOST_CHUNK // column))
     together = max(count for count in range(1, most + 1) if taps % count == 0)
-    return {
-        "K": K,
-        "steps": steps,
-        "run": run,
-        "N": N,
-        "D": g.D2,
-        "size": g.C * g.H * g.W * g.E1,
-        "together": together,
-        "wide": 2 if N % 16 == 0 else 1,
-        "takes_taps": takes_taps,
-        "tiles": tiles,
-        "at_once": at_once,
-        "rounds": ceil_div(tiles, at_once if takes_taps else warpgroups),
-        "copies": 1 if takes_taps else min(tiles, warpgroups),
-        "chunks": taps // together * (2 if terms > 1 else 1),
-        "chunk_bytes": together * column,
-    }
+    product = TapProduct(K, steps, run, N, g.D2, taps, together, 2 if N % 16 == 0 else 1)
+    rounds = ceil_div(tiles, at_once if takes_taps else WARPGROUPS)
+    copies = 1 if takes_taps else min(tiles, WARPGROUPS)
+    schedule = TapSchedule(takes_taps, tiles, at_once, rounds, copies)
+    return product, schedule, (taps // together * (2 if terms > 1 else 1), together * column)
 
 
-def _output(layer, *places):
-    return Output(layer.size, layer.group, layer.slope, *places)
-
-
-def _is_inside(g):
-    """Whether the gradient of a layer's kernel is small enough, and of capsules that are core matrices."""
-    return (g.D1, g.D2) == _CORE and g.P * g.D3 <= BM and g.Q * g.D2 <= _MOST_WEIGHTS
+def _why_apart(g):
+    """Why the gradient of a layer's kernel is not computed in the pass; None where it is."""
+    D1, D2 = CORE_MATRIX
+    if (g.D1, g.D2) != CORE_MATRIX:
+        return f"capsules of {g.D1} x {g.D2} are, transposed, no core matrices: {D1} x {D2} are"
+    if g.P * g.D3 > BM:
+        return f"{g.P * g.D3} columns, more than {BM}"
+    if g.Q * g.D2 > _MOST_WEIGHTS:
+        return f"{g.Q * g.D2} weights of a column, more than {_MOST_WEIGHTS}"
+    return None
 
 
 def _pairs(g):
@@ -353,18 +384,18 @@ def _transposed(g):
     return g.C * g.H * g.W * g.E1 + _padding(g)
 
 
-def _weights(g, at, read_at, partial_at):
+def _kernel_gradient(g, at, input_before, partial_at):
     pairs, batches = _pairs(g)
-    return Weights(
+    return KernelGradient(
         channels=g.C,
         pixels=(g.OH, g.OW),
         input=(g.H, g.W),
         taps=(g.KH, g.KW),
-        step=g.stride,
-        apart=g.dilation,
+        stride=g.stride,
+        dilation=g.dilation,
         at=at,
         padding=_padding(g),
-        read_at=read_at,
+        input_before=input_before,
         size=g.P * g.Q * g.E2,
         partial_at=partial_at,
         pairs=pairs,

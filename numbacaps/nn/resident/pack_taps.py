@@ -12,21 +12,21 @@ import numpy as np
 from numbacaps.device.target import cuda
 
 
-def taps_finder(K, D3, N, D2, taps, together, steps, run, wide, parts):
+def taps_finder(product, D3, parts):
     """Device function as :func:`numbacaps.fused.pack.finder`'s, of float32.
 
     Parameters
     ----------
-    K, D3, N, D2, taps : int
-        P*D3, D3, C*D2, D2 and KH*KW.
-    together, steps, run, wide : int
-        As those of :class:`numbacaps.nn.resident.backward_layout.BackwardLayer`.
+    product : numbacaps.nn.resident.backward_layout.TapProduct
+    D3 : int
+        Elements of a row of the output's capsules.
     parts : int
         2 in three terms, otherwise 1.
     """
-    COLUMNS, STEPS, RUN, WIDE, PARTS = together * N, steps, run, wide, parts
-    DEPTH, CAPSULE, WIDTH, ROW, TAPS, TOGETHER = K, D3, N, D2, taps, together
-    OF_CAPSULE = N * taps * D3
+    STEPS, RUN, WIDE, PARTS = product.steps, product.run, product.wide, parts
+    DEPTH, CAPSULE, WIDTH, ROW = product.K, D3, product.N, product.D
+    COLUMNS, TAPS, TOGETHER = product.columns, product.taps, product.together
+    OF_CAPSULE = WIDTH * TAPS * D3
 
     @cuda.jit(device=True, inline="always")
     def find(i):

@@ -6,67 +6,71 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.fused.choose import split_k_beside
+from numbacaps.fused.precision import has_warpgroups
 from numbacaps.device.compiled import Compiled
 from numbacaps.device.gpu import multiprocessors
-from numbacaps.device.launch import ceil_div, launch, launch_tiles
+from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import split_k_beside
-from numbacaps.fused.pack import finder
-from numbacaps.fused.precision import has_warpgroups
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED, make_add_splits
+from numbacaps.nn.convolution import Convolution
 from numbacaps.nn.kernels.margin_loss import margin_loss
 from numbacaps.nn.passes import BackwardPass, ForwardPass
-from numbacaps.nn.resident import backward_layout as backward_residence
-from numbacaps.nn.resident import layout as residence
+from numbacaps.nn.protocol import Backward, Forward, differentiate
 from numbacaps.nn.resident.backward import make_resident_backward
 from numbacaps.nn.resident.forward import make_resident_forward
-from numbacaps.nn.resident.pack_network import make_pack_network
-from numbacaps.nn.resident.pack_taps import taps_finder
-from numbacaps.nn.state import starts_of
+from numbacaps.nn.resident.layout import layout_of
+from numbacaps.nn.resident.packed_kernels import PackedKernels
 
 _MOST_ROUNDS = 2  # images of a multiprocessor in three terms, no gradients wanted; everywhere else it is faster
 
 
-def forward_pass(layers, N, dtype, for_gradients=True):
-    """The forward pass of a batch size that should take the least time; arguments are :class:`ForwardPass`'s."""
+def forward_pass(layers, N, dtype, for_gradients=True) -> Forward:
+    """The forward pass of a batch size that should take the least time.
+
+    Parameters
+    ----------
+    layers, N, dtype, for_gradients
+        As those of :class:`numbacaps.nn.passes.ForwardPass`.
+    """
     why = why_not(layers, dtype)
     if for_gradients:  # each backward pass reads what its own forward pass leaves
-        why = why or backward_residence.why_not(layers)
+        why = why or layout_of(layers).why_no_backward
     elif not why:
-        why = _why_slow(layers, N)
+        why = _why_slow(layout_of(layers).forward, N)
     if why:
         return ForwardPass(layers, N, dtype, for_gradients, why=why)
     return ResidentPass(layers, N, dtype, for_gradients)
 
 
-def backward_pass(forward):
+def backward_pass(forward) -> Backward:
     """The backward pass behind a forward pass."""
     resident = isinstance(forward, ResidentPass)
     return ResidentBackwardPass(forward) if resident else BackwardPass(forward)
 
 
-def _why_slow(layers, N):
+def _why_slow(layout, N):
     """Why kernels that take all images at once are faster, layer by layer; None where they are not."""
     most = _MOST_ROUNDS * multiprocessors()
-    if residence.terms_of(layers) == 1 or N <= most:
+    if layout.terms == 1 or N <= most:
         return None
     return f"{N} images in three terms are more than {most}, {_MOST_ROUNDS} a multiprocessor"
 
 
-def why_not(layers, dtype):
+def why_not(layers, dtype) -> str | None:
     """Why one kernel cannot compute a network; None where it can."""
     if SIMULATED or not has_warpgroups():
         return "only a GPU of compute capability 9.0 has warpgroup products"
     if dtype != np.float32:
         return f"dtype is {dtype}"
-    return residence.why_not(layers)
+    return layout_of(layers).why_not
 
 
-class ResidentPass(ForwardPass):
-    """The same of a network that can stay in a multiprocessor; a block takes image after image.
+class ResidentPass:
+    """The forward pass of a network that can stay in a multiprocessor; a block takes image after image.
 
-    Sums before activations never leave it: gradients read the outputs and the squashes' slopes.
+    A :class:`numbacaps.nn.protocol.Forward`. Sums before activations never leave the multiprocessor: gradients read
+    the outputs and the squashes' slopes.
 
     Parameters
     ----------
@@ -77,6 +81,7 @@ class ResidentPass(ForwardPass):
     Attributes
     ----------
     placed : sequence of PlacedLayer
+    layout : numbacaps.nn.resident.layout.Layout
     images : int
     slopes : list of device array (N, groups, 2)
         Of every layer's squash; see :func:`numbacaps.fused.activation.squash_slopes_of_result`.
@@ -85,51 +90,65 @@ class ResidentPass(ForwardPass):
     packed : PackedKernels
     """
 
-    def __init__(self, layers, N, dtype, for_gradients=True):
-        super().__init__(layers, N, dtype, for_gradients)
-        _, place, first, others = residence.place(layers, for_gradients)
-        self.placed, self.images = layers, N
-        self._place, self._others = place, others
-        self.packed = PackedKernels(layers, others, for_gradients)
-        groups = [int(layer.squash) for layer in self.layers] if for_gradients else []
-        shapes = [(*out.shape[:1], out.shape[1] // of, 2) for out, of in zip(self.outputs, groups)]
-        self.all_slopes, self.slopes = _one_behind_the_other(shapes, dtype)
-        classes = layers[-1].layer.channels
-        which = first, others, place, classes, others[-1].size // classes, for_gradients
-        kernel = make_resident_forward(*which)
-        self._kernel = Compiled(kernel, [dtype] * 6, 1, place.bytes, early=True)
+    capturable = True
 
-    def _allocate(self, shapes, dtype, for_gradients):
+    def __init__(self, layers, N, dtype, for_gradients=True):
+        self.placed, self.images = layers, N
+        self.layers, self.layout = [one.layer for one in layers], layout_of(layers)
+        shapes = [(N, prod(one.output_shape)) for one in layers]
         written = shapes if for_gradients else shapes[-1:]
         self.all_outputs, outputs = _one_behind_the_other(written, dtype)
-        absent = [None] * (len(shapes) - len(written))
-        self.sums, self.outputs = [None] * len(shapes), absent + outputs
+        self.outputs = [None] * (len(shapes) - len(written)) + outputs
+        classes = layers[-1].layer.channels
+        self.lengths = cuda.device_array((N, classes), dtype)
+        self.packed = PackedKernels(layers, self.layout, for_gradients)
+        kept = self.layout.forward.outputs if for_gradients else ()
+        self.all_slopes, self.slopes = _one_behind_the_other(
+            [(N, one.groups, 2) for one in kept], dtype
+        )
+        kernel = make_resident_forward(self.layout.forward, classes, for_gradients)
+        self._kernel = Compiled(kernel, [dtype] * 6, 1, self._bytes, early=True)
+
+    @property
+    def _bytes(self):
+        """Of shared memory."""
+        return self.layout.forward.memory.bytes
 
     def pack(self, state, beside):
+        """Queue the packing of all kernels, for both passes."""
         self.packed.pack(state, beside.stream)
 
     def launch(self, x, state, beside):
-        packed, place = self.packed.forward, self._place
-        arrays = x, state.kernels[0], packed, self.all_slopes, self.all_outputs, self.lengths
-        how = min(self.images, multiprocessors()), place.threads
-        launch_tiles(self._kernel, *how, (*arrays, self.images), beside.stream, place.bytes)
+        """Queue the pass, behind what was packed."""
+        arrays = x, state.kernels[0], self.packed.forward, self.all_slopes, self.all_outputs
+        arguments = *arrays, self.lengths, self.images
+        how = min(self.images, multiprocessors()), self.layout.forward.pipeline.threads
+        launch_tiles(self._kernel, *how, arguments, beside.stream, self._bytes)
 
-    def explain(self):
+    def explain(self) -> str:
+        """A line: what the kernel is made of."""
+        forward = self.layout.forward
         products = ", ".join(
-            f"{one.rows} rows by {one.BN}" if one.few else f"{one.tiles} times 64 by {one.BN}"
-            for one in self._others
+            f"{one.rows.count} rows by {one.BN}"
+            if one.schedule.swapped
+            else f"{one.schedule.tiles} times 64 by {one.BN}"
+            for one in forward.layers
         )
         return (
-            f"all layers in one kernel, an image in a multiprocessor: {self._place.warpgroups} "
-            f"warpgroups, products of {products} columns, {self._others[0].terms} terms, "
-            f"{self._place.ring} rows of taps ahead"
+            f"all layers in one kernel, an image in a multiprocessor: {forward.pipeline.warpgroups} "
+            f"warpgroups, products of {products} columns, {forward.terms} terms, "
+            f"{forward.pipeline.early} rows of taps ahead"
         )
 
+    def __repr__(self):
+        return f"<ResidentPass of {self.images} images: {self.explain()}>"
 
-class ResidentBackwardPass(BackwardPass):
-    """The same of a network whose backward pass can stay in a multiprocessor.
 
-    Gradients of kernels that are sums over images of large parts have kernels of their own, behind it.
+class ResidentBackwardPass:
+    """The backward pass of a network that can stay in a multiprocessor.
+
+    A :class:`numbacaps.nn.protocol.Backward`. Gradients of kernels that are sums over images of large parts have
+    kernels of their own, behind it.
 
     Parameters
     ----------
@@ -139,23 +158,24 @@ class ResidentBackwardPass(BackwardPass):
 
     def __init__(self, forward):
         self.forward, dtype = forward, forward.lengths.dtype
-        place = backward_residence.place(forward.placed)
-        self._place, images, floats = place, forward.images, [dtype] * 6
-        kernel = make_resident_backward(place, forward.layers[-1].channels)
+        layout = self._layout = forward.layout.backward
+        images, floats = forward.images, [dtype] * 6
+        kernel = make_resident_backward(layout, forward.layers[-1].channels)
         types = (dtype, np.int64, *floats)
         # Not early: blocks that wait for the forward pass delay it by more than a launch takes (measured).
-        self._kernel = Compiled(kernel, types, 1, place.ring.bytes)
-        apart = [k for k, one in enumerate(place.outputs) if one.d_sums_at is not None]
-        shapes = [(images, place.outputs[k].size) for k in apart]
+        self._kernel = Compiled(kernel, types, 1, layout.memory.bytes)
+        apart = [k for k, one in enumerate(layout.gradients) if one.d_sums_at is not None]
+        shapes = [(images, layout.gradients[k].output.size) for k in apart]
         self._all_d_sums, written = _one_behind_the_other(shapes, dtype)
         self._d_sums = dict(zip(apart, written))
         self._reduces = self._reductions(sorted(apart, key=lambda k: -forward.outputs[k - 1].size))
         # A block adds its images up, so where they are more than multiprocessors these decide the sum's order.
         self._blocks = min(images, multiprocessors())
         self._parts, begin = [], 0
-        computed = [place.first, *(one.weights for one in place.layers)]
-        for which, shares in zip(computed, [1, *[place.ring.warpgroups] * len(place.layers)]):
-            count = self._blocks * shares
+        computed = [layout.first, *(one.kernel for one in layout.layers)]
+        shares = [1, *[layout.pipeline.warpgroups] * len(layout.layers)]
+        for which, parts in zip(computed, shares):
+            count = self._blocks * parts
             self._parts.append(
                 which and _Parts(count, which.size, self._blocks * which.partial_at, dtype)
             )
@@ -169,21 +189,28 @@ class ResidentBackwardPass(BackwardPass):
         dtype = self.forward.lengths.dtype
         found = split_k_beside(geometries, dtype, placed[0].layer.precision) if placed else []
         if found is None:
-            return {k: self.forward.convolutions[k].backward_kernel for k in numbers}
+            hows = [(dtype, one.layer.algorithm, one.layer.precision) for one in placed]
+            found = [Convolution(g, *how).backward_kernel for g, how in zip(geometries, hows)]
+            return dict(zip(numbers, found))
         return {k: _with_room(reduce, dtype) for k, reduce in zip(numbers, found)}
+
+    def differentiate(self, x, labels, state, beside):
+        """Queue both passes of a batch, and the packing of the kernels."""
+        differentiate(self, x, labels, state, beside)
 
     def pack(self, state, beside):
         """Nothing: the forward pass packs for both."""
 
     def launch(self, x, labels, state, beside):
+        """Queue the loss and the pass, behind the forward pass."""
         forward, stream = self.forward, beside.stream
         results = state.step, state.losses, state.hits
         beside.run(lambda other: margin_loss(forward.lengths, labels, *results, other))
         arrays = x, labels, forward.lengths, forward.all_slopes, forward.all_outputs
         arrays += forward.packed.backward, self._all_d_sums, self._partial
-        ring = self._place.ring
-        how = self._blocks, ring.threads
-        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, ring.bytes)
+        how = self._blocks, self._layout.pipeline.threads
+        size = self._layout.memory.bytes
+        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, size)
         beside.mark()
         for number, (k, reduce) in enumerate(self._reduces.items()):
             work = partial(reduce, forward.outputs[k - 1], self._d_sums[k], state.d_kernels[k])
@@ -196,66 +223,21 @@ class ResidentBackwardPass(BackwardPass):
                 beside.run_marked(partial(parts.add, self._partial, d_kernel))
         beside.join()
 
+    def explain(self) -> str:
+        """A line: what the kernel computes, and which kernels' gradients are apart, and why."""
+        layers = enumerate(self._layout.layers, 1)
+        apart = [f"layers[{k}]: {one.why_apart}" for k, one in layers if one.why_apart]
+        line = "all layers in one kernel, an image in a multiprocessor"
+        return f"{line}; gradients of kernels apart: {'; '.join(apart)}" if apart else line
+
+    def __repr__(self):
+        return f"<ResidentBackwardPass of {self.forward.images} images: {self.explain()}>"
+
 
 def _with_room(reduce, dtype):
     """A :class:`numbacaps.fused.rung_5_warp_specialized.launcher.WarpSpecializedSplitK` with its workspace."""
     room = cuda.device_array(reduce.partial_shape["partial"], dtype)
     return lambda x, dy, dw, stream: reduce(x, dy, dw, stream, room)
-
-
-class PackedKernels:
-    """What the passes by one kernel read of all layers' kernels but the first, packed by one launch.
-
-    Parameters
-    ----------
-    placed : sequence of PlacedLayer
-    layers : sequence of numbacaps.nn.resident.layout.ResidentLayer
-    backward : bool
-        The backward pass reads them too.
-
-    Attributes
-    ----------
-    forward, backward : device array
-        What each pass reads.
-    """
-
-    def __init__(self, placed, layers, backward):
-        found, dtype = packings(placed, layers, backward), np.dtype(np.float32)
-        sizes = [elements for _, _, elements, _ in found]
-        self._all, size = cuda.device_array(sum(sizes), dtype), sum(sizes[: len(layers)])
-        self.forward, self.backward = self._all[:size], self._all[size:]
-        self._kernel = Compiled(make_pack_network(found), (dtype, dtype), 0, early=True)
-
-    def pack(self, state, stream):
-        """Queue it."""
-        launch(self._kernel, self._all.size, 1, (state.weights, self._all), stream)
-
-
-def packings(placed, layers, backward):
-    """What :func:`numbacaps.nn.resident.pack_network.make_pack_network` takes; arguments as :class:`PackedKernels`'s."""
-    begins = starts_of(placed)[1:]
-    found = [
-        (finder, _forward_form(one, of), one.chunks * one.chunk_bytes // 4, begin)
-        for one, of, begin in zip(layers, placed[1:], begins)
-    ]
-    others = backward_residence.place(placed).layers if backward else ()
-    found += [
-        (taps_finder, _backward_form(one), one.packed, begin) for one, begin in zip(others, begins)
-    ]
-    return tuple(found)
-
-
-def _forward_form(one, placed):
-    """What the forward pass's kernel of a layer is to :func:`numbacaps.fused.pack.finder`."""
-    product = implicit_gemm.forward(placed.geometry)
-    depth = product.channels, product.D, one.taps, product.n, product.kernel_steps
-    return *depth, 1, 0, one.BN, one.groups * 2, 2 if one.terms > 1 else 1, 4, one.run
-
-
-def _backward_form(one):
-    """The same of the backward pass's to :func:`numbacaps.nn.resident.pack_taps.taps_finder`."""
-    shape = one.K, one.layer.D3, one.N, one.D, one.taps
-    return *shape, one.together, one.steps, one.run, one.wide, 2 if one.layer.terms > 1 else 1
 
 
 class _Parts:

@@ -17,22 +17,22 @@ _COLUMNS = 8  # of a block: four lanes, two each
 _ROWS = 2  # a lane's, 8 apart
 
 
-def make_squash_tile(layer, place_of, column_of, keeps):
+def make_squash_tile(layer, row_address_of, column_address_of, keeps):
     """Device function that squashes a lane's sums, (blocks, rows, 2), in place; all lanes of a warp call it together.
 
     ``squash(sums, slopes, before, row, lane)`` takes how many groups come before the image's, and the lane's first row.
 
     Parameters
     ----------
-    layer : numbacaps.nn.resident.layout.ResidentLayer
-    place_of, column_of : device functions
+    layer : numbacaps.nn.resident.layers.ResidentLayer
+    row_address_of, column_address_of : device functions
         Where a row's results begin in an image's, and where a column's lie behind that.
     keeps : bool
         The slopes are written.
     """
     e = layer.epilogue
     BLOCKS, ACROSS, DOWN = e.blocks, e.lanes, e.mask >> 2
-    N, ROWS, GROUP, SLOPE = layer.N, layer.rows, layer.group, np.float32(e.slope)
+    N, ROWS, GROUP, SLOPE = layer.N, layer.rows.count, layer.output.group, np.float32(e.slope)
     GROUPS, FEW_LANES = layer.BN // _COLUMNS // BLOCKS * _ROWS, ACROSS - 1
     REGULARISER, MONOTONE, KEEPS = np.float32(EPSILON), 0 <= e.slope <= 1, keeps
     DOWN_BITS = DOWN.bit_length()
@@ -89,7 +89,7 @@ def make_squash_tile(layer, place_of, column_of, keeps):
                 first = short(row - (lane >> 2 & DOWN) + (own if ACROSS > 1 else FIRST) % _ROWS * 8)
                 n = np.uint32((FIRST // _ROWS + np.uint32(own // _ROWS)) * BLOCKS * _COLUMNS)
                 n += np.uint32(np.uint32(lane & 3) // ACROSS * ACROSS * 2)
-                e = np.uint32(place_of(first) + column_of(n))
+                e = np.uint32(row_address_of(first) + column_address_of(n))
                 to = 2 * (before + np.uint32(e // GROUP))
                 store_pair_where(first < ROWS and n < N, slopes, to, factor, slope)
             for k in range(HERE):

@@ -1,4 +1,4 @@
-"""How neighbouring lanes share a group of consecutive elements whose sum a kernel needs."""
+"""How neighbouring lanes of a warp share a group of consecutive elements whose sum a kernel needs."""
 
 from math import gcd
 
@@ -8,7 +8,7 @@ from numbacaps.device.instructions import CHUNK
 _WARP = 32
 
 
-def shares(group, threads, arrays):
+def shares(group, threads, arrays) -> tuple[int, int]:
     """How many elements a lane takes at a time, up to 16 bytes, and how many lanes a group has.
 
     Parameters

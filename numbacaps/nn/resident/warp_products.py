@@ -1,9 +1,9 @@
-"""A resident layer of few rows: the rows are the columns of a warp's products.
+"""Products of a layer of at most 8 rows, with operands swapped: the rows are the columns of a warp's products.
 
-What changed from a warpgroup's tile (:mod:`numbacaps.nn.resident.forward`), of whose 64 rows all but a few would be empty:
+What changed from a warpgroup's tile (:mod:`numbacaps.nn.resident.tile_products`), of whose 64 rows all but a few would be empty:
 the packed kernel is the first operand, 16 of its columns at a time, and what the layer reads is the second,
 8 rows at most. The kernel's core matrices are what ``ldmatrix`` loads, so it is packed as for all others.
-A warp takes every so many chunks, and of each a group of 8 k's of every tap; what it finds is a share of the sum.
+A warp takes every N-th chunk of N sets of warps, and of each a group of 8 k's of every tap; what it finds is a share of the sum.
 """
 
 import numpy as np
@@ -22,40 +22,41 @@ from numbacaps.device.instructions import (
     unforeseen,
 )
 from numbacaps.device.target import at, cuda
-from numbacaps.nn.resident.layout import WARPS
-from numbacaps.nn.resident.places import places_of
-from numbacaps.nn.resident.ring import make_past, ring_of
+from numbacaps.nn.resident.pipeline import make_past, ring_functions
+from numbacaps.nn.resident.row_addresses import row_addresses
+from numbacaps.nn.resident.shared_memory import WARPS
 
 _ZERO = np.float32(0)
 
 
-def make_few_rows(layer, place, conclude):
+def make_warp_products(layer, pipeline, conclude):
     """Device function for a layer's products, on warps, and its activation.
 
     Parameters
     ----------
-    layer : numbacaps.nn.resident.layout.ResidentLayer
-        One whose ``few`` is set.
-    place : numbacaps.nn.resident.layout.Residence
+    layer : numbacaps.nn.resident.layers.ResidentLayer
+        One whose schedule is ``swapped``.
+    pipeline : numbacaps.nn.resident.shared_memory.Pipeline
     conclude : device function
         What comes behind the shares of the sum.
     """
-    ROWS, N, SIZE, IN, OUT = layer.rows, layer.N, layer.size, layer.at, layer.out
-    CHANNEL, TAP_ROW, TAP_COLUMN = layer.taps_apart
-    (TAP_ROWS, TAP_COLUMNS), FIRST = layer.taps, layer.reads[-1]
-    CHANNELS, GROUPS, CHUNKS = layer.channels_at_once, layer.groups, layer.chunks
-    ARRIVALS = place.warpgroups * WARPS // GROUPS
-    SETS = min(ARRIVALS, layer.slots)  # of warps, each of which takes a chunk
-    AT_ONCE = min(layer.run, 2)
+    rows, taps, chunks, output = layer.rows, layer.taps, layer.chunks, layer.output
+    ROWS, N, SIZE, IN, OUT = rows.count, layer.N, output.size, layer.input_at, output.at
+    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
+    TAP_ROWS, TAP_COLUMNS, FIRST = taps.rows, taps.columns, rows.first
+    CHANNELS, GROUPS, CHUNKS = chunks.channels, chunks.groups, chunks.count
+    ARRIVALS = pipeline.warpgroups * WARPS // GROUPS
+    SETS = min(ARRIVALS, chunks.stages)  # of warps, each of which takes a chunk
+    AT_ONCE = min(chunks.run, 2)
     SPLIT = layer.terms > 1
     PARTS, LINES = 2 if SPLIT else 1, layer.BN // 16
     SUMS, FRAGMENTS = LINES * 4, TAP_COLUMNS * 2
     PART_SUMS, LOW = SUMS if SPLIT else 1, FRAGMENTS if SPLIT else 1
     HALF, GROUP = layer.BN * CHUNK, layer.BN * CHUNK * 2  # bytes of 4 k's and of 8
-    SLOTS, EMPTY, NEARER = layer.slots, 8 * place.slots, TF32_NEARER
-    lies_at, phase_of, _, after = ring_of(place, layer.slots)
-    past = make_past(place, layer.slots, layer.chunks)
-    slot_of, k_at, result_of, result_of_column = places_of(layer)
+    STAGES, EMPTY, NEARER = chunks.stages, pipeline.empty_at, TF32_NEARER
+    lies_at, phase_of, _, after = ring_functions(pipeline, chunks.stages)
+    past = make_past(pipeline, chunks.stages, chunks.count)
+    input_of, k_at, result_of, result_of_column = row_addresses(layer)
 
     @cuda.jit(device=True, forceinline=True)
     def load(high, low, shared, begin, run_at):
@@ -95,8 +96,9 @@ def make_few_rows(layer, place, conclude):
                 acc[i] += part[i]
 
     @cuda.jit(device=True, forceinline=True)
-    def compute(where, turn, phases):
-        shared, start, floats, _, _, _, _, thread, warp = where
+    def compute(work, stage, phases):
+        shared, start, floats, thread = work.shared, work.start, work.floats, work.thread
+        warp = work.warp
         acc = cuda.local.array(SUMS, np.float32)
         part = cuda.local.array(PART_SUMS, np.float32)
         high = cuda.local.array(FRAGMENTS, np.float32)
@@ -108,28 +110,28 @@ def make_few_rows(layer, place, conclude):
             run_at[i] = k_at(2 * group + i, lane)
         for i in range(SUMS):
             acc[i] = _ZERO
-        row_at = floats + IN + FIRST + slot_of(lane // 4)
+        row_at = floats + IN + FIRST + input_of(lane // 4)
         # Of the four matrices that are loaded at once two are 8 columns further, and two 4 k's.
         matrix = group * GROUP + (lane & 7) * 16 + (lane >> 3 & 1) * 128 + (lane >> 4) * HALF
-        if turn >= SLOTS:
-            turn = short(0)
-        behind = past(turn, phases)
-        turn, phases = after(turn, phases, mine)
+        if stage >= STAGES:
+            stage = short(0)
+        behind = past(stage, phases)
+        stage, phases = after(stage, phases, mine)
         chunk = mine
         while chunk < CHUNKS and mine < SETS:
             one = np.uint32(chunk)
             begin = row_at + np.uint32(one // TAP_ROWS) * (CHANNELS * CHANNEL)
             load(high, low, shared, begin + np.uint32(one % TAP_ROWS) * TAP_ROW, run_at)
-            empty = start + EMPTY + turn * 8  # another set's chunk may have been there
-            asked = 1 if chunk >= SLOTS else 0
-            mbarrier_wait_where(shared, empty, phase_of(turn, phases) ^ 1, asked)
-            mbarrier_wait(shared, start + turn * 8, phase_of(turn, phases))
-            lies = CHUNK * lies_at(start, turn) + matrix
+            empty = start + EMPTY + stage * 8  # another set's chunk may have been there
+            asked = 1 if chunk >= STAGES else 0
+            mbarrier_wait_where(shared, empty, phase_of(stage, phases) ^ 1, asked)
+            mbarrier_wait(shared, start + stage * 8, phase_of(stage, phases))
+            lies = CHUNK * lies_at(start, stage) + matrix
             multiply(acc, part, high, low, shared, lies)
             cuda.syncwarp()
             if lane == 0:  # in the name of those that leave it to this set
                 mbarrier_arrive_times(shared, empty, ARRIVALS)
-            turn, phases = after(turn, phases, SETS)
+            stage, phases = after(stage, phases, SETS)
             chunk = unforeseen(chunk + SETS)
         row = short(lane % 4 * 2)
         for i in range(2):
@@ -139,7 +141,7 @@ def make_few_rows(layer, place, conclude):
                     n = short(block * 8 + lane // 4)
                     if n < N:
                         shared[at(to + result_of_column(n))] = acc[block * 2 + i]
-        conclude(where)
+        conclude(work)
         return behind
 
     return compute

@@ -1,4 +1,4 @@
-"""Where the rows of a resident layer's product begin to read in an image's input, and where its results lie."""
+"""Addresses of a layer's product: where its rows and k's are read in an image's input, and where its results lie."""
 
 import numpy as np
 
@@ -6,21 +6,22 @@ from numbacaps.device.instructions import short
 from numbacaps.device.target import cuda
 
 
-def places_of(layer):
+def row_addresses(layer):
     """Device functions: where rows begin to read, where k's are behind that, where a row's results lie, and a column's.
 
     Parameters
     ----------
-    layer : numbacaps.nn.resident.layout.ResidentLayer
+    layer : numbacaps.nn.resident.layers.ResidentLayer
     """
-    ROWS, D1, COLUMNS = layer.rows, layer.D1, layer.columns
-    BY_ROW, BY_COLUMN, BY_D1, _ = layer.reads
-    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.results
+    rows = layer.rows
+    ROWS, D1, COLUMNS = rows.count, rows.D1, rows.columns
+    BY_ROW, BY_COLUMN, BY_D1 = rows.reads
+    OUT_ROW, OUT_COLUMN, OUT_D1 = rows.results
     D3, BY_CAPSULE = layer.D3, layer.by_capsule
-    D, RUN, CHANNEL = layer.D, layer.run, layer.taps_apart[0]
+    D, RUN, CHANNEL = layer.D, layer.chunks.run, layer.taps.channel_step
 
     @cuda.jit(device=True, forceinline=True)
-    def slot_of(row):
+    def input_of(row):
         row = np.uint32(row if row < ROWS else 0)
         pixel = np.uint32(row // D1)
         slot = np.uint32(pixel // COLUMNS) * BY_ROW + np.uint32(pixel % COLUMNS) * BY_COLUMN
@@ -44,4 +45,4 @@ def places_of(layer):
         n = np.uint32(n)
         return np.uint32(n // D3) * BY_CAPSULE + np.uint32(n % D3)
 
-    return slot_of, k_at, result_of, result_of_column
+    return input_of, k_at, result_of, result_of_column
