@@ -19,7 +19,7 @@ from numbacaps.device.launch import ceil_div, launch, launch_tiles, runs
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.epilogue import fit
-from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import (
     ADD_THREADS,
@@ -164,12 +164,12 @@ class _OnTensorCores(_Gathers):
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
         chunks = depth * dtype.itemsize // CHUNK
-        depths = p.channels, p.D, p.taps
-        self._elements = packed_size(*depths, p.N, G, tile.BN, chunks, parts, dtype)
+        depths, columns = (p.channels, p.D, Window.of(p).taps), (p.n, p.kernel_steps)
+        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype.itemsize, run)
+        packing = Packing(*depths, *columns, *which)
+        self._elements = packing.elements
         self.packed = self._elements * dtype.itemsize // sum_dtype(dtype).itemsize
-        taps, columns = Window.of(p).taps, (p.n, p.kernel_steps)
-        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype, follows, run)
-        pack = make_pack(p.channels, p.D, taps, *columns, *which)
+        pack = make_pack(packing, dtype, follows)
         self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
 
     def ready_for(self, gathered, kernel, result, activated):
@@ -205,8 +205,7 @@ class WarpgroupGather(_OnTensorCores):
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
         self.table = cuda.to_device(p.table)
-        depth = (p.channels, p.D)
-        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
+        which = (p.pixels, window, p.shape, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
         self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
@@ -454,7 +453,7 @@ class MmaReduce:
         """The kernel whose copies take so many bytes of each operand."""
         p = self._product
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
-        kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
+        kernel = make_mma_reduction(p.pixels, p.shape, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
         return Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
 

@@ -38,7 +38,6 @@ from numbacaps.device.tf32 import nearer, split as split_tf32
 from numbacaps.fused.addressing import (
     make_first_tap,
     make_gathered_at,
-    make_in_array,
     make_result_at,
     pixel_of_row,
 )
@@ -47,15 +46,13 @@ _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
 
 
 @cache
-def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dtype):
+def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`.
 
     Parameters
     ----------
     pixels : numbacaps.fused.implicit_gemm.Pixels
-    inside : bool
-    N, K : int
-        As the product's.
+    shape : numbacaps.fused.implicit_gemm.ProductShape
     runs : tuple of int
         Bytes (4, 8 or 16) that one copy takes from the gathered and from the other array.
     tile : numbacaps.fused.rung_4_wgmma.split_k_tile.MmaTile
@@ -65,15 +62,16 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         1 or 3.
     dtype : numpy.dtype
     """
+    N, K, INSIDE = shape.N, shape.K, shape.inside
     BM, BN, BK, WM, WN = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN
     THREADS, STAGES = tile.threads, tile.STAGES
     ACROSS = BN // WN  # warps
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
     IMAGE = ROWS * COLUMNS * D1  # rows of a
     gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
-    first_tap, in_array = make_first_tap(pixels), make_in_array(pixels)
+    first_tap = make_first_tap(pixels)
+    HEIGHT, WIDTH = pixels.extent
     B_G = pixels.steps[1]
-    INSIDE = inside
     A_PITCH, C_PITCH = tile.pitches
     C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
     A_RUN, C_RUN = runs
@@ -86,7 +84,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     A_TURNS, C_TURNS = BK // A_APART, BK // C_APART
     BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
     PLACES = 2 * THREADS
-    EDGES = 1 if inside else PLACES
+    EDGES = 1 if INSIDE else PLACES
     QUADS_DOWN, QUADS_ACROSS = WM // 32, WN // 32
     OWN_ROWS, OWN_COLUMNS = WM // 8, WN // 4  # of the result, a thread's
     DOWN_TILES, ACROSS_TILES = WM // 16, WN // 8
@@ -188,7 +186,9 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                     for own in range(A_OWN):
                         ok = m < there and a_offset[own] > ABSENT
                         if not INSIDE:
-                            ok = ok and in_array(h + down[own], w + across[own])
+                            # Written out: behind a call of in_array the loops are unrolled further.
+                            row, column = h + down[own], w + across[own]
+                            ok = ok and row >= 0 and row < HEIGHT and column >= 0 and column < WIDTH
                         a_to = to + m * A_PITCH + a_k + own * (A_OCTETS * 8)
                         where = source + a_offset[own] if ok else 0
                         cp_async(A_RUN, shared, start + a_to * 4, a, where, ok)

@@ -12,7 +12,7 @@ from numbacaps.device.compiled import Compiled
 from numbacaps.device.launch import ceil_div, launch, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.pack import finder
+from numbacaps.fused.pack import Packing, finder
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED, make_add_splits
 from numbacaps.nn.kernels.margin_loss import margin_loss
 from numbacaps.nn.passes import BackwardPass, ForwardPass
@@ -248,7 +248,8 @@ def _forward_form(one, placed):
     """What the forward pass's kernel of a layer is to :func:`numbacaps.fused.pack.finder`."""
     product = implicit_gemm.forward(placed.geometry)
     depth = product.channels, product.D, one.taps, product.n, product.kernel_steps
-    return *depth, 1, 0, one.BN, one.groups * 2, 2 if one.terms > 1 else 1, 4, one.run
+    parts = 2 if one.terms > 1 else 1
+    return (Packing(*depth, 1, 0, one.BN, one.groups * 2, parts, 4, one.run),)
 
 
 def _backward_form(one):
