@@ -24,7 +24,7 @@ from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
 from numbacaps.fused.rung_4_wgmma.flat import make_flat_wgmma
 from numbacaps.fused.rung_4_wgmma.kernel import make_wgmma
-from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
+from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction, make_store_sums
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
@@ -433,7 +433,7 @@ def test_every_factory_is_compiled_here():
         make_differentiate,
     }
     # In test_flat_wgmma; and inside of the fused kernels.
-    covered |= {make_flat_wgmma}
+    covered |= {make_flat_wgmma, make_store_sums}
     covered |= {make for name, make in vars(addressing).items() if name.startswith("make_")}
     # In test_resident and test_resident_backward, with their parts.
     covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch, make_past}

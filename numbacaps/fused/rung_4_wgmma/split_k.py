@@ -34,7 +34,8 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
-from numbacaps.device.tf32 import nearer, split as split_tf32
+from numbacaps.device.tf32 import nearer
+from numbacaps.device.tf32 import split as split_tf32
 from numbacaps.fused.addressing import (
     make_first_tap,
     make_gathered_at,
@@ -95,11 +96,11 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
     A_PART, B_PART = DOWN_TILES * 4, ACROSS_TILES * 2
     A_SIZE, B_SIZE = PARTS * A_PART, PARTS * B_PART
     TERMS = terms
-    PAIRED = C_RUN > 4
+    store_sums = make_store_sums(tile, C_RUN > 4, dtype)
     SPLITS, SIZE = splits, size
     PENDING = STAGES - 2
     ABSENT = _ABSENT
-    ZERO, dtype_of = np.float32(0), dtype.type
+    ZERO = np.float32(0)
 
     @kept_on_disk
     @cuda.jit
@@ -241,6 +242,21 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
         for j in range(OWN_COLUMNS):
             n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
             to_column[j] = table[at(4 * K + n)] if n < N else ABSENT
+        store_sums(b, acc, to_row, to_column)
+
+    return mma_reduction_kernel
+
+
+def make_store_sums(tile, paired, dtype):
+    """``store_sums(b, acc, to_row, to_column)``: a thread's sums, where its rows and columns of dw lie.
+
+    Neighbouring columns go in one store where copies take ``paired`` elements.
+    """
+    OWN_ROWS, OWN_COLUMNS, ACROSS_TILES = tile.WM // 8, tile.WN // 4, tile.WN // 8
+    PAIRED, ABSENT, dtype_of = paired, _ABSENT, dtype.type
+
+    @cuda.jit(device=True, inline="always")
+    def store_sums(b, acc, to_row, to_column):
         for i in range(OWN_ROWS):
             if to_row[i] > ABSENT:
                 row = (i // 4 * 2 + i % 4 // 2) * ACROSS_TILES * 4 + i % 2 * 2
@@ -256,4 +272,4 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
                         if to_column[j + 1] > ABSENT:
                             b[at(to_row[i] + to_column[j + 1])] = two
 
-    return mma_reduction_kernel
+    return store_sums
