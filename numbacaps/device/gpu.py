@@ -31,9 +31,9 @@ class Rates:
     """What was measured of the die GH100, which the H100 SXM and the H200 share.
 
     The two cards differ in their memory. All that is here happens between the L2 cache and a
-    multiprocessor, or inside one, in cycles of the multiprocessor; so a rate of one card holds for the
-    other. Each says how, when and on which card it was measured: "fitted" is the number with which the
-    model of times came nearest to the times of all tiles, "clocks" are read inside the kernel.
+    multiprocessor, or inside one, in cycles of the multiprocessor; so a rate of one card is taken for the
+    other, too. Each says on which card it was measured and since when the models use it. "Clocks" are read inside
+    a kernel; where no way is said, none was written down.
 
     Attributes
     ----------
@@ -48,40 +48,40 @@ class Rates:
         reading the same bytes. Clocks, CUDA C and Numba, H200, 2026-11-23.
     box_row_cycles, whole_box_row_cycles : float
         Cycles more for each row of a box: one that begins at a multiple of 64 bytes, and one that need
-        not. Fitted, H100, 2026-11-22.
+        not. H100, 2026-11-22.
     capsule_rows_a_cycle, apart_capsule_rows_a_cycle : float
         Rows of capsules a cycle by TMA: of all slots, and of every second or so. Clocks, H200,
         2026-11-23.
     written_bytes_a_cycle : float
-        From each multiprocessor, all of them writing. Clocks, H100, 2026-11-22; the H200's result
+        From each multiprocessor, all of them writing. H100, 2026-11-22; the H200's result
         was 32 where nothing else was read (2026-11-23).
     batch_cycles, batch_cycles_of_three : int
         Cycles from a batch of products to the next where another warpgroup has products, in one term
         and in three.
-        Clocks and fitted, H100, 2026-11-22.
+        H100, 2026-11-22.
     batch_ahead_cycles : int
-        Fewer, where the batch is loaded ahead. Fitted, H100, 2026-11-22.
+        Fewer, where the batch is loaded ahead. H100, 2026-11-22.
     alone_cycles : int
-        Cycles more where no other warpgroup has products: waiting, converting, latency. Clocks, H100,
+        Cycles more where no other warpgroup has products: waiting, converting, latency. H100,
         2026-11-22.
     first_cycles : int
-        Until the first bytes are there, the same for boxes and for loads. Clocks, H100 (2026-11-22)
+        Until the first bytes are there, the same for boxes and for loads. H100 (2026-11-22)
         and H200 (2026-11-23).
     result_cycles : int
-        For a tile's result, besides writing it. Fitted, H100, 2026-11-22.
+        For a tile's result, besides writing it. H100, 2026-11-22.
     part_cycles : int
-        For a tile of rung 6, and again for each warpgroup's sums that are added. Fitted, H200,
+        For a tile of rung 6, and again for each warpgroup's sums that are added. H200,
         2026-11-23.
     pack_cycles : int
-        What packing the kernel adds to a product. Times of both ways, H200, 2026-11-23.
+        What packing the kernel adds to a product. H200, 2026-11-23.
     split_k_bytes_a_cycle : float
-        As ``box_bytes_a_cycle``, of both operands of split-K. Fitted, H100, 2026-11-21.
+        As ``box_bytes_a_cycle``, of both operands of split-K. Card not written down, 2026-11-21.
     split_k_chain_cycles : int
-        From one chain of products of split-K to the next. Fitted, H100, 2026-11-21.
+        From one chain of products of split-K to the next. Card not written down, 2026-11-21.
     split_k_block_cycles : int
-        Of a block of split-K besides its products, with its result. Fitted, H100, 2026-11-21.
+        Of a block of split-K besides its products, with its result. Card not written down, 2026-11-21.
     split_k_sum_bytes_a_cycle : float
-        Of the whole GPU, of all splits' sums, which are written and read. Fitted, H100, 2026-11-22.
+        Of the whole GPU, of all splits' sums, which are written and read. Card not written down, 2026-11-22.
     """
 
     box_bytes_a_cycle: float = 30

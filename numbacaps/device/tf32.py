@@ -6,7 +6,7 @@ parts a product of float32 becomes three of TF32, of which the largest comes las
     a * b = low(a) * high(b) + high(a) * low(b) + high(a) * high(b)
 """
 
-from numbacaps.device.instructions import TF32_NEARER, cut_tf32, to_tf32
+from numbacaps.device.instructions import TF32_NEARER, cut_tf32
 from numbacaps.device.target import cuda
 
 _NEARER = TF32_NEARER
@@ -23,10 +23,3 @@ def split(value):
     """(high, low): a number that TF32 has, and what is left, which the tensor cores cut."""
     high = cut_tf32(value * _NEARER)
     return high, value - high
-
-
-@cuda.jit(device=True, inline="always")
-def split_rounded(value):
-    """(high, low): the nearest number that TF32 has, and the nearest to what is left. It takes more instructions."""
-    high = to_tf32(value)
-    return high, to_tf32(value - high)

@@ -102,6 +102,28 @@ class KernelSteps:
     d: int
 
 
+@dataclass(frozen=True)
+class ProductShape:
+    """What a kernel has to know of a :class:`Product` besides its pixels and its window; it can be compared.
+
+    Attributes
+    ----------
+    channels, D, N, K : int
+        As the product's.
+    channel_step : int
+        Elements from one channel to the next in the gathered array.
+    inside : bool
+        No tap of any pixel reaches over the edge.
+    """
+
+    channels: int
+    D: int
+    N: int
+    K: int
+    channel_step: int
+    inside: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Product:
     """One matrix product: its pixels, its columns, and the tables of its taps.
@@ -148,6 +170,12 @@ class Product:
     def N(self):
         """Columns of the result."""
         return self.n.N
+
+    @property
+    def shape(self):
+        """What kernels are compiled for."""
+        step = self.channel_steps[0]
+        return ProductShape(self.channels, self.D, self.N, self.K, step, self.inside)
 
     def M(self, images):
         """Rows of the result for so many images."""

@@ -9,6 +9,7 @@ taken apart here too: of k's of 4 bytes, so those of 2 bytes stay in pairs. Part
 TF32 rounds it to; part 1, for three terms, what rounding took away.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
@@ -25,19 +26,81 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.implicit_gemm import Columns, KernelSteps
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is packed of a product's kernel, and for which tiles.
+
+    Attributes
+    ----------
+    channels, D : int
+        As those of a :class:`numbacaps.fused.implicit_gemm.Product`.
+    taps : tuple of int
+        Rows and columns of the window.
+    n, steps : numbacaps.fused.implicit_gemm.Columns, KernelSteps
+        Where elements lie is worked out, because who waits for the packing would wait for a table's answer too.
+    G, kernel_g : int
+        How many g there are, and elements of the kernel from one to the next.
+    BN, CHUNKS : int
+        Columns of a tile; times 16 bytes of k in a step.
+    parts : int
+        2 in three terms, otherwise 1.
+    itemsize : int
+        Bytes of an element.
+    run : int
+        k's that a thread loads at once of the other operand.
+    """
+
+    channels: int
+    D: int
+    taps: tuple
+    n: Columns
+    steps: KernelSteps
+    G: int
+    kernel_g: int
+    BN: int
+    CHUNKS: int
+    parts: int
+    itemsize: int
+    run: int = 1
+
+    @property
+    def chunk(self):
+        """Elements of 16 bytes."""
+        return CHUNK // self.itemsize
+
+    @property
+    def k_steps(self):
+        """Steps of k, the last one filled up with zeros."""
+        return -(-self.channels * self.D // (self.CHUNKS * self.chunk))
+
+    @property
+    def column_tiles(self):
+        """Tiles of columns of a g."""
+        return -(-self.n.N // self.BN)
+
+    @property
+    def elements(self):
+        """Elements of the packed kernel."""
+        step = prod(self.taps) * self.parts * self.CHUNKS * self.BN * self.chunk
+        return self.G * self.column_tiles * self.k_steps * step
 
 
 @cache
-def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype, follows, run=1):
+def make_pack(packing, dtype, follows):
     """Kernel that packs float32, or 2 bytes an element; a thread an element.
 
-    One that ``follows`` another goes on beside it.
-
-    The other arguments are those of :func:`finder`.
+    Parameters
+    ----------
+    packing : Packing
+    dtype : numpy.dtype
+    follows : bool
+        Another packing is launched before this one, and the two run beside each other.
     """
-    sizes = channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype.itemsize, run
-    find = finder(*sizes)
-    SIZE = packed_size(channels, D, prod(taps), n.N, G, BN, CHUNKS, parts, dtype)
+    find = finder(packing)
+    SIZE = packing.elements
     ROUNDED = dtype.itemsize == 4
     ZERO, kind = np.float32(0), stored(dtype).type
     FOLLOWS, OF_LINE = follows, LINE // dtype.itemsize
@@ -72,41 +135,24 @@ def make_pack(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, dtype
     return pack_kernel
 
 
-def finder(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, itemsize, run=1):
+def finder(packing):
     """Device function that says of a packed element where in the kernel it lies, which part of that it is, and
     whether it is not past all channels or columns.
-
-    Parameters
-    ----------
-    channels, D : int
-        As those of a :class:`numbacaps.fused.implicit_gemm.Product`.
-    taps : tuple of int
-        Rows and columns of the window.
-    n, steps : numbacaps.fused.implicit_gemm.Columns, KernelSteps
-        Places are worked out, because who waits for the packing would wait for a table's answer too.
-    G, kernel_g : int
-        How many g there are, and elements of the kernel from one to the next.
-    BN, CHUNKS, parts, itemsize, run : int
-        Columns of a tile; times 16 bytes of k in a step; 2 in three terms, otherwise 1; bytes of an element; and
-        k's that a thread loads at once.
     """
-    ELEMENTS = CHUNK // itemsize
-    WORD = 4 // itemsize  # elements of 4 bytes
+    p = packing
+    D, BN, n = p.D, p.BN, p.n
+    ELEMENTS = p.chunk
+    WORD = 4 // p.itemsize  # elements of 4 bytes
     WORDS = ELEMENTS // WORD
-    DEPTH = channels * D
-    PAIRS = CHUNKS // 2
-    STEPS = -(-DEPTH // (CHUNKS * ELEMENTS))
+    DEPTH = p.channels * D
+    PAIRS = p.CHUNKS // 2
+    STEPS = p.k_steps
     N, CAPSULE = n.N, n.D
-    N_TILES = -(-N // BN)
-    TAP_ROWS, TAP_COLUMNS = taps
-    TAPS, PARTS, KERNEL_G, RUN = TAP_ROWS * TAP_COLUMNS, parts, kernel_g, run
-    FIRST, BY_CHANNEL, BY_ROW, BY_COLUMN, BY_D = (
-        steps.first,
-        steps.channel,
-        steps.row,
-        steps.column,
-        steps.d,
-    )
+    N_TILES = p.column_tiles
+    TAP_ROWS, TAP_COLUMNS = p.taps
+    TAPS, PARTS, KERNEL_G, RUN = TAP_ROWS * TAP_COLUMNS, p.parts, p.kernel_g, p.run
+    FIRST, BY_CHANNEL, BY_D = p.steps.first, p.steps.channel, p.steps.d
+    BY_ROW, BY_COLUMN = p.steps.row, p.steps.column
     BY_CAPSULE, BY_ELEMENT = n.kernel
 
     @cuda.jit(device=True, inline="always")
@@ -129,10 +175,3 @@ def finder(channels, D, taps, n, steps, G, kernel_g, BN, CHUNKS, parts, itemsize
         return place, part, n < N and e < DEPTH
 
     return find
-
-
-def packed_size(channels, D, taps, N, G, BN, CHUNKS, parts, dtype):
-    """Elements of the packed kernel."""
-    elements = CHUNK // dtype.itemsize
-    steps = -(-channels * D // (CHUNKS * elements))
-    return G * -(-N // BN) * steps * taps * parts * CHUNKS * BN * elements

@@ -7,7 +7,7 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import launch
 from numbacaps.fused.launcher import Launcher, aligned
-from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
 
@@ -43,12 +43,12 @@ class PackingLauncher(Launcher):
         self.images, self.tile, self.why = images, tile, why
         self._ordinary = (p, images, G, dtype)
         chunks = depth * dtype.itemsize // CHUNK
-        depths = p.channels, p.D, p.taps
-        self._elements = packed_size(*depths, p.N, G, tile.BN, chunks, parts, dtype)
+        depths, columns = (p.channels, p.D, Window.of(p).taps), (p.n, p.kernel_steps)
+        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype.itemsize, run)
+        packing = Packing(*depths, *columns, *which)
+        self._elements = packing.elements
         self.packed = self._elements * dtype.itemsize // sum_dtype(dtype).itemsize
-        taps, columns = Window.of(p).taps, (p.n, p.kernel_steps)
-        which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype, follows, run)
-        pack = make_pack(p.channels, p.D, taps, *columns, *which)
+        pack = make_pack(packing, dtype, follows)
         self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
 
     def ready_for(self, gathered, kernel, result, activated):

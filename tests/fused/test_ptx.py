@@ -14,7 +14,7 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import values
 from numbacaps.device.strided_copy import make_gather
 from numbacaps.device.target import cuda
-from numbacaps.fused import implicit_gemm
+from numbacaps.fused import addressing, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import make_differentiate, why_not
 from numbacaps.fused.pack import make_pack
@@ -22,8 +22,9 @@ from numbacaps.fused.rung_3_register_tiles import tile as tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import make_add_splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
+from numbacaps.fused.rung_4_wgmma.flat import make_flat_wgmma
 from numbacaps.fused.rung_4_wgmma.kernel import make_wgmma
-from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
+from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction, make_store_sums
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
@@ -443,6 +444,9 @@ def test_every_factory_is_compiled_here():
         make_add_tiles,
         make_differentiate,
     }
+    # In test_flat_wgmma; and inside of the fused kernels.
+    covered |= {make_flat_wgmma, make_store_sums}
+    covered |= {make for name, make in vars(addressing).items() if name.startswith("make_")}
     # In test_resident and test_resident_backward, with their parts.
     covered |= {make_resident_forward, make_resident_backward, make_pack_network}
     covered |= {

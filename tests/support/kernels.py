@@ -13,7 +13,7 @@ from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
-from numbacaps.fused.pack import make_pack
+from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
@@ -156,12 +156,10 @@ def register_kernel(product, tile, dtype, group, backward=False):
 
 def warpgroup_kernels(product, tile, dtype, group=None):
     """The tensor cores' kernels of a product: its packing, then the product and its activation."""
-    depth, columns = (product.channels, product.D), (product.N, product.K)
     window = warpgroup_tiles.Window.of(product)
     pack = packing(product, tile.BN, tile.CHUNKS, dtype)
-    steps = product.channel_steps[0]
     behind = epilogue(product, group, tile, warpgroup_tiles.LANES)
-    kernel = make_wgmma(product.pixels, window, *depth, steps, *columns, tile, dtype, behind)
+    kernel = make_wgmma(product.pixels, window, product.shape, tile, dtype, behind)
     return pack, Kernel(kernel, 4, 1, make_wgmma, 1)
 
 
@@ -169,7 +167,8 @@ def packing(product, BN, CHUNKS, dtype):
     """The packing of the kernel of a product."""
     p = product
     depth = p.channels, p.D, warpgroup_tiles.Window.of(p).taps
-    kernel = make_pack(*depth, p.n, p.kernel_steps, 1, 1, BN, CHUNKS, 1, dtype, False)
+    packed = Packing(*depth, p.n, p.kernel_steps, 1, 1, BN, CHUNKS, 1, dtype.itemsize)
+    kernel = make_pack(packed, dtype, False)
     return Kernel(kernel, 2, 0, make_pack)
 
 
@@ -220,7 +219,7 @@ def tile_sums_kernel(product, tile, splits, dtype):
 def mma_kernel(product, runs, tile, terms, dtype):
     """The tensor cores' kernel for the kernel's gradient."""
     p = product
-    which = (p.pixels, p.inside, p.N, p.K, runs, tile, 4, p.N * p.K, terms, dtype)
+    which = (p.pixels, p.shape, runs, tile, 4, p.N * p.K, terms, dtype)
     return Kernel(make_mma_reduction(*which), 3, 2, make_mma_reduction, 1)
 
 

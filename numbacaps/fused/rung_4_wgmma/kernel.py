@@ -38,19 +38,19 @@ from numbacaps.fused.rung_4_wgmma.tile import Stage, chunks_beside, run_bytes
 
 
 @cache
-def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epilogue=Epilogue()):
+def make_wgmma(pixels, window, shape, tile, dtype, epilogue=Epilogue()):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product`.
 
     Parameters
     ----------
     pixels : numbacaps.fused.implicit_gemm.Pixels
     window : numbacaps.fused.rung_4_wgmma.tile.Window
-    channels, D, channel_step, N, K : int
-        As the product's; ``channel_step`` in the gathered array.
+    shape : numbacaps.fused.implicit_gemm.ProductShape
     tile : numbacaps.fused.rung_4_wgmma.tile.WarpgroupTile
     dtype : numpy.dtype
     epilogue : numbacaps.fused.epilogue.Epilogue
     """
+    D, N, K, CHANNEL_STEP = shape.D, shape.N, shape.K, shape.channel_step
     TH, TW, BN, CHUNKS, PIXELS = tile.TH, tile.TW, tile.BN, tile.CHUNKS, tile.pixels
     THREADS = tile.threads
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
@@ -82,7 +82,7 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     COPIES = CHUNKS // BESIDE * SLOTS  # of a group of threads
     TURNS = -(-COPIES // GROUPS)
     OFFSETS = TURNS * RUNS
-    DEPTH = channels * D
+    DEPTH = shape.channels * D
     STAGE_DEPTH = CHUNKS * ELEMENTS
     STEPS = -(-DEPTH // STAGE_DEPTH)
     WHOLE = DEPTH % STAGE_DEPTH == 0
@@ -98,7 +98,6 @@ def make_wgmma(pixels, window, channels, D, channel_step, N, K, tile, dtype, epi
     PLACES = BN // 8 * APART
     N_TILES = -(-N // BN)
     SLOT = 64 * CHUNK
-    CHANNEL_STEP = channel_step
     ZERO, dtype_of = np.float32(0), dtype.type
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     ACTIVATES = RESULTS > 1  # known before functions are inlined, which takes long

@@ -34,8 +34,7 @@ class WgmmaLauncher(PackingLauncher):
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
         self.table = cuda.to_device(p.table)
-        depth = (p.channels, p.D)
-        which = (p.pixels, window, *depth, p.channel_steps[0], p.N, p.K, tile, dtype)
+        which = (p.pixels, window, p.shape, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
         self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
@@ -81,7 +80,7 @@ class MmaSplitK:
         """The kernel whose copies take so many bytes of each operand."""
         p = self._product
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
-        kernel = make_mma_reduction(p.pixels, p.inside, p.N, p.K, runs, *which)
+        kernel = make_mma_reduction(p.pixels, p.shape, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
         return Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
 

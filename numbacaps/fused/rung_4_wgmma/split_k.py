@@ -34,11 +34,11 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
-from numbacaps.device.tf32 import nearer, split as split_tf32
+from numbacaps.device.tf32 import nearer
+from numbacaps.device.tf32 import split as split_tf32
 from numbacaps.fused.addressing import (
     make_first_tap,
     make_gathered_at,
-    make_in_array,
     make_result_at,
     pixel_of_row,
 )
@@ -47,15 +47,13 @@ _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
 
 
 @cache
-def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dtype):
+def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
     """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`.
 
     Parameters
     ----------
     pixels : numbacaps.fused.implicit_gemm.Pixels
-    inside : bool
-    N, K : int
-        As the product's.
+    shape : numbacaps.fused.implicit_gemm.ProductShape
     runs : tuple of int
         Bytes (4, 8 or 16) that one copy takes from the gathered and from the other array.
     tile : numbacaps.fused.rung_4_wgmma.split_k_tile.MmaTile
@@ -65,15 +63,16 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         1 or 3.
     dtype : numpy.dtype
     """
+    N, K, INSIDE = shape.N, shape.K, shape.inside
     BM, BN, BK, WM, WN = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN
     THREADS, STAGES = tile.threads, tile.STAGES
     ACROSS = BN // WN  # warps
     ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
     IMAGE = ROWS * COLUMNS * D1  # rows of a
     gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
-    first_tap, in_array = make_first_tap(pixels), make_in_array(pixels)
+    first_tap = make_first_tap(pixels)
+    HEIGHT, WIDTH = pixels.extent
     B_G = pixels.steps[1]
-    INSIDE = inside
     A_PITCH, C_PITCH = tile.pitches
     C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
     A_RUN, C_RUN = runs
@@ -86,7 +85,7 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     A_TURNS, C_TURNS = BK // A_APART, BK // C_APART
     BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
     PLACES = 2 * THREADS
-    EDGES = 1 if inside else PLACES
+    EDGES = 1 if INSIDE else PLACES
     QUADS_DOWN, QUADS_ACROSS = WM // 32, WN // 32
     OWN_ROWS, OWN_COLUMNS = WM // 8, WN // 4  # of the result, a thread's
     DOWN_TILES, ACROSS_TILES = WM // 16, WN // 8
@@ -97,11 +96,11 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
     A_PART, B_PART = DOWN_TILES * 4, ACROSS_TILES * 2
     A_SIZE, B_SIZE = PARTS * A_PART, PARTS * B_PART
     TERMS = terms
-    PAIRED = C_RUN > 4
+    store_sums = make_store_sums(tile, C_RUN > 4, dtype)
     SPLITS, SIZE = splits, size
     PENDING = STAGES - 2
     ABSENT = _ABSENT
-    ZERO, dtype_of = np.float32(0), dtype.type
+    ZERO = np.float32(0)
 
     @kept_on_disk
     @cuda.jit
@@ -188,7 +187,9 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                     for own in range(A_OWN):
                         ok = m < there and a_offset[own] > ABSENT
                         if not INSIDE:
-                            ok = ok and in_array(h + down[own], w + across[own])
+                            # Written out: behind a call of in_array the loops are unrolled further.
+                            row, column = h + down[own], w + across[own]
+                            ok = ok and row >= 0 and row < HEIGHT and column >= 0 and column < WIDTH
                         a_to = to + m * A_PITCH + a_k + own * (A_OCTETS * 8)
                         where = source + a_offset[own] if ok else 0
                         cp_async(A_RUN, shared, start + a_to * 4, a, where, ok)
@@ -241,6 +242,21 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
         for j in range(OWN_COLUMNS):
             n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
             to_column[j] = table[at(4 * K + n)] if n < N else ABSENT
+        store_sums(b, acc, to_row, to_column)
+
+    return mma_reduction_kernel
+
+
+def make_store_sums(tile, paired, dtype):
+    """``store_sums(b, acc, to_row, to_column)``: a thread's sums, where its rows and columns of dw lie.
+
+    Neighbouring columns go in one store where copies take ``paired`` elements.
+    """
+    OWN_ROWS, OWN_COLUMNS, ACROSS_TILES = tile.WM // 8, tile.WN // 4, tile.WN // 8
+    PAIRED, ABSENT, dtype_of = paired, _ABSENT, dtype.type
+
+    @cuda.jit(device=True, inline="always")
+    def store_sums(b, acc, to_row, to_column):
         for i in range(OWN_ROWS):
             if to_row[i] > ABSENT:
                 row = (i // 4 * 2 + i % 4 // 2) * ACROSS_TILES * 4 + i % 2 * 2
@@ -256,4 +272,4 @@ def make_mma_reduction(pixels, inside, N, K, runs, tile, splits, size, terms, dt
                         if to_column[j + 1] > ABSENT:
                             b[at(to_row[i] + to_column[j + 1])] = two
 
-    return mma_reduction_kernel
+    return store_sums

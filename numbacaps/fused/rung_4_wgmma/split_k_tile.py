@@ -11,8 +11,8 @@ _MULTIPROCESSORS = 1 if SIMULATED else H100.multiprocessors
 _MOST_SPLITS = 3 if SIMULATED else 2 * H100.multiprocessors
 _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
 
-# For the rough count of time, in multiplications of a multiprocessor; fitted to the times of all tiles
-# of the tables' layers on an H100, 2026-11-21.
+# For the rough count of time, in multiplications of a multiprocessor; in use since 2026-11-21. On which
+# card and how they were found was not written down.
 _AROUND = 8  # stages that a block's beginning and end take
 _WAIT = 200_000  # the least that a stage takes
 _ALONE = 1.7  # how many blocks it takes the time of, where more would have room beside it

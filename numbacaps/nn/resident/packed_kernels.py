@@ -6,12 +6,12 @@ from numbacaps.device.compiled import Compiled
 from numbacaps.device.launch import launch
 from numbacaps.device.target import cuda
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.pack import finder
+from numbacaps.fused.pack import Packing, finder
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.resident.pack_taps import taps_finder
 from numbacaps.nn.state import starts_of
 
-_RUN = 4  # elements of 16 bytes, which lie side by side in a core matrix
+_FLOAT = 4  # bytes
 
 
 class PackedKernels:
@@ -63,7 +63,7 @@ def _forward_form(one, placed):
     product, chunks = implicit_gemm.forward(placed.geometry), one.chunks
     taps, parts = (one.taps.rows, one.taps.columns), 2 if one.terms > 1 else 1
     depth = product.channels, product.D, taps, product.n, product.kernel_steps
-    return *depth, 1, 0, one.BN, chunks.groups * 2, parts, _RUN, chunks.run
+    return (Packing(*depth, 1, 0, one.BN, chunks.groups * 2, parts, _FLOAT, chunks.run),)
 
 
 def _backward_form(one):
