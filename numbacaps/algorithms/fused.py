@@ -38,6 +38,7 @@ from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
@@ -325,15 +326,10 @@ class BulkTurns:
 
     def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, turns):
         p, self.tile = product, tile
-        box = bulk_tiles.Box.of(p, G, tile)
-        self._box = box.tensor(p, images, G)
-        rings = bulk_tiles.Rings.of(p, box, tile, terms)
-        self.shared = rings.bytes
-        read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, whole, tile, read)
-        batch_rows, run = bulk_tiles.batch_rows(tile, p, box, terms), bulk_tiles.run(p.D)
-        how = bulk_tiles.ahead(tile, terms), run, terms
-        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, epilogue)
+        spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue)
+        self._box = spec.box.tensor(p, images, G)
+        self.shared = spec.rings.bytes
+        kernel = make_bulk_wgmma(spec)
         types = (sum_dtype(dtype), dtype, dtype)
         self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
         self.grid = min(turns, multiprocessors())

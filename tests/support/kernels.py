@@ -25,6 +25,7 @@ from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reducti
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
@@ -177,13 +178,8 @@ def bulk_kernel(
 ):
     """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
     p = bulk_tiles.counted(product, dtype)
-    box = bulk_tiles.Box.of(p, 1, tile)
-    which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
-    read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
-    ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
-    which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
-    kernel = make_bulk_wgmma(*which, dtype, behind)
+    kernel = make_bulk_wgmma(KernelSpec.of(p, 1, dtype, terms, tile, whole, behind))
     return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
 
 
