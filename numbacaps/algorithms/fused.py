@@ -40,6 +40,7 @@ from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 
@@ -506,15 +507,13 @@ class BulkReduce:
         self.grid = (down, across, G * strips.splits)
         sums = down * across * G * tile.sums(window.taps[1])
         self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
-        depth = (strips.splits, p.channels, p.D, p.N, p.K)
-        add = make_add_tiles(p.pixels, window, boxes, *depth, tile, G, dtype)
+        spec = ReductionSpec.of(p, G, dtype, terms, tile, strips)
+        add = make_add_tiles(spec)
         self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
         self._add_grid = ceil_div(sums // 4, ADDED)
-        rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
-        self.shared = rings.bytes
+        self.shared = spec.rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
-        which = (p.pixels, window, boxes, rings, strips, p.D, tile, terms, dtype)
-        kernel = make_bulk_reduction(*which)
+        kernel = make_bulk_reduction(spec)
         types = (np.float32, np.int64)
         self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
 

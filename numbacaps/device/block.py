@@ -8,7 +8,9 @@ from numbacaps.device.target import cuda
 def warp_and_lane():
     """Which warp of the block a thread belongs to, and which of the warp's 32 lanes it is."""
     thread = cuda.threadIdx.x
-    return short(thread >> 5 & 31), short(thread & 31)  # as // 32 and % 32, but known not to be negative
+    return short(thread >> 5 & 31), short(
+        thread & 31
+    )  # as // 32 and % 32, but known not to be negative
 
 
 @cuda.jit(device=True, inline="always")

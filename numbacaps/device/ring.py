@@ -154,3 +154,26 @@ def make_look_ahead(ring):
         return stage + count - wrapped * STAGES, phase ^ wrapped
 
     return look_ahead
+
+
+def make_wait_empty(ring):
+    """Device function of producers that write a stage themselves: ``wait_empty(shared, start, stage, phase)``."""
+    EMPTY = ring.empty
+
+    @cuda.jit(device=True, inline="always")
+    def wait_empty(shared, start, stage, phase):
+        mbarrier_wait(shared, start + EMPTY + stage * BARRIER, phase)
+
+    return wait_empty
+
+
+def make_commit(ring):
+    """Device function of such producers: ``commit(shared, start, stage, lane)``; a warp has written its part."""
+    FULL = ring.barriers
+
+    @cuda.jit(device=True, inline="always")
+    def commit(shared, start, stage, lane):
+        if lane == 0:
+            mbarrier_arrive(shared, start + FULL + stage * BARRIER)
+
+    return commit

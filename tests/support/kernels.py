@@ -27,6 +27,7 @@ from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
@@ -196,18 +197,16 @@ def swapped_kernel(product, tile):
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
     """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
-    rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
-    which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
-    kernel = make_bulk_reduction(*which, p.D, tile, terms, dtype)
+    strips = t.choose_strips(tile, p, images, 1, terms)[0]
+    kernel = make_bulk_reduction(ReductionSpec.of(p, 1, dtype, terms, tile, strips))
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 
 def tile_sums_kernel(product, tile, splits, dtype):
     """The kernel that adds its splits; and how many sums a split has."""
     p, window = product, warpgroup_tiles.Window.of(product)
-    boxes = bulk_reduction_tiles.boxes(tile, p, 1)
-    depth = (splits, p.channels, p.D, p.N, p.K)
-    kernel = make_add_tiles(p.pixels, window, boxes, *depth, tile, 1, dtype)
+    strips = bulk_reduction_tiles.Strips(1, 1, 1, splits, 1)
+    kernel = make_add_tiles(ReductionSpec.of(p, 1, dtype, 1, tile, strips))
     blocks = bulk_reduction_tiles.blocks_of_a_split(tile, p, 1)
     return kernel, blocks * tile.sums(window.taps[1])
 

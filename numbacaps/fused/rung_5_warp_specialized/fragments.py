@@ -105,7 +105,10 @@ def make_multiply_batch(spec):
     """
     ring, window, tile = spec.tap_ring, spec.window, spec.tile
     START, PITCH, BN = ring.data, ring.pitch, tile.BN
-    MATRIX, PART = descriptor_strides(BN * CHUNK, 128), 2 * BN  # chunks of one product's second operand
+    MATRIX, PART = (
+        descriptor_strides(BN * CHUNK, 128),
+        2 * BN,
+    )  # chunks of one product's second operand
     SPLIT, PARTS = spec.split, spec.parts
     CHAINS = tile.PW * PARTS
     BATCH, GROUPS, COLUMNS_IN, SUMS = (

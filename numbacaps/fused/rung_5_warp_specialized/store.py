@@ -82,7 +82,9 @@ def make_store_tile(spec):
                     n = first_n + block * 8
                     to_column = to_row + place_of_column(n)
                     inside = filled and (N_FULL or n < N)
-                    for j in range(0, PW, AT_ONCE):  # neighbours one after the other: parts of sectors
+                    for j in range(
+                        0, PW, AT_ONCE
+                    ):  # neighbours one after the other: parts of sectors
                         w = place.column + thread.column + j
                         target = Target(to_row, n, to_column, row % D1, w, thread.lane, inside)
                         store_pixels(result, acc, j * SUMS + block * 4 + half * 2, target)
