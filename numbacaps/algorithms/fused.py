@@ -43,6 +43,7 @@ from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.spec import SwapSpec
 
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 _KEPT = 64  # geometries whose tables stay on the GPU
@@ -283,9 +284,7 @@ class SwappedGather(_Gathers):
         slots = t.Slots.of(p)
         self._box = *slots.tensor(p, images, G), True
         self.shared = t.shared_bytes(tile, p, slots)
-        which = (p.pixels, Window.of(p), slots, p.channels, p.D, p.n, p.kernel_steps)
-        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
-        kernel = make_swapped_wgmma(*which, *sizes, tile)
+        kernel = make_swapped_wgmma(SwapSpec.of(p, tile))
         arrays = (dtype, dtype, dtype)
         self.kernel = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
         self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)

@@ -4,7 +4,7 @@ from numbacaps.device.instructions import short
 from numbacaps.device.target import cuda
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True, forceinline=True)
 def warp_and_lane():
     """Which warp of the block a thread belongs to, and which of the warp's 32 lanes it is."""
     thread = cuda.threadIdx.x
@@ -13,7 +13,7 @@ def warp_and_lane():
     )  # as // 32 and % 32, but known not to be negative
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True, forceinline=True)
 def aligned(address, multiple):
     """The first multiple that does not lie before an address."""
     return (address + (multiple - 1)) // multiple * multiple

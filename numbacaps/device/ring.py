@@ -78,7 +78,7 @@ def make_init(ring):
     STAGES, FULL, EMPTY = ring.stages, ring.barriers, ring.empty
     PRODUCERS, CONSUMERS = ring.producers, ring.consumers
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def init(shared, start):
         for i in range(STAGES):
             mbarrier_init(shared, start + FULL + BARRIER * i, PRODUCERS)
@@ -91,7 +91,7 @@ def make_advance(ring):
     """Device function ``stage, phase = advance(stage, phase)``: the next stage."""
     STAGES = ring.stages
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def advance(stage, phase):
         stage = short(stage + 1)
         if stage == STAGES:
@@ -111,7 +111,7 @@ def make_acquire(ring):
     FULL, TO_EMPTY = ring.barriers, ring.empty - ring.barriers
     DATA, PITCH, BYTES = ring.data, ring.pitch, ring.bytes
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def acquire(shared, start, stage, phase):
         full = start + FULL + stage * BARRIER
         mbarrier_wait(shared, full + TO_EMPTY, phase)
@@ -125,7 +125,7 @@ def make_wait(ring):
     """Device function of a consumer: ``wait(shared, start, stage, phase)``, until the stage is full."""
     FULL = ring.barriers
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def wait(shared, start, stage, phase):
         mbarrier_wait(shared, start + FULL + stage * BARRIER, phase)
 
@@ -136,7 +136,7 @@ def make_release(ring):
     """Device function of a consumer: ``release(shared, start, stage, lane)``; a warp has read the stage."""
     EMPTY = ring.empty
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def release(shared, start, stage, lane):
         if lane == 0:
             mbarrier_arrive(shared, start + EMPTY + stage * BARRIER)
@@ -148,10 +148,11 @@ def make_look_ahead(ring):
     """Device function ``stage, phase = look_ahead(stage, phase, count)``: where ``count`` stages on is, at most once round."""
     STAGES = ring.stages
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def look_ahead(stage, phase, count):
-        wrapped = short(1 if stage + count >= STAGES else 0)
-        return stage + count - wrapped * STAGES, phase ^ wrapped
+        stage = short(stage + count)
+        wrapped = short(1 if stage >= STAGES else 0)
+        return short(stage - wrapped * STAGES), phase ^ wrapped
 
     return look_ahead
 
@@ -160,7 +161,7 @@ def make_wait_empty(ring):
     """Device function of producers that write a stage themselves: ``wait_empty(shared, start, stage, phase)``."""
     EMPTY = ring.empty
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def wait_empty(shared, start, stage, phase):
         mbarrier_wait(shared, start + EMPTY + stage * BARRIER, phase)
 
@@ -171,7 +172,7 @@ def make_commit(ring):
     """Device function of such producers: ``commit(shared, start, stage, lane)``; a warp has written its part."""
     FULL = ring.barriers
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def commit(shared, start, stage, lane):
         if lane == 0:
             mbarrier_arrive(shared, start + FULL + stage * BARRIER)

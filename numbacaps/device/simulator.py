@@ -26,7 +26,7 @@ def complete(cuda):
     jit, begin = cuda.jit, FakeCUDAShared.__init__
 
     @wraps(jit)
-    def jit_of_everything(*arguments, launch_bounds=None, **options):
+    def jit_of_everything(*arguments, launch_bounds=None, forceinline=None, **options):
         return jit(*arguments, **options)
 
     def begin_with_nan(self, size):

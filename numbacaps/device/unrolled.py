@@ -11,7 +11,7 @@ def make_in_quarters(function, count):
     """Device function ``run(arguments)``: ``function(arguments, begin, end)`` for the quarters of ``range(count)``."""
     QUARTER = -(-count // 4)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def run(arguments):
         function(arguments, 0, min(count, QUARTER))
         if count > QUARTER:

@@ -42,6 +42,7 @@ from tests.support.kernels import (
     bulk_gradient_kernel,
     bulk_kernel,
     factories,
+    flat_kernels,
     fused_kernels,
     kernels,
     loaded,
@@ -231,6 +232,24 @@ def test_kernel_in_registers(case):
         _check_maps(text, 1)
         _check_early(text)
         assert multiplied(text) and not multiplied(text) & loaded(text)
+
+
+_SMALL_FLAT = implicit_gemm.forward(_SMALL["paper layer 2"])
+
+
+def test_flat_versions():
+    """One producer thread and one warpgroup; a kernel that stays in registers: nothing else than their ideas."""
+    specialized, swapped = (
+        _ptx(kernel, "float32", (9, 0)) for kernel in flat_kernels(_SMALL_FLAT, 64)
+    )
+    for text in specialized, swapped:
+        _check(text, "flat", "float32")
+        _check_maps(text, 1)
+        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+    assert re.findall(r"wgmma\.mma_async\S*m64n(\d+)k8.f32.tf32.tf32", specialized) == ["64"]
+    assert "cp.async.bulk.shared::cluster.global.mbarrier" in specialized  # the packed kernel
+    assert len(re.findall(r"wgmma\.mma_async", swapped)) == 9
+    assert "ld.global.v2" in swapped and "ld.shared.f32" not in swapped
 
 
 def test_bulk_copies_of_parts():
@@ -430,6 +449,7 @@ def test_every_factory_is_compiled_here():
         make_bulk_reduction,
         make_add_tiles,
         make_differentiate,
+        *(kernel.factory for kernel in flat_kernels(_SMALL_FLAT, 64)),
     }
     # In test_resident and test_resident_backward, with their parts.
     covered |= {make_resident_forward, make_few_rows, make_squash_tile, make_fetch, make_past}

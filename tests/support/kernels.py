@@ -24,13 +24,16 @@ from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.flat import make_flat_wgmma
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.flat import make_flat_swapped
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
+from numbacaps.fused.rung_6_swap_ab.spec import SwapSpec
 from numbacaps.stages.capsule_col2im import make_capsule_col2im
 from numbacaps.stages.capsule_im2col import make_capsule_im2col
 from numbacaps.stages.input_extend import make_input_extend
@@ -186,12 +189,20 @@ def bulk_kernel(
 
 def swapped_kernel(product, tile):
     """The tensor cores' kernel whose own array stays in registers."""
-    p, t = product, swapped_tiles
-    slots, window = t.Slots.of(p), warpgroup_tiles.Window.of(p)
-    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
-    which = (p.pixels, window, slots, p.channels, p.D, p.n, p.kernel_steps)
-    kernel = make_swapped_wgmma(*which, *sizes, tile)
+    kernel = make_swapped_wgmma(SwapSpec.of(product, tile))
     return Kernel(kernel, 3, 1, make_swapped_wgmma, 0, MAP_WORDS)
+
+
+def flat_kernels(product, BN):
+    """The flat first versions of rungs 5 and 6, for a product that both take."""
+    p, window = product, warpgroup_tiles.Window.of(product)
+    tile = swapped_tiles.SwappedTile(p.pixels.rows, 1, 1, 1)
+    wgmma = make_flat_wgmma(p.pixels, window, p.channels, p.D, p.n, BN)
+    swapped = make_flat_swapped(SwapSpec.of(p, tile))
+    return (
+        Kernel(wgmma, 2, 0, make_flat_wgmma, 0, MAP_WORDS),
+        Kernel(swapped, 2, 0, make_flat_swapped, 0, MAP_WORDS),
+    )
 
 
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
@@ -219,12 +230,13 @@ def mma_kernel(product, runs, tile, terms, dtype):
 
 
 def factories():
-    """Every kernel factory that the package holds, by qualified name."""
+    """Every kernel factory that the package holds, by qualified name; factories of device functions keep nothing."""
     found = {}
     for module in pkgutil.walk_packages(numbacaps.__path__, "numbacaps."):
         module = importlib.import_module(module.name)
         for name, value in vars(module).items():
-            if name.startswith("make_") and value.__module__ == module.__name__:
+            kernels_are_kept = name.startswith("make_") and hasattr(value, "cache_info")
+            if kernels_are_kept and value.__module__ == module.__name__:
                 found[f"{module.__name__}.{name}"] = value
     return found
 

@@ -16,7 +16,7 @@ def make_place_of(spec):
     PATCHES, PARTS, PARTS_ACROSS = DOWN * ACROSS, parts_of(whole, tile), WHOLE_TW // TW
     N_TILES, G, IMAGES = spec.n_tiles, spec.groups, spec.box.images
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def place_of(index, first):
         part, index = index % PARTS, first + index // PARTS
         # All columns of a patch beside each other: its boxes come from memory once.
@@ -34,7 +34,7 @@ def make_place_of_column(n):
     """Device function ``place_of_column(n)``: where in a pixel of the result a column lies."""
     CAPSULE, BY_CAPSULE = n.D, n.other
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def place_of_column(n):
         # Worked out: a table's answer would be waited for.
         n = np.uint32(n)

@@ -24,7 +24,7 @@ def make_own_rows(spec):
     IMAGE_AT, CHANNEL_AT = box.image_step, box.channel_step
     FILLED, RUNS, ROUNDED = spec.filled_rows, 2 * spec.k_groups // RUN, spec.dtype.itemsize == 4
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, inline="always")  # it makes an array
     def own_rows(thread):
         run_at = cuda.local.array(RUNS, np.int32)
         row = thread.warp % 4 * 16 + thread.lane // 4
@@ -57,7 +57,7 @@ def make_load_batch(spec):
     RUNS, ROW_AT, COLUMN_AT = 2 * GROUPS // RUN, box.row_step, box.column_step
     TAP_TOP, TAP_DOWN = window.start[0], window.step[0]
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def load_batch(to, shared, slots, own):
         run_at, row_at, below_at, _ = own
         values = cuda.local.array(RUN, np.float32)
@@ -80,7 +80,7 @@ def make_prepare(spec):
     """Device function ``prepare(high, low, loaded, own)``: what is loaded as the tensor cores take it."""
     FRAGMENTS, SPLIT, ROUNDED = spec.fragments, spec.split, spec.dtype.itemsize == 4
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def prepare(high, low, loaded, own):
         late = own[3]
         for i in range(FRAGMENTS):
@@ -122,7 +122,7 @@ def make_multiply_batch(spec):
     look_ahead = make_look_ahead(ring)
     multiply = FRAGMENT_PRODUCTS[spec.dtype.name]
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def multiply_batch(sums, fragments, shared, start, taps):
         acc, part = sums
         high, low = fragments

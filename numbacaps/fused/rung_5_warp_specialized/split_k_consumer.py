@@ -63,7 +63,7 @@ def make_consume(spec):
     )
     own_slot_of, multiply_batch = make_own_slot(spec), make_multiply_batch(spec)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def consume(acc, shared, begin, start, rows, warp, lane):
         part = cuda.local.array(PART_SUMS, np.float32)
         fragment = cuda.local.array(FRAGMENTS, np.float32)
@@ -111,7 +111,7 @@ def make_own_slot(spec):
     A_IMAGE, A_CHANNEL, FILLED = of_x.image_step, of_x.channel_step, spec.filled_rows
     A_APART, ROWS_OF_WARP, DATA = 4 // D1 * A_IMAGE + 4 % D1 * PAIRS, 16 // PAIR, spec.x_ring.data
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def own_slot(begin, start, warp, lane):
         row, k, late = warp % 4 * ROWS_OF_WARP + lane // 4, lane % 4, lane // 16
         slot = k // D1 * A_IMAGE + k % D1 * PAIRS
@@ -136,7 +136,7 @@ def make_load_column(spec):
     BELOW = 8 // D * of_x.channel_step + 8 % D  # from a row of a product to the eighth below it
     COLUMNS_IN, SPLIT, K_SQUARES = columns_in(spec), spec.split, 4 * PAIR
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def load_column(fragment, shared, which, group, column):
         slots, apart, late, _, batch = which
         first = (group * COLUMNS_IN + column) * 4
@@ -172,7 +172,7 @@ def make_multiply_batch(spec):
     CHUNKS = 2 * BN  # of one product's second operand
     multiply, load_column = FRAGMENT_PRODUCTS[spec.dtype.name], make_load_column(spec)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def multiply_pixels(arguments, begin, end):
         acc, part, fragment, shared, which = arguments
         _, _, _, matrices, batch = which
@@ -202,7 +202,7 @@ def make_multiply_batch(spec):
 
     multiply_all = make_in_quarters(multiply_pixels, PW)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def multiply_low(part, fragment, shared, which):
         _, _, _, matrices, batch = which
         for i in range(FRAGMENTS):
@@ -219,7 +219,7 @@ def make_multiply_batch(spec):
         wgmma_commit()
         wgmma_wait()
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def multiply_batch(acc, part, fragment, shared, which):
         if SPLIT:  # which would take more registers while it multiplies
             for group in range(GROUPS):

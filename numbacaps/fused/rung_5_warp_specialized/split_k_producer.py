@@ -19,7 +19,7 @@ def make_produce(spec):
     acquire_x, next_x = make_acquire(spec.x_ring), make_advance(spec.x_ring)
     acquire_dy, next_dy = make_acquire(spec.dy_ring), make_advance(spec.dy_ring)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def produce(shared, start, x_map, dy_map, part):
         x, x_phase = PRODUCER
         dy, dy_phase = PRODUCER

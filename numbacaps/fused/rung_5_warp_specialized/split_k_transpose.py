@@ -45,7 +45,7 @@ def make_transpose(spec):
     own_elements, move_k = make_own_elements(spec), make_move_k(spec)
     place_of_k = make_place_of_k(spec)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def transpose(shared, begin, start, rows, warp, lane):
         own = own_elements(lane)
         dy, dy_phase = CONSUMER
@@ -83,7 +83,7 @@ def make_own_elements(spec):
     B_IMAGE, B_CHANNEL = of_dy.image_step, of_dy.channel_step
     B_APART = 4 // D1 * B_IMAGE + 4 % D1 * D3_PAIRS
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def own_elements(lane):
         k, n, late = lane % 4, lane // 4, lane // 16
         source = k // D1 * B_IMAGE + k % D1 * D3_PAIRS
@@ -108,7 +108,7 @@ def make_move_k(spec):
     AT_ONCE = gcd(SQUARES, 4)
     ROUNDS, LOW = SQUARES // AT_ONCE, spec.k_groups * spec.matrix_words
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def move_k(shared, read, write, own):
         values = cuda.local.array(AT_ONCE, np.float32)
         others = cuda.local.array(AT_ONCE, np.float32)
@@ -142,7 +142,7 @@ def make_place_of_k(spec):
     """Device function ``place_of_k(k)``: where a chunk of k's lies in a transposed pixel: which product, which half of it."""
     BITS, WORDS, HALF = spec.tile.K.bit_length() - 1, spec.matrix_words, spec.tile.BN * 4
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def place_of_k(k):
         return (k >> BITS) * WORDS + (k >> BITS - 1 & 1) * HALF
 

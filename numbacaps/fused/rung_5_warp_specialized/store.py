@@ -53,7 +53,7 @@ def make_store_tile(spec):
     store_pixels, AT_ONCE = make_store_pixels(spec)
     BEFORE = SUMS if DIFFERENTIATES else 1
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def store_tile(acc, results, place, thread):
         c, activated, images = results
         h, first_n = place.row + thread.row, place.n_tile * BN + thread.lane % 4 * 2
@@ -113,7 +113,7 @@ def make_differentiate_pixel(spec):
     differentiate = make_differentiate(SUMS, 2, 2, spec.epilogue, np.dtype(np.float32))
     place_of_column = make_place_of_column(spec.n)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def differentiate_pixel(acc, j, arrays, place, thread):
         before, pair, array, images = arrays
         h, w = place.row + thread.row, place.column + thread.column + j
@@ -165,7 +165,7 @@ def make_store_one(spec):
     _, write = conversions(spec.dtype)
     place_of_column = make_place_of_column(spec.n)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def store_one(result, acc, i, target):
         one, other = write(acc[i]), write(acc[i + 1])
         to = target.d1 * C_D1 + target.w * C_COLUMN
@@ -190,7 +190,7 @@ def make_store_two(spec):
     SUMS, COLUMNS, C_COLUMN = spec.pixel_sums, spec.pixels.columns, spec.pixels.other[2]
     _, write = conversions(spec.dtype)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def store_two(result, acc, i, target):
         one, other = write(acc[i]), write(acc[i + 1])
         beside, beyond = acc[i + SUMS], acc[i + SUMS + 1]
@@ -214,7 +214,7 @@ def make_store_four(spec):
     SUMS, COLUMNS, C_COLUMN = spec.pixel_sums, spec.pixels.columns, spec.pixels.other[2]
     halves = HALVES[spec.dtype.name]
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def store_four(result, acc, i, target):
         words = cuda.local.array(4, np.float32)
         for pixel in range(4):
