@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numba import float32, float64, int64, types
+from numba.cuda import dispatcher
 
 from numbacaps import Geometry
 from numbacaps.algorithms.indices import make_index_functions
@@ -68,6 +69,13 @@ _GEOMETRIES = {
 }
 _NAMES = list(kernels(_GEOMETRIES["scalar"], "float32"))
 _SHARED_LIMIT = 48 * 1024  # what a block gets without asking the driver for more
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """For device functions that LLVM inlines: Numba compiles them for the GPU that there is."""
+    gpu = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
 
 
 def _ptx(kernel, dtype, cc):

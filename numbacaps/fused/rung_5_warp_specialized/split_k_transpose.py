@@ -9,7 +9,12 @@ from math import gcd
 import numpy as np
 
 from numbacaps.device.fragments import nearer_tf32
-from numbacaps.device.instructions import cut_tf32, fence_proxy_async, permuted_bytes, short
+from numbacaps.device.instructions import (
+    cut_tf32,
+    fence_proxy_async,
+    permuted_bytes,
+    short,
+)
 from numbacaps.device.ring import (
     CONSUMER,
     PRODUCER,

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from numbacaps.device.instructions import load_run, short, store_pair_where, store_quad, unforeseen
+from numbacaps.device.instructions import (
+    load_run,
+    short,
+    store_pair_where,
+    store_quad,
+    unforeseen,
+)
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.rung_6_swap_ab.tile import BARRIERS
 
