@@ -71,6 +71,7 @@ def make_flat_wgmma(pixels, window, channels, D, n, BN):
     (TAP_ROWS, TAP_COLUMNS), (TAP_DOWN, TAP_ACROSS) = window.taps, window.step
     TAPS, STEPS = TAP_ROWS * TAP_COLUMNS, channels * TAP_ROWS * TAP_COLUMNS
     A_BYTES, B_BYTES, GROUPS, SUMS = BM * D * 4, BN * D * 4, D // 8, BN // 2
+    FRAGMENTS = 4 * GROUPS
     MATRIX, PRODUCT = descriptor_strides(BN * CHUNK, 128), 2 * BN  # of k = 8, in chunks of 16 bytes
     ring = Ring(_STAGES, 0, _BARRIERS, A_BYTES + B_BYTES, A_BYTES + B_BYTES, consumers=4)
     init, acquire, wait, release, advance = (
@@ -111,7 +112,7 @@ def make_flat_wgmma(pixels, window, channels, D, n, BN):
                     stage, phase = advance(stage, phase)
         else:  # the consumers
             acc = cuda.local.array(SUMS, np.float32)
-            fragment = cuda.local.array(4 * GROUPS, np.float32)
+            fragment = cuda.local.array(FRAGMENTS, np.float32)
             own_row = warp * 16 + lane // 4
             clear(acc, SUMS)
             stage, phase = CONSUMER
@@ -119,7 +120,7 @@ def make_flat_wgmma(pixels, window, channels, D, n, BN):
                 wait(shared, start, stage, phase)
                 a = (start - begin + DATA + stage * PITCH) // 4
                 matrix = MATRIX + (start + DATA + stage * PITCH + A_BYTES) // 16
-                for i in range(4 * GROUPS):  # rows own_row and 8 below, k and 4 further
+                for i in range(FRAGMENTS):  # rows own_row and 8 below, k and 4 further
                     k = i // 2 * 4 + lane % 4
                     fragment[i] = nearer_tf32(shared[at(a + (own_row + i % 2 * 8) * D + k)])
                 wgmma_fence()
