@@ -242,7 +242,7 @@ def test_kernel_in_registers(case):
         assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
-_SMALL_FLAT = implicit_gemm.forward(_SMALL["paper layer 2"])
+_SMALL_FLAT = implicit_gemm.forward(Geometry(128, 1, 4, 8, 8, 3, 3, 1, 4, 8, 16))
 
 
 def test_flat_versions():
