@@ -28,7 +28,7 @@ from numbacaps.device.instructions import (
     mbarrier_init,
     mbarrier_wait,
     shared_address,
-    store_pair,
+    store_pair_where,
     tensor_copy,
     wgmma_commit,
     wgmma_fence,
@@ -114,8 +114,9 @@ def make_flat_swapped(spec):
                 m = j * 8 + lane % 4 * 2 + i
                 h, w = m // D1 // PITCH, m // D1 % PITCH
                 to = to_image + h * C_ROW + w * C_COLUMN + m % D1 * C_D1
-                if m < USED and w < COLUMNS:
-                    store_pair(c, at(to), acc[j * 4 + i], acc[j * 4 + 2 + i])
+                inside = (m < USED) & (w < COLUMNS)
+                # Without a branch, so that the loop is unrolled and sums stay in registers.
+                store_pair_where(inside, c, at(to), acc[j * 4 + i], acc[j * 4 + 2 + i])
 
     return flat_swapped_kernel
 
