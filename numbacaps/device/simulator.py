@@ -28,7 +28,7 @@ def complete(cuda):
     jit = cuda.jit
 
     @wraps(jit)
-    def jit_of_everything(*arguments, launch_bounds=None, **options):
+    def jit_of_everything(*arguments, launch_bounds=None, forceinline=None, **options):
         return jit(*arguments, **options)
 
     def begin(self):

@@ -10,11 +10,13 @@ from numbacaps.device.gpu import multiprocessors
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.flat import FlatWgmma
 from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
 )
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.flat import FlatSwapped
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 from tests.support.cases import nan, operands, oracle, sums
 
@@ -115,6 +117,25 @@ def test_swapped(case, rng):
     result = nan(dy.size, np.float32)
     gathered, kernel = (to_device(a.ravel()) for a in (x, w))
     gather(gathered, kernel, result, 0, None)
+    _check(result, oracle(g, x, w, dy)[0], sums(g)[0], "float32", 1)
+
+
+def test_flat_version_of_warp_specialization(rng):
+    """Two pixels across and down, two channels and four taps: more stages than the pipeline has."""
+    g = Geometry(16, 2, 4, 3, 3, 2, 2, 1, 4, 8, 4)
+    x, w, dy = operands(g, "float32", rng)
+    flat = FlatWgmma(implicit_gemm.forward(g), g.N, 8)
+    result, packed = nan(dy.size, np.float32), nan(flat.packed, np.float32)
+    flat(*(to_device(a.ravel()) for a in (x, w)), packed, result)
+    _check(result, oracle(g, x, w, dy)[0], sums(g)[0], "float32", 1)
+
+
+def test_flat_version_of_swapped_operands(rng):
+    g = Geometry(2, 2, 8, 4, 5, 2, 3, 1, 2, 8, 8, 1, (1, 0), (1, 2))
+    x, w, dy = operands(g, "float32", rng)
+    flat = FlatSwapped(implicit_gemm.forward(g), g.N)
+    result = nan(dy.size, np.float32)
+    flat(*(to_device(a.ravel()) for a in (x, w)), result)
     _check(result, oracle(g, x, w, dy)[0], sums(g)[0], "float32", 1)
 
 

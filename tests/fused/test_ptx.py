@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numba import float32, float64, int64, types
+from numba.cuda import dispatcher
 
 from numbacaps import Geometry
 from numbacaps.algorithms.indices import make_index_functions
@@ -40,6 +41,7 @@ from tests.support.kernels import (
     bulk_gradient_kernel,
     bulk_kernel,
     factories,
+    flat_kernels,
     fused_kernels,
     kernels,
     loaded,
@@ -65,6 +67,13 @@ _GEOMETRIES = {
 }
 _NAMES = list(kernels(_GEOMETRIES["scalar"], "float32"))
 _SHARED_LIMIT = 48 * 1024  # what a block gets without asking the driver for more
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """For device functions that LLVM inlines: Numba compiles them for the GPU that there is."""
+    gpu = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
 
 
 def _ptx(kernel, dtype, cc):
@@ -235,6 +244,24 @@ def test_kernel_in_registers(case):
         _check_maps(text, 1)
         _check_early(text)
         assert multiplied(text) and not multiplied(text) & loaded(text)
+
+
+_SMALL_FLAT = implicit_gemm.forward(Geometry(128, 1, 4, 8, 8, 3, 3, 1, 4, 8, 16))
+
+
+def test_flat_versions():
+    """One producer thread and one warpgroup; a kernel that stays in registers: nothing else than their ideas."""
+    specialized, swapped = (
+        _ptx(kernel, "float32", (9, 0)) for kernel in flat_kernels(_SMALL_FLAT, 64)
+    )
+    for text in specialized, swapped:
+        _check(text, "flat", "float32")
+        _check_maps(text, 1)
+        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+    assert set(re.findall(r"wgmma\.mma_async\S*m64n(\d+)k8.f32.tf32.tf32", specialized)) == {"64"}
+    assert "cp.async.bulk.shared::cluster.global.mbarrier" in specialized  # the packed kernel
+    assert len(re.findall(r"wgmma\.mma_async", swapped)) == 9
+    assert "ld.global.v2" in swapped and "ld.shared.f32" not in swapped
 
 
 def test_bulk_copies_of_parts():
@@ -443,6 +470,7 @@ def test_every_factory_is_compiled_here():
         make_bulk_reduction,
         make_add_tiles,
         make_differentiate,
+        *(kernel.factory for kernel in flat_kernels(_SMALL_FLAT, 64)),
     }
     # In test_flat_wgmma; and inside of the fused kernels.
     covered |= {make_flat_wgmma, make_store_sums}

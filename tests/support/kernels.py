@@ -25,10 +25,15 @@ from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.flat import make_flat_wgmma
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
+from numbacaps.fused.rung_6_swap_ab.flat import make_flat_swapped
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
+from numbacaps.fused.rung_6_swap_ab.spec import SwapSpec
 from numbacaps.stages.capsule_col2im import make_capsule_col2im
 from numbacaps.stages.capsule_im2col import make_capsule_im2col
 from numbacaps.stages.input_extend import make_input_extend
@@ -177,41 +182,42 @@ def bulk_kernel(
 ):
     """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
     p = bulk_tiles.counted(product, dtype)
-    box = bulk_tiles.Box.of(p, 1, tile)
-    which = (p.pixels, warpgroup_tiles.Window.of(p), box, bulk_tiles.Rings.of(p, box, tile, terms))
-    read, rows = bulk_tiles.columns_read(tile, p), bulk_tiles.batch_rows(tile, p, box, terms)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
-    ahead, run = bulk_tiles.ahead(tile, terms), bulk_tiles.run(p.D)
-    which += (p.channels, p.D, p.n, 1, whole or tile, tile, read, rows, ahead, run, terms)
-    kernel = make_bulk_wgmma(*which, dtype, behind)
+    kernel = make_bulk_wgmma(KernelSpec.of(p, 1, dtype, terms, tile, whole, behind))
     return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
 
 
 def swapped_kernel(product, tile):
     """The tensor cores' kernel whose own array stays in registers."""
-    p, t = product, swapped_tiles
-    slots, window = t.Slots.of(p), warpgroup_tiles.Window.of(p)
-    sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
-    which = (p.pixels, window, slots, p.channels, p.D, p.n, p.kernel_steps)
-    kernel = make_swapped_wgmma(*which, *sizes, tile)
+    kernel = make_swapped_wgmma(SwapSpec.of(product, tile))
     return Kernel(kernel, 3, 1, make_swapped_wgmma, 0, MAP_WORDS)
+
+
+def flat_kernels(product, BN):
+    """The flat first versions of rungs 5 and 6, for a product that both take."""
+    p, window = product, warpgroup_tiles.Window.of(product)
+    tile = swapped_tiles.SwappedTile(p.pixels.rows, 1, 1, 1)
+    wgmma = make_flat_wgmma(p.pixels, window, p.channels, p.D, p.n, BN)
+    swapped = make_flat_swapped(SwapSpec.of(p, tile))
+    return (
+        Kernel(wgmma, 2, 0, make_flat_wgmma, 0, MAP_WORDS),
+        Kernel(swapped, 2, 0, make_flat_swapped, 0, MAP_WORDS),
+    )
 
 
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
     """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
     p, t = product, bulk_reduction_tiles
-    rings, strips = t.Rings.of(p, tile, 1, terms), t.choose_strips(tile, p, images, 1, terms)[0]
-    which = (p.pixels, warpgroup_tiles.Window.of(p), t.boxes(tile, p, 1), rings, strips)
-    kernel = make_bulk_reduction(*which, p.D, tile, terms, dtype)
+    strips = t.choose_strips(tile, p, images, 1, terms)[0]
+    kernel = make_bulk_reduction(ReductionSpec.of(p, 1, dtype, terms, tile, strips))
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 
 def tile_sums_kernel(product, tile, splits, dtype):
     """The kernel that adds its splits; and how many sums a split has."""
     p, window = product, warpgroup_tiles.Window.of(product)
-    boxes = bulk_reduction_tiles.boxes(tile, p, 1)
-    depth = (splits, p.channels, p.D, p.N, p.K)
-    kernel = make_add_tiles(p.pixels, window, boxes, *depth, tile, 1, dtype)
+    strips = bulk_reduction_tiles.Strips(1, 1, 1, splits, 1)
+    kernel = make_add_tiles(ReductionSpec.of(p, 1, dtype, 1, tile, strips))
     blocks = bulk_reduction_tiles.blocks_of_a_split(tile, p, 1)
     return kernel, blocks * tile.sums(window.taps[1])
 
@@ -224,12 +230,13 @@ def mma_kernel(product, runs, tile, terms, dtype):
 
 
 def factories():
-    """Every kernel factory that the package holds, by qualified name."""
+    """Every kernel factory that the package holds, by qualified name; factories of device functions keep nothing."""
     found = {}
     for module in pkgutil.walk_packages(numbacaps.__path__, "numbacaps."):
         module = importlib.import_module(module.name)
         for name, value in vars(module).items():
-            if name.startswith("make_") and value.__module__ == module.__name__:
+            kernels_are_kept = name.startswith("make_") and hasattr(value, "cache_info")
+            if kernels_are_kept and value.__module__ == module.__name__:
                 found[f"{module.__name__}.{name}"] = value
     return found
 

@@ -18,31 +18,27 @@ from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
 
 
 @cache
-def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dtype):
-    """Kernel that adds the partial sums of ``splits`` splits, always in the same order.
+def make_add_tiles(spec):
+    """Kernel that adds the partial sums of all splits, always in the same order.
 
     Parameters
     ----------
-    pixels, window, boxes, D, tile
-        As :func:`numbacaps.fused.rung_5_warp_specialized.split_k.make_bulk_reduction` takes them.
-    splits : int
-    channels, N, K, G : int
-        As the product's.
-    dtype : numpy.dtype
-        Of the gradient.
+    spec : numbacaps.fused.rung_5_warp_specialized.split_k_spec.ReductionSpec
     """
-    TAP_ROWS, TAP_COLUMNS = tile.tap_rows, window.taps[1]
-    SPLITS, CHANNELS, GROUPS, STEP = splits, channels, G, pixels.steps[1]
-    A_CHANNELS, COLUMNS_FILLED = boxes[0].channels, boxes[1].channels * pixels.other[3]
-    DOWN, ACROSS = -(-channels // A_CHANNELS), -(-N // COLUMNS_FILLED)
+    (of_x, of_dy), tile, N, K, D = spec.boxes, spec.tile, spec.N, spec.K, spec.D
+    TAP_ROWS, TAP_COLUMNS = tile.tap_rows, spec.window.taps[1]
+    SPLITS, CHANNELS, GROUPS = spec.strips.splits, spec.channels, spec.groups
+    STEP = spec.pixels.steps[1]
+    A_CHANNELS, COLUMNS_FILLED = of_x.channels, of_dy.channels * spec.pixels.other[3]
+    DOWN, ACROSS = -(-CHANNELS // A_CHANNELS), -(-N // COLUMNS_FILLED)
     PAIR, PAIRS = tile.PAIR, D // tile.PAIR
     ROWS_OF_WARP, FILLED = 16 // PAIR, A_CHANNELS * PAIRS
     THREADS, BLOCKS = TAP_ROWS * 128, tile.BN // 8
     SPLIT = DOWN * ACROSS * TAP_COLUMNS * BLOCKS * THREADS  # in fours
     AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
-    TURNS = -(-splits // LANES)
+    ROUNDS = -(-SPLITS // LANES)
     ZERO = np.float32(0)
-    _, write = conversions(dtype)
+    _, write = conversions(spec.dtype)
 
     @kept_on_disk
     @cuda.jit
@@ -81,8 +77,8 @@ def make_add_tiles(pixels, window, boxes, splits, channels, D, N, K, tile, G, dt
         for j in range(4):
             total[j] = ZERO
         wait_for_last()  # the splits are summed
-        for turn in range(TURNS):
-            split = turn * LANES + thread // AT_ONCE
+        for some in range(ROUNDS):
+            split = some * LANES + thread // AT_ONCE
             if written and split < SPLITS:
                 load_run(4, four, partial, ((g * SPLITS + split) * SPLIT + i) * 4)
                 for j in range(4):

@@ -21,7 +21,9 @@ from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reducti
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
+from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 
 
 class WarpSpecializedLauncher(PackingLauncher):
@@ -78,15 +80,10 @@ class PersistentLaunch:
 
     def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, turns):
         p, self.tile = product, tile
-        box = bulk_tiles.Box.of(p, G, tile)
-        self._box = box.tensor(p, images, G)
-        rings = bulk_tiles.Rings.of(p, box, tile, terms)
-        self.shared = rings.bytes
-        read = bulk_tiles.columns_read(tile, p)
-        which = (p.pixels, Window.of(p), box, rings, p.channels, p.D, p.n, G, whole, tile, read)
-        batch_rows, run = bulk_tiles.batch_rows(tile, p, box, terms), bulk_tiles.run(p.D)
-        how = bulk_tiles.ahead(tile, terms), run, terms
-        kernel = make_bulk_wgmma(*which, batch_rows, *how, dtype, epilogue)
+        spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue)
+        self._box = spec.box.tensor(p, images, G)
+        self.shared = spec.rings.bytes
+        kernel = make_bulk_wgmma(spec)
         types = (sum_dtype(dtype), dtype, dtype)
         self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
         self.grid = min(turns, multiprocessors())
@@ -136,15 +133,13 @@ class WarpSpecializedSplitK:
         self.grid = (down, across, G * strips.splits)
         sums = down * across * G * tile.sums(window.taps[1])
         self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
-        depth = (strips.splits, p.channels, p.D, p.N, p.K)
-        add = make_add_tiles(p.pixels, window, boxes, *depth, tile, G, dtype)
+        spec = ReductionSpec.of(p, G, dtype, terms, tile, strips)
+        add = make_add_tiles(spec)
         self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
         self._add_grid = ceil_div(sums // 4, ADDED)
-        rings = bulk_reduction_tiles.Rings.of(p, tile, G, terms)
-        self.shared = rings.bytes
+        self.shared = spec.rings.bytes
         self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
-        which = (p.pixels, window, boxes, rings, strips, p.D, tile, terms, dtype)
-        kernel = make_bulk_reduction(*which)
+        kernel = make_bulk_reduction(spec)
         types = (np.float32, np.int64)
         self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
 

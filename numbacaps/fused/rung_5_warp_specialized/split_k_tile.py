@@ -1,24 +1,27 @@
 """The tiles of :mod:`numbacaps.fused.rung_5_warp_specialized.split_k`, their shared memory, and why one cannot be taken."""
 
 from dataclasses import dataclass
-from math import gcd
 
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP
+from numbacaps.fused.rung_5_warp_specialized.split_k_box import (
+    LARGEST_BOX,
+    boxes,
+    columns_read,
+    tensors,
+)
 
 _FLOAT = 4  # bytes
-_LARGEST_BOX = 256  # indices along an axis
-_LINE = 64  # bytes that a pixel should have to be fetched by itself
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
-HELPING_REGISTERS = 32  # of a thread that lays out or copies
-LAYING_WARPS = 3  # that lay out, of the last warpgroup; its last warp copies
+HELPER_REGISTERS = 32  # of a thread that transposes or copies
+TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
 _MOST_WARPGROUPS = 7  # that multiply
 _MOST_GROUPS = 4  # of 8 k's in a box
 BARRIERS = 256  # bytes at the beginning of the shared memory
-_MOST_TURNS = BARRIERS // 16  # of all rings, two barriers each
+_MOST_STAGES = BARRIERS // 16  # of all rings, two barriers each
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class ReductionTile:
     """A block computes 64 rows by BN columns of every tap, a warpgroup those of a row of taps.
 
     It multiplies PW pixels of a row at once, and GROUPS times as many of their images and d1 as one product
-    takes. One warpgroup more lays the columns out and takes care of the copies.
+    takes. One warpgroup more transposes dy and asks for the copies.
 
     Of float16 and bfloat16, PAIR is 2: this module and the kernel count neighbours of a capsule's row as one.
     """
@@ -51,7 +54,7 @@ class ReductionTile:
     def registers(self):
         """What a thread that multiplies may have: what the others leave of the block's."""
         all_of_them = _REGISTERS // self.threads // 8 * 8 * (self.tap_rows + 1)
-        return min(_MOST_REGISTERS, (all_of_them - HELPING_REGISTERS) // self.tap_rows // 8 * 8)
+        return min(_MOST_REGISTERS, (all_of_them - HELPER_REGISTERS) // self.tap_rows // 8 * 8)
 
     def sums(self, taps):
         """Sums of all threads that multiply, of so many columns of the window."""
@@ -64,111 +67,6 @@ class ReductionTile:
         )
 
 
-@dataclass(frozen=True)
-class Box:
-    """What one copy brings of an array, a part of one row of pixels, and how it lies in shared memory.
-
-    Attributes
-    ----------
-    columns, images, channels : int
-        Sizes.
-    pixel : int
-        Elements of a pixel.
-    whole_rows : bool
-        A channel's pixels follow each other, as they do in the array; otherwise all channels of a pixel.
-        Whole rows are an odd number of pixels, or of 16 bytes where pixels are smaller: the copy engine takes
-        multiples of 16 bytes, and so neighbouring channels lie on other banks.
-    """
-
-    columns: int
-    images: int
-    channels: int
-    pixel: int
-    whole_rows: bool
-
-    @classmethod
-    def of(cls, columns, images, channels, pixel, G):
-        """The box of at least so many columns."""
-        unit = max(1, 4 // pixel)  # columns of 16 bytes, or one that is larger
-        whole = (ceil_div(columns, unit) | 1) * unit
-        whole_rows = G == 1 and pixel * _FLOAT < _LINE and whole * pixel <= _LARGEST_BOX
-        return cls(whole if whole_rows else columns, images, channels, pixel, whole_rows)
-
-    @property
-    def channel_step(self):
-        """Elements from one channel to the next."""
-        return self.pixel * (self.columns if self.whole_rows else 1)
-
-    @property
-    def image_step(self):
-        """From one image to the next."""
-        return self.channel_step * self.channels
-
-    @property
-    def column_step(self):
-        """From one column to the next."""
-        return self.pixel * (1 if self.whole_rows else self.channels * self.images)
-
-    @property
-    def bytes(self):
-        """Of the whole box."""
-        return self.pixel * self.columns * self.channels * self.images * _FLOAT
-
-    def tensor(self, sizes, strides, G):
-        """(sizes, strides, box) for :func:`numbacaps.device.tensor_map.tensor_map`.
-
-        The axes are (g and pixel's element, channel, image, column, row); where rows are fetched whole the
-        columns are part of the first one.
-
-        Parameters
-        ----------
-        sizes, strides : tuple of int
-            Of the array's channels, images, columns and rows.
-        G : int
-        """
-        channels, images, columns, rows = sizes
-        if self.whole_rows:
-            channel, image, column, row = strides
-            sizes = (columns * column, channels, images, 1, rows)
-            strides = (channel, image, row, row)
-            return sizes, strides, (self.channel_step, self.channels, self.images, 1, 1)
-        sizes = (G * self.pixel, channels, images, columns, rows)
-        return sizes, strides, (self.pixel, self.channels, self.images, self.columns, 1)
-
-
-def boxes(tile, product, G):
-    """The boxes of the gathered array and of the other one."""
-    p = product.pixels
-    images = tile.K * tile.GROUPS // gcd(tile.K * tile.GROUPS, p.D1)
-    channels = min(BM // product.D, product.channels)
-    D3 = p.other[3]
-    return (
-        Box.of(columns_read(tile, product), images, channels, p.D1 * product.D // tile.PAIR, G),
-        Box.of(tile.PW, images, tile.BN // D3, p.D1 * D3 // tile.PAIR, G),
-    )
-
-
-def tensors(tile, product, images, G):
-    """What the tensor maps of the gathered array and of the other one are made of."""
-    p = product.pixels
-    of_x, of_dy = boxes(tile, product, G)
-    P = product.N // product.n.D
-    height, width = p.extent
-    of_x_steps = (product.channel_steps[0], p.gathered[0], p.unit[1], p.unit[0])
-    of_dy_steps = (product.n.other, p.other[0], p.other[2], p.other[1])
-    counted = (tuple(step // tile.PAIR for step in steps) for steps in (of_x_steps, of_dy_steps))
-    of_x_steps, of_dy_steps = counted
-    return (
-        of_x.tensor((product.channels, images, width, height), of_x_steps, G),
-        of_dy.tensor((P, images, p.columns, p.rows), of_dy_steps, G),
-    )
-
-
-def columns_read(tile, product):
-    """Columns of slots that the taps of PW pixels read."""
-    return ((tile.PW - 1) * product.pixels.left[0] + int(product.tap_columns.max(initial=0))) + 1
-
-
 def rows_read(product):
     """Rows of slots from a pixel's first tap to its last, or to the next pixel's first."""
     return max(int(product.tap_rows.max(initial=0)) + 1, product.pixels.top[0])
@@ -176,21 +74,21 @@ def rows_read(product):
 
 @dataclass(frozen=True)
 class Rings:
-    """How many boxes of x and dy, and how many laid out ones of dy, are in shared memory at a time.
+    """How many boxes of x and dy, and how many transposed ones of dy, are in shared memory at a time.
 
     Attributes
     ----------
-    x, dy, laid_out : int
-    x_bytes, dy_bytes, laid_out_bytes : int
+    x, dy, transposed : int
+    x_bytes, dy_bytes, transposed_bytes : int
         Of each, padded to 128.
     """
 
     x: int
     dy: int
-    laid_out: int
+    transposed: int
     x_bytes: int
     dy_bytes: int
-    laid_out_bytes: int
+    transposed_bytes: int
 
     @classmethod
     def of(cls, product, tile, G, terms):
@@ -198,10 +96,10 @@ class Rings:
         of_x, of_dy = boxes(tile, product, G)
         sizes = [ceil_div(box.bytes, 128) * 128 for box in (of_x, of_dy)]
         k = of_dy.images * product.pixels.D1
-        laid_out = tile.PW * k * tile.BN * _FLOAT // tile.PAIR
-        sizes.append(laid_out * (2 if terms > 1 else 1))
+        transposed = tile.PW * k * tile.BN * _FLOAT // tile.PAIR
+        sizes.append(transposed * (2 if terms > 1 else 1))
         span, step = rows_read(product), product.pixels.top[0]
-        for ahead, dy, laid_out in (
+        for ahead, dy, transposed in (
             (5, 5, 3),
             (4, 4, 3),
             (3, 3, 3),
@@ -212,8 +110,8 @@ class Rings:
             (1, 1, 1),
             (0, 1, 1),
         ):
-            rings = cls(span + ahead * step, dy, laid_out, *sizes)
-            if rings.x + dy + laid_out <= _MOST_TURNS and rings.bytes <= SHARED_LIMIT:
+            rings = cls(span + ahead * step, dy, transposed, *sizes)
+            if rings.x + dy + transposed <= _MOST_STAGES and rings.bytes <= SHARED_LIMIT:
                 return rings
         return None
 
@@ -221,7 +119,7 @@ class Rings:
     def bytes(self):
         """Shared memory of a block, and what aligning its beginning may take."""
         rings = self.x * self.x_bytes + self.dy * self.dy_bytes
-        return 128 + BARRIERS + rings + self.laid_out * self.laid_out_bytes
+        return 128 + BARRIERS + rings + self.transposed * self.transposed_bytes
 
 
 @dataclass(frozen=True)
@@ -295,8 +193,8 @@ def why_not(tile, product, G, terms):
     sizes, _, largest = zip(*tensors(tile, product, 1, G))
     if max(map(max, sizes)) >= 2**31:
         return "rows are too long for the copy engine"
-    if max(map(max, largest)) > _LARGEST_BOX:
-        return f"a box of {max(map(max, largest))} indices along an axis, more than {_LARGEST_BOX}"
+    if max(map(max, largest)) > LARGEST_BOX:
+        return f"a box of {max(map(max, largest))} indices along an axis, more than {LARGEST_BOX}"
     of_x, of_dy = boxes(tile, product, G)
     if of_x.images * p.D1 > tile.K * _MOST_GROUPS:
         return f"{of_x.images} images of D1 {p.D1} at once"
@@ -456,7 +354,7 @@ def cycles_of_a_row(tile, product, G, terms):
     products = product.taps * tile.PW * groups * terms * max(tile.BN, _NARROWEST) // 2
     copied = of_x.bytes * p.top[0] + of_dy.bytes
     fragments = tile.tap_rows * columns_read(tile, product) * groups * 16
-    laid_out = tile.PW * groups * 8 * tile.BN * _FLOAT * (2 if terms == 1 else 3)
-    shared = products // 2 + fragments + (laid_out + copied) // _WAVEFRONT
+    transposed = tile.PW * groups * 8 * tile.BN * _FLOAT * (2 if terms == 1 else 3)
+    shared = products // 2 + fragments + (transposed + copied) // _WAVEFRONT
     alone = products // tile.tap_rows + groups // tile.GROUPS * (2 if terms > 1 else 1) * _BETWEEN
     return max(products, shared, copied // _BYTES, alone)

@@ -13,7 +13,7 @@ _BANKS = 32  # of shared memory, an element each
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_REGISTERS = 240  # of a thread
-COPYING_REGISTERS = 24  # of a thread that copies
+PRODUCER_REGISTERS = 24  # of a producer's thread
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
 # Elements of a thread's fragments up to which the compiler unrolls what is done to each, by terms. It keeps
 # others in memory.
@@ -48,7 +48,7 @@ class BulkTile:
     @property
     def registers(self):
         """What a thread that multiplies may have: what the copying ones leave of the multiprocessor's."""
-        left = _REGISTERS // WARPGROUP - COPYING_REGISTERS
+        left = _REGISTERS // WARPGROUP - PRODUCER_REGISTERS
         return min(_MOST_REGISTERS, left // self.warpgroups // 8 * 8)
 
     def __str__(self):

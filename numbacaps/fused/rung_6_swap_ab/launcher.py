@@ -8,9 +8,10 @@ from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
 from numbacaps.fused.launcher import Launcher, aligned
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
-from numbacaps.fused.rung_4_wgmma.tile import BM, LANES, Window
+from numbacaps.fused.rung_4_wgmma.tile import BM, LANES
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
+from numbacaps.fused.rung_6_swap_ab.spec import SwapSpec
 
 
 class SwapABLauncher(Launcher):
@@ -35,9 +36,7 @@ class SwapABLauncher(Launcher):
         slots = t.Slots.of(p)
         self._box = *slots.tensor(p, images, G), True
         self.shared = t.shared_bytes(tile, p, slots)
-        which = (p.pixels, Window.of(p), slots, p.channels, p.D, p.n, p.kernel_steps)
-        sizes = t.product_rows(tile, p, slots), t.image_bytes(tile, p, slots), t.ahead(p)
-        kernel = make_swapped_wgmma(*which, *sizes, tile)
+        kernel = make_swapped_wgmma(SwapSpec.of(p, tile))
         arrays = (dtype, dtype, dtype)
         self.kernel = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
         self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)

@@ -6,12 +6,12 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.fused.choose import split_k_beside
-from numbacaps.fused.precision import has_warpgroups
 from numbacaps.device.compiled import Compiled
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.fused.choose import split_k_beside
+from numbacaps.fused.precision import has_warpgroups
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED, make_add_splits
 from numbacaps.nn.convolution import Convolution
 from numbacaps.nn.kernels.margin_loss import margin_loss

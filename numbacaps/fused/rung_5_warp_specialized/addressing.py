@@ -1,0 +1,43 @@
+"""Which tile a number stands for, and where a column of the result lies."""
+
+import numpy as np
+
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import cuda
+from numbacaps.fused.rung_5_warp_specialized.spec import Place
+from numbacaps.fused.rung_5_warp_specialized.tile import parts_of
+
+
+def make_place_of(spec):
+    """Device function ``place_of(index, first)``: the place of a launch's tile, which begins with whole tile ``first``."""
+    pixels, tile, whole = spec.pixels, spec.tile, spec.whole
+    TH, TW, WHOLE_TH, WHOLE_TW = tile.TH, tile.TW, whole.TH, whole.TW
+    DOWN, ACROSS = ceil_div(pixels.rows, WHOLE_TH), ceil_div(pixels.columns, WHOLE_TW)
+    PATCHES, PARTS, PARTS_ACROSS = DOWN * ACROSS, parts_of(whole, tile), WHOLE_TW // TW
+    N_TILES, G, IMAGES = spec.n_tiles, spec.groups, spec.box.images
+
+    @cuda.jit(device=True, forceinline=True)
+    def place_of(index, first):
+        part, index = index % PARTS, first + index // PARTS
+        # All columns of a patch beside each other: its boxes come from memory once.
+        n_tile, patch = index % N_TILES, index // N_TILES % PATCHES
+        column = patch % ACROSS * WHOLE_TW + part % PARTS_ACROSS * TW
+        row = patch // ACROSS * WHOLE_TH + part // PARTS_ACROSS * TH
+        g = index // (PATCHES * N_TILES) % G
+        image = index // (PATCHES * N_TILES * G) * IMAGES
+        return Place(g, n_tile, image, row, column)
+
+    return place_of
+
+
+def make_place_of_column(n):
+    """Device function ``place_of_column(n)``: where in a pixel of the result a column lies."""
+    CAPSULE, BY_CAPSULE = n.D, n.other
+
+    @cuda.jit(device=True, forceinline=True)
+    def place_of_column(n):
+        # Worked out: a table's answer would be waited for.
+        n = np.uint32(n)
+        return np.uint32(n // CAPSULE) * BY_CAPSULE + np.uint32(n % CAPSULE)
+
+    return place_of_column
