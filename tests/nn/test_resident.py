@@ -103,7 +103,7 @@ def test_regions_of_different_steps_may_share_bytes():
 
 @pytest.mark.tiers("simulator")
 def test_a_network_has_one_layout_whose_layers_may_hold_lists():
-    layers = [Layer(2, [1, 16], window=[2, 2], **_MATRIX), Layer(4, (4, 4), squash=4)]
+    layers = [Layer(2, [1, 16], window=[2, 2], capsule=(4, 4), squash=4), Layer(4, (4, 4), squash=4)]
     placed = [chain(layers, (1, 5, 8, 1, 1), _FLOAT32) for _ in range(2)]
     assert layout_of(placed[0]) is layout_of(placed[1])
 

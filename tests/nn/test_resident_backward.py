@@ -22,7 +22,6 @@ from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.resident.packed_kernels import PackedKernels, packings
 from numbacaps.nn.state import State
 from reference import assert_close
-from tests.nn.test_resident import NETWORKS, drawn, network, placed_layers
 from tests.support.kernels import loaded, multiplied
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 

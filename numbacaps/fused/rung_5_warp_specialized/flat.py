@@ -48,7 +48,7 @@ from numbacaps.device.ring import (
 )
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
-from numbacaps.fused.pack import make_pack, packed_size
+from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_4_wgmma.tile import BM, Window
 
 _STAGES = 4
@@ -152,11 +152,10 @@ class FlatWgmma:
         assert p.D % 8 == 0 and p.n.D % 2 == 0, "D is a multiple of 8, a capsule's row even"
         assert at_once * p.pixels.D1 == BM and images % at_once == 0 and p.N % BN == 0
         chunks, sizes = p.D * 4 // CHUNK, (p.channels, p.D)
-        self.packed = packed_size(*sizes, p.taps, p.N, 1, BN, chunks, 1, _FLOAT32)
-        pack = make_pack(
-            *sizes, window.taps, p.n, p.kernel_steps, 1, 1, BN, chunks, 1, _FLOAT32, False
-        )
-        self._pack = Compiled(pack, (_FLOAT32,) * 2, 0)
+        columns = p.n, p.kernel_steps, 1, 1, BN
+        packing = Packing(*sizes, window.taps, *columns, chunks, 1, _FLOAT32.itemsize)
+        self.packed = packing.elements
+        self._pack = Compiled(make_pack(packing, _FLOAT32, False), (_FLOAT32,) * 2, 0)
         self.shared = 128 + _BARRIERS + _STAGES * (BM + BN) * p.D * 4
         kernel = make_flat_wgmma(p.pixels, window, *sizes, p.n, BN)
         self._kernel = Compiled(kernel, (_FLOAT32,) * 2, 0, self.shared, MAP_WORDS)
