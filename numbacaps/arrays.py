@@ -337,7 +337,7 @@ def resolve_stream(stream, operands):
         if operand.on_device
     ]
     if stream is None:
-        stream = made_on[0] if made_on and made_on[0] else _torch_stream(operands[0])
+        stream = made_on[0] if made_on and made_on[0] else _torch_stream(operands)
     stream = _numba_stream(stream)
     for other in {address for address in made_on if address} - {_address(stream)}:
         event = cuda.event(timing=False)
@@ -346,12 +346,12 @@ def resolve_stream(stream, operands):
     return stream
 
 
-def _torch_stream(operand):
-    """Address of PyTorch's current stream, of a tensor: it names none itself; 0 of other arrays."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(operand.array, torch.Tensor):
+def _torch_stream(operands):
+    """Address of PyTorch's current stream, if the first operand is a tensor: it names none itself; else 0."""
+    torch, first = sys.modules.get("torch"), operands[0].array if operands else None
+    if torch is None or not isinstance(first, torch.Tensor):
         return 0
-    return torch.cuda.current_stream(operand.array.device).cuda_stream
+    return torch.cuda.current_stream(first.device).cuda_stream
 
 
 def _address(stream):

@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         "stale packed kernel: what was packed once serves however the weights change",
-        "numbacaps/nn/network.py",
+        "numbacaps/nn/runs.py",
         "if self._packed != version:",
         "if self._packed is None:",
         "tests/nn/test_nn_network.py",

@@ -19,7 +19,15 @@ from numbacaps.device.target import SIMULATED
 
 # Compiling takes most of the time, so processes share it (pytest-benchmark, if installed, minds).
 _PYTEST = [sys.executable, "-m", "pytest", "--tier", "gpu", "-p", "no:cacheprovider"]
-_SIDE_BY_SIDE = ["-v", "-p", "no:benchmark", "-n", str(max(2, os.cpu_count() - 2)), "--dist", "loadgroup"]
+_SIDE_BY_SIDE = [
+    "-v",
+    "-p",
+    "no:benchmark",
+    "-n",
+    str(max(2, os.cpu_count() - 2)),
+    "--dist",
+    "loadgroup",
+]
 _SANITIZED = ["-m", "sanitize", "-q"]
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 # racecheck is several times slower, and no type of the elements changes who writes where.

@@ -27,7 +27,7 @@ from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.resident.packed_kernels import packings
-from numbacaps.nn.resident import passes
+from numbacaps.fused import precision
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
 p = implicit_gemm.forward(g)
@@ -39,7 +39,7 @@ for terms in (1, 3):
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
-passes.has_warpgroups = lambda: True
+precision.has_warpgroups = lambda: True
 placed = placed_layers("published", "tf32")
 found = packings(placed, layout_of(placed), True)
 for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
@@ -89,16 +89,16 @@ def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     def moved():
         """Files of kernels that are not where they were."""
         lines = here - set(_printed(_KEYS, copy, NUMBA_CACHE_DIR=folder).splitlines())
-        return {line.partition(".")[0] for line in lines}
+        return {line.partition("-")[0] for line in lines}
 
-    _change(target / "fused" / "bulk_tiles.py")
-    assert moved() == {"bulk_wgmma"}
+    _change(target / "fused" / "rung_5_warp_specialized" / "producer.py")
+    assert moved() == {"kernel.bulk_wgmma_kernel"}
     _change(
-        target / "nn" / "pack_taps.py"
+        target / "nn" / "resident" / "pack_taps.py"
     )  # of which a kernel has a device function that another module hands it
-    assert moved() == {"bulk_wgmma", "pack_network"}
-    _change(target / "target.py")
-    assert moved() == {line.partition(".")[0] for line in here}
+    assert moved() == {"kernel.bulk_wgmma_kernel", "pack_network.pack_network_kernel"}
+    _change(target / "device" / "target.py")
+    assert moved() == {line.partition("-")[0] for line in here}
 
 
 def _change(path):

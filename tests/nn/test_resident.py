@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numbacaps.algorithms import fused
+from numbacaps.fused import precision as precision_module
 from numbacaps.device.streams import Beside
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
@@ -103,7 +103,10 @@ def test_regions_of_different_steps_may_share_bytes():
 
 @pytest.mark.tiers("simulator")
 def test_a_network_has_one_layout_whose_layers_may_hold_lists():
-    layers = [Layer(2, [1, 16], window=[2, 2], capsule=(4, 4), squash=4), Layer(4, (4, 4), squash=4)]
+    layers = [
+        Layer(2, [1, 16], window=[2, 2], capsule=(4, 4), squash=4),
+        Layer(4, (4, 4), squash=4),
+    ]
     placed = [chain(layers, (1, 5, 8, 1, 1), _FLOAT32) for _ in range(2)]
     assert layout_of(placed[0]) is layout_of(placed[1])
 
@@ -152,7 +155,7 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
     from numbacaps.nn.resident.forward import make_resident_forward
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
     layout = layout_of(placed).forward
@@ -202,7 +205,7 @@ def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeyp
     from numbacaps.nn.resident.forward import make_resident_forward
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(fused, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
     layers = (
         Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8),
