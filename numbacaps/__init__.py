@@ -16,7 +16,8 @@ from numbacaps.device.target import (
 from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
-from numbacaps.plan import Plan, explain, plan
+from numbacaps.plan import Plan
+from numbacaps.planning import explain, plan
 from numbacaps.product import parse_product
 from numbacaps.version import VERSION
 

@@ -6,145 +6,20 @@ plans (:func:`kept_plan`), networks hold one a layer, and experiments time them.
 """
 
 import threading
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
-    DTYPE_NAMES,
     Array,
     check_out,
     check_together,
     describe,
-    is_taken,
     resolve_stream,
 )
-from numbacaps.device.bfloat16 import dtype_of
-from numbacaps.device.target import check_target, current_device
-from numbacaps.device.workspace import Workspaces, check_limit
-from numbacaps.fused.choose import GATHERING, SPLIT_K
-from numbacaps.geometry import Pair
-from numbacaps.messages import did_you_mean, shown
-from numbacaps.product import parse_product
-from numbacaps.shapes import geometry_of, output_shape
+from numbacaps.device.target import current_device
+from numbacaps.device.workspace import Workspaces
 
 _KEPT = 64  # plans of the public functions
-_RUNGS = {"forward": GATHERING, "backward_input": GATHERING, "backward_kernel": SPLIT_K}
-
-
-def plan(
-    x_shape: Sequence[int] | Array,
-    w_shape: Sequence[int] | Array,
-    dtype: object = None,
-    *,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    product: str = "ab,bc->ac",
-    algorithm: str = "auto",
-    precision: str = "ieee",
-    workspace_limit: int | None = None,
-    rungs: dict[str, str | tuple] | None = None,
-) -> "Plan":
-    """Decide how a capsule convolution is computed, and make it ready.
-
-    Parameters
-    ----------
-    x_shape : tuple of int, or array
-        (N, C, H, W, *T1), N at least 1; of an array its shape is taken.
-    w_shape : tuple of int, or array
-        (P, C, KH, KW, *T2)
-    dtype : str or numpy.dtype, optional
-        float32 or float64; or float16 or bfloat16, which are added in float32. By default that of ``x_shape``, if it
-        is an array, else float32.
-    stride, padding, dilation, product, algorithm, precision, workspace_limit
-        As :func:`numbacaps.capsule_conv2d`; ``product`` names each capsule's axes in the order in which
-        the kernels read them, as ``"ab,bc->ac"`` and ``"gab,gbc->gac"`` do.
-    rungs : dict, optional
-        Kernels of ``"fused"`` to take whatever they cost, for timing one against another: for "forward",
-        "backward_input" or "backward_kernel" the rung and tile that :meth:`Plan.explain` prints, as ``"wgmma"`` or
-        ``("wgmma", (1, 2, 2, 64, 2, 3))``.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As :func:`numbacaps.capsule_conv2d`; ValueError also for a product in another order, or a rung or tile that
-        cannot compute the convolution.
-    """
-    if dtype is None:
-        dtype = getattr(x_shape, "dtype", "float32")
-    x_shape, w_shape = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
-    try:
-        dtype = dtype_of(str(dtype).removeprefix("torch.") if _is_of_torch(dtype) else dtype)
-    except TypeError:
-        raise TypeError(f"dtype is {shown(dtype)}; it takes {DTYPE_NAMES}") from None
-    if not is_taken(dtype):
-        raise TypeError(f"dtype is {dtype}; it takes {DTYPE_NAMES}")
-    product = parse_product(product)
-    geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
-    if geometry.N == 0:
-        raise ValueError("x_shape has N = 0; a plan takes 1 or more")
-    orders = (product.x_order, product.w_order, product.y_order)
-    if any(order != tuple(range(len(order))) for order in orders):
-        raise ValueError(
-            f"product is {product.spec!r}; a plan takes axes in the order in which kernels read them: "
-            f"{product.g}{product.d1}{product.d2},{product.g}{product.d2}{product.d3}"
-            f"->{product.g}{product.d1}{product.d3}"
-        )
-    workspace_limit = check_limit(workspace_limit)
-    rungs = _check_rungs(rungs)
-    check_target()
-    shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
-    made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
-    made.make_ready()
-    return made
-
-
-def _is_of_torch(dtype):
-    return type(dtype).__module__.partition(".")[0] == "torch"
-
-
-def _check_rungs(rungs):
-    """``rungs`` as a tuple of (pass, rung, tile or None)."""
-    if rungs is None:
-        return ()
-    if not isinstance(rungs, dict):
-        raise TypeError(f"rungs is {shown(rungs)}; it takes a dict such as {{'forward': 'wgmma'}}")
-    found = []
-    for wanted, which in rungs.items():
-        if wanted not in _RUNGS:
-            raise ValueError(f"rungs names {shown(wanted)}; it takes {list(_RUNGS)}")
-        rung, tile = which if isinstance(which, (tuple, list)) else (which, None)
-        if rung not in _RUNGS[wanted]:
-            names = list(_RUNGS[wanted])
-            raise ValueError(
-                f"rungs[{wanted!r}] is {shown(rung)}; it takes one of {names}"
-                + did_you_mean(rung, names)
-            )
-        found.append((wanted, rung, None if tile is None else tuple(tile)))
-    return tuple(found)
-
-
-def explain(
-    x_shape: Sequence[int] | Array, w_shape: Sequence[int] | Array, dtype: object = None, **options
-) -> str:
-    """Which kernels, with which tiles, would compute a capsule convolution, and why.
-
-    Parameters
-    ----------
-    x_shape, w_shape, dtype, options
-        As :func:`plan`; arrays are taken for their shapes.
-
-    Returns
-    -------
-    str
-        A line for each kernel, and how long making them ready took.
-    """
-    return plan(x_shape, w_shape, dtype, **options).explain()
 
 
 def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
@@ -174,7 +49,7 @@ def _kept_plan(where, *how):
 
 
 class Plan:
-    """A capsule convolution made ready; :func:`plan` makes one, which is called with device arrays.
+    """A capsule convolution made ready; :func:`numbacaps.plan` makes one, which is called with device arrays.
 
     Methods that begin with ``launch`` check nothing: they take C-contiguous Numba device arrays in the layout of
     ``geometry``, and a Numba stream. The others check what they are given.
@@ -479,15 +354,3 @@ class Plan:
             raise ValueError(
                 f"{operand.name} is not C-contiguous; a plan takes C-contiguous arrays"
             )
-
-
-def _shape(name, shape):
-    """A shape, or an array's, as a tuple of int."""
-    given = getattr(shape, "shape", shape)
-    try:
-        sizes = tuple(int(size) for size in given)
-        if min(sizes, default=0) < 0 or sizes != tuple(given):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {shown(shape)}; it takes a tuple of sizes") from None
-    return sizes
