@@ -102,15 +102,23 @@ def _check_rungs(rungs):
     for wanted, which in rungs.items():
         if wanted not in _RUNGS:
             raise ValueError(f"rungs names {shown(wanted)}; it takes {list(_RUNGS)}")
-        rung, tile = which if isinstance(which, (tuple, list)) else (which, None)
-        if rung not in _RUNGS[wanted]:
+        rung, tile = (
+            which if isinstance(which, (tuple, list)) and len(which) == 2 else (which, None)
+        )
+        if not isinstance(rung, str) or rung not in _RUNGS[wanted]:
             names = list(_RUNGS[wanted])
             raise ValueError(
                 f"rungs[{wanted!r}] is {shown(rung)}; it takes one of {names}"
                 + did_you_mean(rung, names)
             )
+        if tile is not None and not _are_ints(tile):
+            raise TypeError(f"rungs[{wanted!r}] has tile {shown(tile)}; it takes a tuple of int")
         found.append((wanted, rung, None if tile is None else tuple(tile)))
     return tuple(found)
+
+
+def _are_ints(tile):
+    return isinstance(tile, (tuple, list)) and all(isinstance(size, int) for size in tile)
 
 
 def explain(

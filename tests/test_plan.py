@@ -176,3 +176,22 @@ def test_a_backward_call_wants_something(rng):
     x, w, dy = map(cuda.to_device, _arrays(rng))
     with pytest.raises(ValueError, match="dx and dw are None"):
         numbacaps.plan(_X, _W, **_HOW).backward(x, w, dy)
+
+
+@pytest.mark.parametrize(
+    ("rungs", "error", "message"),
+    [
+        ("wgmma", TypeError, "rungs is 'wgmma'; it takes a dict"),
+        ({"votes": "wgmma"}, ValueError, "rungs names 'votes'"),
+        ({"forward": "wgma"}, ValueError, r"rungs\['forward'\] is 'wgma'.*did you mean 'wgmma'"),
+        ({"forward": ["wgmma"]}, ValueError, r"rungs\['forward'\] is \['wgmma'\]"),
+        ({"forward": ("wgmma", "8")}, TypeError, "has tile '8'; it takes a tuple of int"),
+        ({"forward": ("wgmma", (1, 2))}, ValueError, r"tile is \(1, 2\); it takes \(TH, TW"),
+        ({"forward": "swap_ab"}, ValueError, "swap_ab takes float32 at precision 'tf32'"),
+    ],
+)
+@pytest.mark.tiers("simulator")
+def test_rungs_that_are_refused(rungs, error, message):
+    precision = "ieee" if rungs == {"forward": "swap_ab"} else "tf32"
+    with pytest.raises(error, match=message):
+        numbacaps.plan((1, 1, 3, 3, 2, 8), (1, 1, 2, 2, 8, 2), precision=precision, rungs=rungs)

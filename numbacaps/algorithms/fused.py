@@ -15,7 +15,6 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
 
 _KEPT = 64  # geometries whose tables stay on the GPU
-PASSES = ("forward", "backward_input", "backward_kernel")
 
 
 class FusedPasses(Passes):

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from functools import partial
 
 import numpy as np
@@ -134,7 +134,7 @@ def _wgmma(job, tile=None):
     if not has_warpgroups():
         raise NotPossible("wgmma takes a GPU of compute capability 9.0")
     if tile is not None:
-        chosen, why = wgmma_tiles.WarpgroupTile(*tile), "asked for"
+        chosen, why = _tile_of(wgmma_tiles.WarpgroupTile, tile), "asked for"
         _refuse(wgmma_tiles.why_not(chosen, job.product, job.dtype))
     else:
         chosen, why = wgmma_tiles.choose_tile(*job.operands, multiprocessors())
@@ -153,7 +153,7 @@ def _warp_specialized(job, tile=None):
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
     if tile is not None:
-        chosen, why = warp_specialized_tiles.BulkTile(*tile), "asked for"
+        chosen, why = _tile_of(warp_specialized_tiles.BulkTile, tile), "asked for"
         _refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
     else:
         which = counted, job.images, job.G, terms, multiprocessors()
@@ -173,13 +173,21 @@ def _swap_ab(job, tile=None):
     which = job.product, job.images, job.G
     if tile is not None:
         _refuse(swap_ab_tiles.why_never(*which))
-        chosen, why, takes = swap_ab_tiles.SwappedTile(*tile), "asked for", None
+        chosen, why, takes = _tile_of(swap_ab_tiles.SwappedTile, tile), "asked for", None
         _refuse(swap_ab_tiles.why_not(chosen, job.product, swap_ab_tiles.Slots.of(job.product)))
     else:
         chosen, why, takes = swap_ab_tiles.choose_tile(*which, multiprocessors())
         _refuse(None if chosen else why)
     make = partial(SwapABLauncher, *job.operands, chosen, why)
     return Choice("swap_ab", make, chosen, takes, why)
+
+
+def _tile_of(kind, tile):
+    """A tile of a rung's kind from its sizes."""
+    names = [field.name for field in fields(kind)]
+    if len(tile) != len(names) or min(tile) < 1:
+        raise NotPossible(f"tile is {tile}; it takes ({', '.join(names)}), each 1 or more")
+    return kind(*tile)
 
 
 def _refuse(why):

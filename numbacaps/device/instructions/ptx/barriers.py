@@ -13,7 +13,7 @@ let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 
 wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
 
-# So many threads of the block, a multiple of 32, wait for each other; others do not count.
+# N threads of the block, a multiple of 32, wait for each other. Other threads do not count.
 meet = with_number("bar.sync 1, {};")
 
 

@@ -18,7 +18,7 @@ from numbacaps.device.instructions.ptx.inline import (
 
 cp_async_commit = instruction("cp.async.commit_group;")
 
-# At most so many of this thread's groups of copies are still on their way.
+# Wait until at most N of this thread's groups of copies are pending.
 cp_async_wait = with_number("cp.async.wait_group {};")
 
 
@@ -136,7 +136,7 @@ _BEFORE_MAPS = 14  # what the driver takes for two arrays
 def map_address(typing_context, words, which):
     """Where one of a kernel's tensor maps lies: ``words``, 16 of 64 bits each, the third argument.
 
-    It is read where arguments lie, so nobody has to put it anywhere. They lie from 48 bytes before a multiple
+    It is read from parameter space, so no memory is allocated for it. They lie from 48 bytes before a multiple
     of 64 on, and a map at a multiple of 64: so behind two arrays. Only for a kernel's own body.
     """
     if not isinstance(which, types.IntegerLiteral):

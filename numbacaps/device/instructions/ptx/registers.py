@@ -8,7 +8,7 @@ from numbacaps.device.instructions.ptx.inline import F32, I32, I64, asm, library
 from numbacaps.device.target import cuda
 
 
-# A warpgroup takes up, or gives away, registers of its block's: so many a thread are its own then.
+# A warpgroup takes registers of the block's pool, or gives them back: each of its threads then has N.
 more_registers = with_number("setmaxnreg.inc.sync.aligned.u32 {};")
 
 fewer_registers = with_number("setmaxnreg.dec.sync.aligned.u32 {};")

@@ -1,6 +1,6 @@
 """What the instructions of :mod:`numbacaps.device.instructions.ptx.barriers` do.
 
-A barrier counts what arrives, threads and bytes, and says when nobody completes it. Fences do nothing: a missing
+A barrier counts arrivals and bytes. A thread that waits for a phase that never completes is an error. Fences do nothing: a missing
 one does not show here.
 """
 
@@ -40,7 +40,7 @@ def barrier_at(address):
 
 
 def mbarrier_init(shared, address, count):
-    """A new barrier of so many arrivals."""
+    """A new barrier of ``count`` arrivals."""
     assert address % 8 == 0, "a barrier lies at a multiple of 8 bytes"
     block().setdefault("barriers", {})[int(address)] = Barrier(int(count))
 
@@ -56,7 +56,7 @@ def mbarrier_arrive_times(shared, address, count):
 
 
 def mbarrier_expect(shared, address, size):
-    """One arrival, and so many bytes to come."""
+    """One arrival, and ``size`` bytes to come."""
     barrier_at(address).take(1, int(size))
 
 

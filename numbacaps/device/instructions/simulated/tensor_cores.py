@@ -116,9 +116,9 @@ def wgmma_wait():
 
 
 def wgmma_wait_but(pending):
-    """Work out all groups but so many of the last ones."""
+    """Work out all groups but the last ``pending``."""
     (warp, lane), groups = this_lane(), _groups()
-    assert not groups[-1], "products that nobody has committed"
+    assert not groups[-1], "products that were not committed"
     done = len(groups) - 1 - pending
     if done < 1:
         return
