@@ -173,7 +173,7 @@ class Block:
 
 
 class Meeting:
-    """A barrier of so many of a block's threads."""
+    """A barrier of some of a block's threads."""
 
     def __init__(self, parties):
         self.parties, self._arrived, self._phase = parties, 0, 0

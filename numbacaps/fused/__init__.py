@@ -7,7 +7,7 @@ A ladder to read from the bottom, each rung a diff of the one before:
 3. :mod:`rung_3_register_tiles`: a thread computes a small tile, loads run ahead; its ``split_k`` is the same for the
    kernel's gradient, whose sum runs over pixels
 4. :mod:`rung_4_wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie
-5. :mod:`rung_5_warp_specialized`: producer warps keep the copy engine (TMA) busy, consumer warpgroups multiply; three
+5. :mod:`rung_5_warp_specialized`: producer warps keep TMA busy, consumer warpgroups multiply; three
    products of TF32 for one of float32
 6. :mod:`rung_6_swap_ab`: operands swapped, a small kernel stays in registers as it lies
 

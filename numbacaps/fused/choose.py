@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from numbacaps.device.dtypes import sum_dtype
-from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.gpu import GH100, multiprocessors
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
@@ -35,7 +35,6 @@ from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
-PACKED = 2500  # cycles that packing adds, measured on an H200
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ def choose(job, rung=None, tile=None):
     if job.terms and has_warpgroups() and not SIMULATED:
         fast = _possible(_warp_specialized, job)
         small = _possible(_swap_ab, job) if job.precision == "tf32" else None
-        if small and not (fast and fast.predicted + PACKED < small.predicted):
+        if small and not (fast and fast.predicted + GH100.pack_cycles < small.predicted):
             return small
         if fast:
             return fast

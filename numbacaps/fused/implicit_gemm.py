@@ -178,7 +178,7 @@ class Product:
         return ProductShape(self.channels, self.D, self.N, self.K, step, self.inside)
 
     def M(self, images):
-        """Rows of the result for so many images."""
+        """Rows of the result for this many images."""
         return images * self.pixels.rows * self.pixels.columns * self.pixels.D1
 
     @property

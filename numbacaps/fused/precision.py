@@ -9,13 +9,11 @@
 
 import numpy as np
 
+from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import is_bfloat16
-from numbacaps.device.target import SIMULATED, cuda
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
-_WGMMA = (9, 0)  # the compute capability that has products of warpgroups
-_BFLOAT16 = (8, 0)  # the first that rounds to bfloat16
 
 
 def precisions(dtype):
@@ -30,7 +28,7 @@ def precisions(dtype):
     tuple of str
         Words of :data:`PRECISIONS`; empty where the dtype cannot be multiplied.
     """
-    if is_bfloat16(dtype) and not _has_bfloat16():
+    if is_bfloat16(dtype) and not gpu.current().has_bfloat16:
         return ()
     if dtype != np.float32:
         return ("ieee",)
@@ -44,8 +42,4 @@ def terms_of(dtype, precision):
 
 def has_warpgroups():
     """Whether this device, or the simulator, has products of warpgroups (wgmma)."""
-    return SIMULATED or cuda.get_current_device().compute_capability == _WGMMA
-
-
-def _has_bfloat16():
-    return SIMULATED or cuda.get_current_device().compute_capability >= _BFLOAT16
+    return gpu.current().has_warpgroups

@@ -150,7 +150,7 @@ def test_gradients_behind_ordinary_products(case, dtype, rng):
     _check_gradient(g, group, dtype, _in_register_tiles(g, dtype, tile), rng)
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_warpgroup_products(case, rng):
     _check(g, group, _F4, "tf32", make, rng)
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", BULK)

@@ -144,7 +144,7 @@ def test_bfloat16_by_ordinary_arithmetic(case, rng):
     _check_passes(GEOMETRIES[case], "bfloat16", "ieee", rng)
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("case", "dtype"),
@@ -164,7 +164,7 @@ def test_two_bytes_on_tensor_cores(case, dtype, rng):
     assert "warp_specialized" in explained and "warp_specialized_split_k" in explained
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.parametrize(
     ("g", "dtype", "precision"),
     [
@@ -212,7 +212,7 @@ def test_warpgroup_products(case, rng):
     _gathers(make, g, rng)
 
 
-# What the copy engine tells apart: rows fetched whole or pixel by pixel, channels that fill no box,
+# What TMA tells apart: rows fetched whole or pixel by pixel, channels that fill no box,
 # groups, images and d1 that fill no 64 rows, large windows, taps that run backwards over a stride.
 BULK = {
     "whole-rows": Geometry(37, 11, 19, 17, 13, 3, 2, 1, 4, 2, 2, (2, 1), (1, 0)),
@@ -227,7 +227,7 @@ BULK = {
 }
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", BULK)
@@ -267,7 +267,7 @@ SWAPPED = {
 }
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", SWAPPED)
 def test_kernel_in_registers(case, rng):
@@ -381,7 +381,7 @@ def test_kernel_gradient_at_an_address_that_copies_cannot_take(rng):
     np.testing.assert_array_equal(*results)
 
 
-# What the copy engine tells apart there: rows fetched whole or pixel by pixel, of either array, windows that
+# What TMA tells apart there: rows fetched whole or pixel by pixel, of either array, windows that
 # reach over the edge, strides that leave rows out, channels that fill no 64 rows, strips cut short.
 BULK_GRADIENTS = {
     "pixels": Geometry(21, 19, 11, 15, 12, 3, 3, 1, 4, 4, 4, (1, 2), (2, 1), (2, 1)),
@@ -397,7 +397,7 @@ BULK_GRADIENTS = {
 }
 
 
-@pytest.mark.skipif(SIMULATED, reason="the copy engine takes a GPU")
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", BULK_GRADIENTS)
@@ -690,7 +690,7 @@ def test_the_last_round_is_taken_in_parts(terms):
     product = implicit_gemm.forward(BULK["last-round"])
     tile = bulk_tiles.choose_tile(product, 40, 1, terms, 132)[0]
     turns, part = bulk_tiles.choose_tail(tile, product, 40, 1, terms, 132)
-    assert 0 < turns == bulk_tiles.turns_of(tile, product, 40, 1) % 132
+    assert 0 < turns == bulk_tiles.tiles_of(tile, product, 40, 1) % 132
     assert (part.BN, part.DEPTH) == (tile.BN, tile.DEPTH)
     pixels = bulk_tiles.parts_of(tile, part) * part.TH * part.TW
     assert pixels == tile.TH * tile.TW > part.TH * part.TW

@@ -1,4 +1,6 @@
-"""The kernels for the copy engine on the simulator; :mod:`numbacaps.device.turns` says what that shows."""
+"""The kernels for TMA on the simulator; :mod:`numbacaps.device.turns` says what that shows."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,12 +63,13 @@ def test_gathered(case, forward, rng):
     _gather(g, name, terms, forward, rng)
 
 
-def test_columns_of_three_tiles_whose_last_turn_is_taken_in_parts(monkeypatch, rng):
-    monkeypatch.setattr(bulk_tiles, "_FIRST", 0)  # or no turn of so few cycles would be
+def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, rng):
+    quick = replace(bulk_tiles.GH100, first_cycles=0)  # or no wave of so few cycles would be cut
+    monkeypatch.setattr(bulk_tiles, "GH100", quick)
     tile = bulk_tiles.BulkTile(2, 1, 1, 1, 48)
     g = Geometry(8, 4, 18, 3, 4, 2, 2, 1, 8, 4, 8)
     gather = _gather(g, "float32", 1, True, rng, (tile, "the test's"))
-    assert "the last 2 turns 1x1" in str(gather)
+    assert "the last 2 tiles of 1x1" in str(gather)
 
 
 def _gather(g, name, terms, forward, rng, chosen=None):

@@ -8,9 +8,9 @@ import numpy as np
 
 import reference
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.gpu import GH100
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import PACKED
 from numbacaps.fused.rung_5_warp_specialized import tile as warp_specialized_tiles
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.geometry import Geometry
@@ -67,7 +67,9 @@ def is_swapped(geometry):
     other, _ = warp_specialized_tiles.choose_tile(product, *which, 1, MULTIPROCESSORS)
     if tile is None or other is None:
         return tile is not None
-    packed = PACKED + warp_specialized_tiles.cycles(other, product, *which, 1, MULTIPROCESSORS)
+    packed = GH100.pack_cycles + warp_specialized_tiles.cycles(
+        other, product, *which, 1, MULTIPROCESSORS
+    )
     return packed >= takes
 
 

@@ -115,7 +115,7 @@ def kernels(g, dtype):
 
 
 def epilogue(product, group, tile, lanes, backward=False):
-    """LeakyReLU and squash of so many elements behind a product, or their gradient; none for None."""
+    """LeakyReLU and squash of some elements behind a product, or their gradient; none for None."""
     activation = group and Activation(0.1, group, backward=backward)
     found, why = fit(activation, product, tile.BN, lanes)
     assert (found.differentiates if backward else found.activates) or not group, why
@@ -180,7 +180,7 @@ def packing(product, BN, CHUNKS, dtype):
 def bulk_kernel(
     product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False, whole=None
 ):
-    """The tensor cores' kernel that the copy engine feeds, and its activation or that one's gradient."""
+    """The tensor cores' kernel that TMA feeds, and its activation or that one's gradient."""
     p = bulk_tiles.counted(product, dtype)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
     kernel = make_bulk_wgmma(KernelSpec.of(p, 1, dtype, terms, tile, whole, behind))
@@ -206,7 +206,7 @@ def flat_kernels(product, BN):
 
 
 def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32)):
-    """The tensor cores' kernel for the kernel's gradient that the copy engine feeds."""
+    """The tensor cores' kernel for the kernel's gradient that TMA feeds."""
     p, t = product, bulk_reduction_tiles
     strips = t.choose_strips(tile, p, images, 1, terms)[0]
     kernel = make_bulk_reduction(ReductionSpec.of(p, 1, dtype, terms, tile, strips))

@@ -77,7 +77,7 @@ class MmaSplitK:
         self.kernel = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
 
     def _made(self, runs):
-        """The kernel whose copies take so many bytes of each operand."""
+        """The kernel whose copies take this many bytes of each operand."""
         p = self._product
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
         kernel = make_mma_reduction(p.pixels, p.shape, runs, *which)

@@ -23,7 +23,7 @@ _PARTIAL = 2  # an element of a split's sum, written and read
 class MmaTile:
     """A block computes BM taps by BN columns, BK pixels at a time; a warp WM x WN of it.
 
-    STAGES of BK pixels are in shared memory; a multiprocessor has room for so many BLOCKS at once.
+    STAGES of BK pixels are in shared memory; a multiprocessor has room for BLOCKS blocks at once.
     """
 
     BM: int
@@ -150,11 +150,11 @@ def _cost(tile, tiles, M, splits):
     """Multiplications that a multiprocessor could have made in the time that the blocks take."""
     blocks = tiles * splits
     together = min(tile.BLOCKS, ceil_div(blocks, _MULTIPROCESSORS))  # on a multiprocessor
-    turns = ceil_div(blocks, _MULTIPROCESSORS * together)
+    waves = ceil_div(blocks, _MULTIPROCESSORS * together)
     stages = ceil_div(ceil_div(M, splits), tile.BK) + _AROUND
     # What is read for each multiplication is the more, the smaller the tile.
     stage = tile.BM * tile.BN * tile.BK * (1 + 32 / tile.BM + 32 / tile.BN)
-    return turns * stages * max(max(together, min(tile.BLOCKS, _ALONE)) * stage, _WAIT)
+    return waves * stages * max(max(together, min(tile.BLOCKS, _ALONE)) * stage, _WAIT)
 
 
 def _why(tile, tiles, elements):

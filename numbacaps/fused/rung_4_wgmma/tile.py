@@ -113,7 +113,7 @@ class Stage:
 
     @classmethod
     def of(cls, slots, taps, tile, beside):
-        """The stage of a tile whose patch has so many slots; ``beside`` of :func:`chunks_beside`."""
+        """The stage of a tile whose patch has this many slots; ``beside`` of :func:`chunks_beside`."""
         plane = slots * BM * CHUNK
         half = tile.CHUNKS // beside * plane + 64 * (beside - 1)  # on banks of their own
         a = half * beside
@@ -184,9 +184,9 @@ def why_not(tile, product, dtype):
     if shared > SHARED_LIMIT:
         return f"{shared} bytes of shared memory, more than {SHARED_LIMIT}"
     groups = tile.threads // (BM * beside)
-    turns = ceil_div(tile.CHUNKS // beside * rows * columns, groups)
-    if turns * CHUNK // run_bytes(product.D, dtype.itemsize) > _MOST_OFFSETS:
-        return f"{turns} copies a thread, whose places would not stay in registers"
+    copies = ceil_div(tile.CHUNKS // beside * rows * columns, groups)
+    if copies * CHUNK // run_bytes(product.D, dtype.itemsize) > _MOST_OFFSETS:
+        return f"{copies} copies a thread, whose places would not stay in registers"
     return None
 
 
@@ -194,7 +194,7 @@ _MOST_OFFSETS = 48  # a thread remembers
 
 
 def choose_tile(product, images, G, dtype, multiprocessors):
-    """(tile, why): the tile that takes the fewest turns of the GPU; or None, and why none can be taken.
+    """(tile, why): the tile that takes the fewest pixels one after another; or None, and why none can be taken.
 
     Parameters
     ----------
@@ -210,9 +210,9 @@ def choose_tile(product, images, G, dtype, multiprocessors):
             reason = why
             continue
         blocks = G * blocks_of(tile, product, images) * ceil_div(product.N, tile.BN)
-        turns = ceil_div(blocks, multiprocessors) * tile.TH * tile.TW
-        if best is None or turns < best[0]:
-            best = turns, tile, f"{blocks} blocks, the fewest pixels in turn"
+        takes = ceil_div(blocks, multiprocessors) * tile.TH * tile.TW
+        if best is None or takes < best[0]:
+            best = takes, tile, f"{blocks} blocks, the fewest pixels one after another"
     return best[1:] if best else (None, reason)
 
 

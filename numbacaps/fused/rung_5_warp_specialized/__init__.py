@@ -1,1 +1,1 @@
-"""Rung 5: producer warps keep the copy engine (TMA) busy, consumer warpgroups multiply."""
+"""Rung 5: producer warps keep TMA busy, consumer warpgroups multiply."""

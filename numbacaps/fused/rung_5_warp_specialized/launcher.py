@@ -1,4 +1,4 @@
-"""Launchers of the persistent kernels whose producer warps keep the copy engine (TMA) busy."""
+"""Launchers of the persistent kernels whose producer warps keep TMA busy."""
 
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
 
 
 class WarpSpecializedLauncher(PackingLauncher):
-    """The same with the copy engine: of float32, in ``terms`` products for each, or of 2 bytes an element.
+    """The same by TMA: of float32, in ``terms`` products for each, or of 2 bytes an element.
 
     One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
     activation it computes where a warpgroup has few enough pixels.
@@ -44,28 +44,28 @@ class WarpSpecializedLauncher(PackingLauncher):
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
         )
         self._follows, self.terms = follows, terms
-        turns = bulk_tiles.turns_of(tile, p, images, G)
+        count = bulk_tiles.tiles_of(tile, p, images, G)
         rest, part = bulk_tiles.choose_tail(tile, p, images, G, terms, multiprocessors())
         which = (p, images, G, dtype, terms, self.epilogue, tile)
-        self._turns = [PersistentLaunch(*which, tile, 0, turns - rest)]
+        self._launches = [PersistentLaunch(*which, tile, 0, count - rest)]
         if rest:
-            count = rest * bulk_tiles.parts_of(tile, part)
-            self._turns.append(PersistentLaunch(*which, part, turns - rest, count))
+            cut = rest * bulk_tiles.parts_of(tile, part)
+            self._launches.append(PersistentLaunch(*which, part, count - rest, cut))
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on runs of elements."""
         waits = 0 if self._follows else 2 if ahead else 1
-        for turns in self._turns:
-            turns(gathered, packed, result, activated, waits, stream)
+        for launch in self._launches:
+            launch(gathered, packed, result, activated, waits, stream)
             waits = 0  # it follows, too
 
     def __str__(self):
-        last = "".join(f", the last {turns}" for turns in self._turns[1:])
+        last = "".join(f", the last {launch}" for launch in self._launches[1:])
         return f"warp_specialized {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
 
 
 class PersistentLaunch:
-    """One launch of :class:`WarpSpecializedLauncher`: so many turns from a first one on, each a part of a whole tile.
+    """One launch of :class:`WarpSpecializedLauncher`: some tiles, from a first one on, each a whole tile or a part of one.
 
     Parameters
     ----------
@@ -74,11 +74,11 @@ class PersistentLaunch:
     images, G, dtype, terms, epilogue
         As those of :class:`WarpSpecializedLauncher`.
     whole, tile : numbacaps.fused.rung_5_warp_specialized.tile.BulkTile
-        ``first`` is counted in whole tiles, ``turns`` in those of the launch.
-    first, turns : int
+        ``first`` is counted in whole tiles, ``count`` in those of the launch.
+    first, count : int
     """
 
-    def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, turns):
+    def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, count):
         p, self.tile = product, tile
         spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue)
         self._box = spec.box.tensor(p, images, G)
@@ -86,9 +86,9 @@ class PersistentLaunch:
         kernel = make_bulk_wgmma(spec)
         types = (sum_dtype(dtype), dtype, dtype)
         self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
-        self.grid = min(turns, multiprocessors())
-        later = bulk_tiles.later(tile, p, G, terms, turns, self.grid)
-        self._counts = images, first, turns, later
+        self.grid = min(count, multiprocessors())
+        later = bulk_tiles.later(tile, p, G, terms, count, self.grid)
+        self._counts = images, first, count, later
 
     def __call__(self, gathered, packed, result, activated, waits, stream):
         """Launch it on runs of elements; for ``waits`` see the kernel."""
@@ -97,11 +97,11 @@ class PersistentLaunch:
         launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
 
     def __str__(self):
-        return f"{self._counts[2]} turns {self.tile.TH}x{self.tile.TW}"
+        return f"{self._counts[2]} tiles of {self.tile.TH}x{self.tile.TW}"
 
 
 class WarpSpecializedSplitK:
-    """The same with the copy engine, which takes two tensor maps.
+    """The same by TMA, which takes two tensor maps.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaSplitK`, or :class:`RegisterTilesSplitK` of
     2 bytes an element, which is made when the first one comes.

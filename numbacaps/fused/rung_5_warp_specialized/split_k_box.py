@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from math import gcd
 
+from numbacaps.device.gpu import LARGEST_BOX
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM
 
 _FLOAT = 4  # bytes
-LARGEST_BOX = 256  # indices along an axis
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
 
 
@@ -35,7 +35,7 @@ class Box:
 
     @classmethod
     def of(cls, columns, images, channels, pixel, G):
-        """The box of at least so many columns."""
+        """The box of at least this many columns."""
         unit = max(1, 4 // pixel)  # columns of 16 bytes, or one that is larger
         whole = (ceil_div(columns, unit) | 1) * unit
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and whole * pixel <= LARGEST_BOX

@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 
+from numbacaps.device.gpu import GH100, H100, LARGEST_BOX, MOST_SET_REGISTERS, SHARED_BYTES_A_CYCLE
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP
 from numbacaps.fused.rung_5_warp_specialized.split_k_box import (
-    LARGEST_BOX,
     boxes,
     columns_read,
     tensors,
 )
 
 _FLOAT = 4  # bytes
-_REGISTERS = 65536  # of a multiprocessor
-_MOST_REGISTERS = 240  # of a thread
 HELPER_REGISTERS = 32  # of a thread that transposes or copies
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
@@ -53,11 +51,11 @@ class ReductionTile:
     @property
     def registers(self):
         """What a thread that multiplies may have: what the others leave of the block's."""
-        all_of_them = _REGISTERS // self.threads // 8 * 8 * (self.tap_rows + 1)
-        return min(_MOST_REGISTERS, (all_of_them - HELPER_REGISTERS) // self.tap_rows // 8 * 8)
+        all_of_them = H100.registers // self.threads // 8 * 8 * (self.tap_rows + 1)
+        return min(MOST_SET_REGISTERS, (all_of_them - HELPER_REGISTERS) // self.tap_rows // 8 * 8)
 
     def sums(self, taps):
-        """Sums of all threads that multiply, of so many columns of the window."""
+        """Sums of all threads that multiply, of this many columns of the window."""
         return self.tap_rows * WARPGROUP * self.BN // 2 * taps
 
     def __str__(self):
@@ -189,10 +187,10 @@ def why_not(tile, product, G, terms):
         if box.whole_rows and (left * box.pixel % 4 or step * tile.PW * box.pixel % 4):
             return f"a box begins every {step * tile.PW} pixels of {box.pixel} words, from {left}: not at 16 bytes"
     if max(p.gathered[0], p.other[0]) >= 2**38:
-        return "strides are too large for the copy engine"
+        return "strides are too large for TMA"
     sizes, _, largest = zip(*tensors(tile, product, 1, G))
     if max(map(max, sizes)) >= 2**31:
-        return "rows are too long for the copy engine"
+        return "rows are too long for TMA"
     if max(map(max, largest)) > LARGEST_BOX:
         return f"a box of {max(map(max, largest))} indices along an axis, more than {LARGEST_BOX}"
     of_x, of_dy = boxes(tile, product, G)
@@ -228,16 +226,10 @@ def _registers(tile, product, terms):
 
 
 # For the rough count of time, in cycles.
-_MULTIPROCESSORS = 132  # of the GPU that the tiles are for
 _SHARED = 128  # of these, where products share them; the others are for what is launched besides
 _SHARE = 0.6  # each one's share goes with this power of what it reads: the best of five ways that were measured
-_MOST_TURNS_OF_BLOCKS = 3
-_BYTES = 28  # from the L2 cache to a multiprocessor when all of them read
-_WAVEFRONT = 128  # bytes that shared memory takes or gives
+_MOST_WAVES = 3
 _NARROWEST = 32  # columns: fewer take a product as long
-_BETWEEN = 400  # from one chain of products to the next
-_AROUND = 6000  # of a block, with its result
-_SPLIT_BYTES = 3000  # a cycle, of all splits' sums, which are written and read
 # Of a split, in three terms: each rounds, and 2400 of them lost twice what a library's float32 loses.
 _MOST_ADDS = 1500
 
@@ -257,7 +249,7 @@ def choose_tile(product, images, G, terms, pair=1):
     pair : int
         2 of elements of 2 bytes.
     """
-    best, why = _choose(product, images, G, terms, pair, _MULTIPROCESSORS, _MOST_TURNS_OF_BLOCKS)
+    best, why = _choose(product, images, G, terms, pair, H100.multiprocessors, _MOST_WAVES)
     return best[1:] if best else (None, None, why)
 
 
@@ -285,7 +277,7 @@ def choose_beside(products, sizes, images, terms):
     return [one[1:] for one in found] if all(found) else None
 
 
-def _choose(product, images, G, terms, pair, multiprocessors, turns):
+def _choose(product, images, G, terms, pair, multiprocessors, waves):
     """((cycles, tile, strips, why), None); or None, and why there is none."""
     best, reason = None, "no images"
     for tile in tiles(product, pair) if images else ():
@@ -294,18 +286,24 @@ def _choose(product, images, G, terms, pair, multiprocessors, turns):
             reason = why
             continue
         how = tile, product, images, G, terms
-        strips, takes = choose_strips(*how, multiprocessors, turns)
+        strips, takes = choose_strips(*how, multiprocessors, waves)
         if best is None or takes < best[0]:
             best = takes, tile, strips, f"{strips.count} strips, about {takes} cycles"
     return best, None if best else reason
 
 
 def choose_strips(
-    tile, product, images, G, terms, multiprocessors=_MULTIPROCESSORS, turns=_MOST_TURNS_OF_BLOCKS
+    tile,
+    product,
+    images,
+    G,
+    terms,
+    multiprocessors=H100.multiprocessors,
+    waves=_MOST_WAVES,
 ):
     """(strips, cycles): how the sum is split where blocks of this tile compute it.
 
-    There are at most so many ``turns`` of them on so many multiprocessors.
+    There are at most ``waves`` of them on each multiprocessor.
     Three terms are for who wants float32's accuracy, so there the sums of a split are kept short.
     """
     p = product.pixels
@@ -317,15 +315,18 @@ def choose_strips(
     row = cycles_of_a_row(tile, product, G, terms)
     size = product.K * product.N * G * _FLOAT
     best = None
-    for turns in range(1, 1 + turns):
-        wanted = max(1, turns * multiprocessors // blocks)
+    for wave in range(1, 1 + waves):
+        wanted = max(1, wave * multiprocessors // blocks)
         for down in range(1, 1 + p.rows):
             rows = ceil_div(p.rows, down)
             count = groups * across * ceil_div(p.rows, rows)
             strips = Strips(rows, ceil_div(p.rows, rows), across, count, ceil_div(count, wanted))
             together = ceil_div(blocks * strips.splits, multiprocessors)
-            takes = together * (_AROUND + strips.per_split * (rows * row + _BETWEEN))
-            takes += strips.splits * size * 2 // _SPLIT_BYTES
+            takes = together * (
+                GH100.split_k_block_cycles
+                + strips.per_split * (rows * row + GH100.split_k_chain_cycles)
+            )
+            takes += strips.splits * size * 2 // GH100.split_k_sum_bytes_a_cycle
             adds = strips.per_split * rows * adds_of_a_row
             found = max(0, adds - _MOST_ADDS) if terms > 1 else 0, takes, strips
             best = min(best or found, found, key=lambda one: one[:2])
@@ -355,6 +356,9 @@ def cycles_of_a_row(tile, product, G, terms):
     copied = of_x.bytes * p.top[0] + of_dy.bytes
     fragments = tile.tap_rows * columns_read(tile, product) * groups * 16
     transposed = tile.PW * groups * 8 * tile.BN * _FLOAT * (2 if terms == 1 else 3)
-    shared = products // 2 + fragments + (transposed + copied) // _WAVEFRONT
-    alone = products // tile.tap_rows + groups // tile.GROUPS * (2 if terms > 1 else 1) * _BETWEEN
-    return max(products, shared, copied // _BYTES, alone)
+    shared = products // 2 + fragments + (transposed + copied) // SHARED_BYTES_A_CYCLE
+    alone = (
+        products // tile.tap_rows
+        + groups // tile.GROUPS * (2 if terms > 1 else 1) * GH100.split_k_chain_cycles
+    )
+    return max(products, shared, copied // GH100.split_k_bytes_a_cycle, alone)

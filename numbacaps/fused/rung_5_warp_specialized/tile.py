@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from math import gcd
 
+from numbacaps.device.gpu import GH100, H100, LARGEST_BOX, MOST_SET_REGISTERS, SHARED_BYTES_A_CYCLE
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP, Window
 
 _K = 8  # of one product of a warpgroup
 _FLOAT = 4  # bytes
-_LARGEST_BOX = 256  # indices along an axis
 _BANKS = 32  # of shared memory, an element each
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
-_REGISTERS = 65536  # of a multiprocessor
-_MOST_REGISTERS = 240  # of a thread
 PRODUCER_REGISTERS = 24  # of a producer's thread
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
 # Elements of a thread's fragments up to which the compiler unrolls what is done to each, by terms. It keeps
@@ -48,8 +46,8 @@ class BulkTile:
     @property
     def registers(self):
         """What a thread that multiplies may have: what the copying ones leave of the multiprocessor's."""
-        left = _REGISTERS // WARPGROUP - PRODUCER_REGISTERS
-        return min(_MOST_REGISTERS, left // self.warpgroups // 8 * 8)
+        left = H100.registers // WARPGROUP - PRODUCER_REGISTERS
+        return min(MOST_SET_REGISTERS, left // self.warpgroups // 8 * 8)
 
     def __str__(self):
         return (
@@ -85,9 +83,9 @@ class Box:
         p = product.pixels
         rows, columns = Window.of(product).patch(p, tile)
         pixel = p.D1 * product.D
-        whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= _LARGEST_BOX
+        whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= LARGEST_BOX
         more = columns + 4 // gcd(4, pixel)  # runs stay multiples of 16 bytes
-        if whole_rows and columns * pixel % (_BANKS // 2) == 0 and more * pixel <= _LARGEST_BOX:
+        if whole_rows and columns * pixel % (_BANKS // 2) == 0 and more * pixel <= LARGEST_BOX:
             columns = more  # or images would begin at the same banks
         channels = tile.DEPTH * _K // gcd(_K, product.D)
         return cls(BM // p.D1, rows, columns, channels, pixel, whole_rows)
@@ -198,7 +196,7 @@ _MOST_COLUMNS = 128  # of a tile
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
-# Of a turn's cycles: a last round in parts of tiles must take fewer, to be worth another kernel.
+# Of a tile's cycles: the last wave in parts of tiles must take fewer, to be worth another kernel.
 _WORTH = 0.9
 
 
@@ -228,7 +226,7 @@ def why_not(tile, product, G, terms):
     if p.D1 > BM:
         return f"D1 is {p.D1}, more than {BM} rows"
     if G * p.D1 * product.D >= 2**31 or p.gathered[0] >= 2**38:
-        return "strides are too large for the copy engine"
+        return "strides are too large for TMA"
     box = Box.of(product, G, tile)
     _, strides, sizes = box.tensor(product, 1, G)
     if sizes[0] % 4 or any(stride % 4 for stride in strides):
@@ -237,8 +235,8 @@ def why_not(tile, product, G, terms):
     if box.whole_rows and (left * box.pixel % 4 or step * tile.TW * box.pixel % 4):
         return f"a box begins every {step * tile.TW} pixels of {box.pixel} elements, from {left}: not at 16 bytes"
     largest = max(sizes)
-    if largest > _LARGEST_BOX:
-        return f"a box of {largest} indices along an axis, more than {_LARGEST_BOX}"
+    if largest > LARGEST_BOX:
+        return f"a box of {largest} indices along an axis, more than {LARGEST_BOX}"
     rings = Rings.of(product, box, tile, terms)
     if rings is None:
         return f"two boxes of {box.bytes} bytes and the kernel are too much shared memory"
@@ -279,7 +277,7 @@ def run(D):
 
 
 def _registers(tile, product, box, terms, rows):
-    """About how many a thread holds with the fragments of so many rows of taps."""
+    """About how many a thread holds with the fragments of this many rows of taps."""
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
     fragments = _fragments(tile, product, box, rows)
@@ -287,23 +285,8 @@ def _registers(tile, product, box, terms, rows):
 
 
 def _fragments(tile, product, box, rows):
-    """Elements of the first operand that a thread holds of so many rows of taps."""
+    """Elements of the first operand that a thread holds of this many rows of taps."""
     return rows * columns_read(tile, product) * (box.channels * product.D // _K) * 4
-
-
-# Measured on an H100.
-_BOX_BYTES_A_CYCLE = 30  # from the L2 cache to a multiprocessor when all of them read
-_KERNEL_BYTES_A_CYCLE = 100  # the same bytes for all
-# Cycles more for each row of a box, one that begins at a multiple of 64 bytes and one that need not.
-_APART, _WHOLE = 0.5, 3
-_WRITTEN_A_CYCLE = 28  # bytes, when all of them write
-_LOADED_A_CYCLE = 128  # bytes from shared memory
-# Cycles from a batch to the next where another warpgroup has products, by terms; fewer where it is loaded ahead.
-_BETWEEN = {1: 200, 3: 150}
-_BETWEEN_AHEAD = 100
-_ALONE = 350  # cycles more where no other has: waiting, converting, the products' own latency
-_FIRST = 1500  # cycles until the rings are filled
-_LAST = 400  # cycles for a result, besides writing it
 
 
 def choose_tile(product, images, G, terms, multiprocessors):
@@ -325,26 +308,26 @@ def choose_tile(product, images, G, terms, multiprocessors):
             continue
         takes = cycles(tile, product, images, G, terms, multiprocessors)
         if best is None or takes < best[0] * (1 if tile.BN == best[1].BN else _NARROWER):
-            turns = turns_of(tile, product, images, G)
-            best = takes, tile, f"{turns} turns of blocks, about {takes} cycles"
+            count = tiles_of(tile, product, images, G)
+            best = takes, tile, f"{count} tiles, about {takes} cycles"
     return best[1:] if best else (None, reason)
 
 
 def choose_tail(tile, product, images, G, terms, multiprocessors):
-    """(turns, part): how many of the last turns to take in smaller tiles, and these; (0, None) for none.
+    """(tiles, part): how many of the last tiles to cut into smaller ones, and these; (0, None) for none.
 
-    The last round of turns may be too few for all multiprocessors. Parts of a tile are enough for more of them; of
-    as many columns and channels, because the kernel is packed for these.
+    The last wave may have too few tiles for all multiprocessors. Parts of a tile keep more of them busy. A part
+    has as many columns and channels as the tile, because the kernel is packed for these.
     """
-    turns = turns_of(tile, product, images, G)
-    rest = turns % multiprocessors if turns > multiprocessors else 0
-    best = _WORTH * turn_cycles(tile, product, G, terms), None
+    count = tiles_of(tile, product, images, G)
+    rest = count % multiprocessors if count > multiprocessors else 0
+    best = _WORTH * tile_cycles(tile, product, G, terms), None
     for shape in _SHAPES if rest else ():
         part = BulkTile(*shape, tile.DEPTH, tile.BN)
         if tile.TH % part.TH or tile.TW % part.TW or why_not(part, product, G, terms):
             continue
-        rounds = ceil_div(rest * parts_of(tile, part), multiprocessors)
-        takes = _FIRST + rounds * turn_cycles(part, product, G, terms)
+        waves = ceil_div(rest * parts_of(tile, part), multiprocessors)
+        takes = GH100.first_cycles + waves * tile_cycles(part, product, G, terms)
         if takes < best[0]:
             best = takes, part
     return (rest, best[1]) if best[1] else (0, None)
@@ -356,41 +339,49 @@ def parts_of(tile, part):
 
 
 def cycles(tile, product, images, G, terms, multiprocessors):
-    """About how many cycles all turns of a multiprocessor take."""
-    turns = ceil_div(turns_of(tile, product, images, G), multiprocessors)
-    return _FIRST + turns * turn_cycles(tile, product, G, terms)
+    """About how many cycles a multiprocessor takes for all its tiles."""
+    waves = ceil_div(tiles_of(tile, product, images, G), multiprocessors)
+    return GH100.first_cycles + waves * tile_cycles(tile, product, G, terms)
 
 
-def turn_cycles(tile, product, G, terms):
-    """About how many cycles a turn takes.
+def tile_cycles(tile, product, G, terms):
+    """About how many cycles a tile takes.
 
-    Of a box, whichever takes longest: the products of all warpgroups, the loads of all, one warpgroup's own
-    turn of both, or copying. Then writing the result.
+    Of a box, whichever takes longest: the products of all warpgroups, the loads of all, one warpgroup
+    doing both by itself, or copying. Then writing the result.
     """
     box = Box.of(product, G, tile)
     depth = box.channels * product.D
     products = tile.PW * product.taps * depth // _K * terms * tile.BN // 2
     rows = Window.of(product).taps[0]
-    loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // _LOADED_A_CYCLE
+    loads = BM * depth * rows * columns_read(tile, product) * _FLOAT // SHARED_BYTES_A_CYCLE
     batches = rows // batch_rows(tile, product, box, terms)
-    alone = products + batches * _ALONE + (0 if ahead(tile, terms) else tile.warpgroups * loads)
+    alone = (
+        products
+        + batches * GH100.alone_cycles
+        + (0 if ahead(tile, terms) else tile.warpgroups * loads)
+    )
     kernel = product.taps * depth * tile.BN * _FLOAT * (2 if terms > 1 else 1)
-    copied = box.bytes / _BOX_BYTES_A_CYCLE + kernel / _KERNEL_BYTES_A_CYCLE
-    copied += box.copied_rows * (_WHOLE if box.whole_rows else _APART)
+    copied = box.bytes / GH100.box_bytes_a_cycle + kernel / GH100.packed_bytes_a_cycle
+    copied += box.copied_rows * (
+        GH100.whole_box_row_cycles if box.whole_rows else GH100.box_row_cycles
+    )
     step = max(tile.warpgroups * max(products, loads), alone, int(copied))
-    step += batches * (_BETWEEN_AHEAD if ahead(tile, terms) else _BETWEEN[terms])
-    written = tile.TH * tile.TW * BM * tile.BN * _FLOAT // _WRITTEN_A_CYCLE
-    return ceil_div(product.channels, box.channels) * step + _LAST + written
+    between = GH100.batch_cycles if terms == 1 else GH100.batch_cycles_of_three
+    between = GH100.batch_ahead_cycles if ahead(tile, terms) else between
+    step += batches * between
+    written = tile.TH * tile.TW * BM * tile.BN * _FLOAT // GH100.written_bytes_a_cycle
+    return ceil_div(product.channels, box.channels) * step + GH100.result_cycles + written
 
 
-def later(tile, product, G, terms, turns, blocks):
-    """Cycles by which a block begins behind the one before it, of those that have a turn less than others."""
-    longer = turns % blocks
-    return turn_cycles(tile, product, G, terms) // (blocks - longer) if longer else 0
+def later(tile, product, G, terms, count, blocks):
+    """Cycles by which a block begins behind the one before it, of the blocks that have one tile less than others."""
+    longer = count % blocks
+    return tile_cycles(tile, product, G, terms) // (blocks - longer) if longer else 0
 
 
-def turns_of(tile, product, images, G):
-    """Turns that blocks take: all patches, images and columns of tiles."""
+def tiles_of(tile, product, images, G):
+    """Tiles of the result: all patches, images and columns."""
     p = product.pixels
     patches = ceil_div(p.rows, tile.TH) * ceil_div(p.columns, tile.TW)
     return G * ceil_div(images, BM // p.D1) * patches * ceil_div(product.N, tile.BN)

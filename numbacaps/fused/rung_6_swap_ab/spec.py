@@ -99,7 +99,7 @@ class SwapSpec:
 
 
 def swizzle_bits(row):
-    """The bits of a matrix descriptor that say how rows of so many bytes are swizzled.
+    """The bits of a matrix descriptor that say how rows of this many bytes are swizzled.
 
     Addresses are swizzled and boxes begin at multiples of the pattern, so the descriptor's base offset is 0
     wherever in a box it points.

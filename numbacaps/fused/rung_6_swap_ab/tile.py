@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from numbacaps.device.gpu import GH100, H100, LARGEST_BOX, MOST_REGISTERS
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import BM, SHARED_LIMIT, WARPGROUP, Window
 
@@ -10,14 +11,11 @@ _FLOAT = 4  # bytes
 _ATOM = 1024  # bytes; a box begins at a multiple of it, so that places are swizzled as its rows are
 BARRIERS = _ATOM  # bytes at the beginning of the shared memory, of 8 each
 _MOST_BARRIERS = BARRIERS // 8
-_LARGEST_BOX = 256  # indices along an axis
 _LARGEST_STEP = 8  # of a box, from one index to the next
 _MOST_ROWS = 256  # of one product's second operand
-_REGISTERS = 65536  # of a multiprocessor
-_MOST_REGISTERS = 255  # of a thread
 _OTHER_REGISTERS = 28  # of a thread, besides sums and its part of the kernel
 _UNROLLED = 144  # elements of a thread's part up to which the compiler keeps them in registers
-# Bytes of a capsule's row, which the copy engine swizzles, and what a matrix descriptor calls that.
+# Bytes of a capsule's row, which TMA swizzles, and what a matrix descriptor calls that.
 SWIZZLES = {32: 3, 64: 2, 128: 1}
 
 
@@ -47,7 +45,7 @@ class SwappedTile:
     @property
     def registers(self):
         """That a thread may have."""
-        return min(_MOST_REGISTERS, _REGISTERS // self.threads // 8 * 8)
+        return min(MOST_REGISTERS, H100.registers // self.threads // 8 * 8)
 
     def __str__(self):
         return (
@@ -206,8 +204,8 @@ def why_never(product, images, G):
     _, _, box, steps = Slots.of(product).tensor(product, 1, 1)
     if max(steps) > _LARGEST_STEP:
         return f"every {max(steps)}th slot, more than {_LARGEST_STEP} apart"
-    if max(box) > _LARGEST_BOX:
-        return f"a box of {max(box)} indices along an axis, more than {_LARGEST_BOX}"
+    if max(box) > LARGEST_BOX:
+        return f"a box of {max(box)} indices along an axis, more than {LARGEST_BOX}"
     return None
 
 
@@ -241,15 +239,8 @@ def fragments(tile, product):
     return product.channels // tile.CHANNEL_PARTS * product.taps * product.D // _K * 4
 
 
-# Measured on an H200.
-_KERNEL_BYTES_A_CYCLE = 34  # from the L2 cache to a multiprocessor, when all read the same
-# Capsules' rows a cycle that the copy engine fetches: of all slots, and of every second or so.
-_ROWS_A_CYCLE, _ROWS_APART_A_CYCLE = 0.5, 0.25
-_WRITTEN_A_CYCLE = 28  # bytes, when all of them write
 _MOST_AHEAD = 32 * 1024  # bytes; of more the copies themselves come later
 _FEWEST = 16  # cycles of a product, however few its rows are
-_FIRST = 1500  # cycles until the first bytes come
-_TILE = 300  # cycles more for a tile, and so many again for each warpgroup's sums that are added
 
 
 def choose_tile(product, images, G, multiprocessors):
@@ -287,15 +278,15 @@ def cycles(tile, product, slots, images, G, multiprocessors):
     p = product.pixels
     others = ceil_div(product.N, BM) * G
     blocks = blocks_of(product, images, G, multiprocessors)
-    turns = ceil_div(images, blocks) * ceil_div(others * blocks, multiprocessors)
-    kernel = product.K * min(product.N, BM) * _FLOAT // _KERNEL_BYTES_A_CYCLE
-    rate = _ROWS_A_CYCLE if slots.boxes == 1 else _ROWS_APART_A_CYCLE
+    images_each = ceil_div(images, blocks) * ceil_div(others * blocks, multiprocessors)
+    kernel = product.K * min(product.N, BM) * _FLOAT // GH100.loaded_kernel_bytes_a_cycle
+    rate = GH100.capsule_rows_a_cycle if slots.boxes == 1 else GH100.apart_capsule_rows_a_cycle
     fetched = product.channels * slots.boxes * slots.rows * slots.columns * p.D1 / rate
     count = ceil_div(p.rows, tile.TH)
     of_product = max(product_rows(tile, product, slots) // 2, _FEWEST)
     products = count * product.K // _K * of_product
-    alone = products // (count * tile.CHANNEL_PARTS) + _TILE * tile.CHANNEL_PARTS
-    written = p.rows * p.columns * p.D1 * min(product.N, BM) * _FLOAT // _WRITTEN_A_CYCLE
+    alone = products // (count * tile.CHANNEL_PARTS) + GH100.part_cycles * tile.CHANNEL_PARTS
+    written = p.rows * p.columns * p.D1 * min(product.N, BM) * _FLOAT // GH100.written_bytes_a_cycle
     work = max(products, ceil_div(count, tile.ROW_PARTS) * alone) + written
-    turn = max(fetched, work) if tile.IMAGES > 1 else fetched + work
-    return int(_FIRST + max(kernel, fetched) + work + (turns - 1) * turn)
+    image = max(fetched, work) if tile.IMAGES > 1 else fetched + work
+    return int(GH100.first_cycles + max(kernel, fetched) + work + (images_each - 1) * image)

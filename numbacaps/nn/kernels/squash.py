@@ -33,7 +33,7 @@ from numbacaps.nn.kernels.warp_shares import shares
 
 @cache
 def make_squash(group, width, lanes, slope, dtype):
-    """Kernel for groups of so many elements behind LeakyReLU of one slope.
+    """Kernel for groups of ``group`` elements behind LeakyReLU of one slope.
 
     ``lanes``, a power of two, take ``width`` elements each at a time; the group is a multiple of both.
     """
@@ -80,7 +80,7 @@ def make_squash(group, width, lanes, slope, dtype):
 
 @cache
 def make_squash_backward(group, width, lanes, slope, dtype):
-    """Kernel for groups of so many elements behind LeakyReLU of one slope; see :func:`make_squash`."""
+    """Kernel for groups of ``group`` elements behind LeakyReLU of one slope; see :func:`make_squash`."""
     WIDTH, LANES, TURNS, BITS = width, lanes, group // (width * lanes), lanes.bit_length() - 1
     ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
 

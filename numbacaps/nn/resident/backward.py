@@ -99,7 +99,7 @@ def make_resident_backward(layout, classes):
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
             if thread == 0:
                 mbarrier_init(shared, start + GATE, WARPS)
-            fence_proxy_async()  # the copy engine may see the barriers
+            fence_proxy_async()  # TMA may see the barriers
         let_next_start()
         cuda.syncthreads()
         wait_for_last()  # the forward pass is done, and the kernels are packed
@@ -137,7 +137,7 @@ def make_resident_backward(layout, classes):
                 fetch(shared, start + 4 * X, x, image * IMAGE, IMAGE, thread)
                 cp_async_commit()
                 stage, phases = compute(work, stage, phases)
-                fence_proxy_async()  # the copy engine may write over what was read here
+                fence_proxy_async()  # TMA may write over what was read here
                 cuda.syncwarp()
                 if lane == 0:
                     mbarrier_arrive(shared, start + GATE)

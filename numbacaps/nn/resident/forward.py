@@ -91,7 +91,7 @@ def make_resident_forward(layout, classes, for_gradients):
             mbarrier_init(shared, start + EMPTY + 8 * thread, WARPS)
             if thread == 0:
                 mbarrier_init(shared, start + GATE, WARPS)
-            fence_proxy_async()  # the copy engine may see the barriers
+            fence_proxy_async()  # TMA may see the barriers
         let_next_start()
         cuda.syncthreads()
         stage = short(0)

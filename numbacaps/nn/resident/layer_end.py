@@ -37,7 +37,7 @@ def make_conclude(layer, pipeline, keeps):
     def conclude(work):
         shared, start, thread = work.shared, work.start, work.thread
         if OPENS:
-            fence_proxy_async()  # the copy engine may write over what was read here
+            fence_proxy_async()  # TMA may write over what was read here
             bulk_store_read()
             cuda.syncwarp()
             if thread & 31 == 0:
@@ -112,7 +112,7 @@ def make_end(output, pipeline, keeps):
         images, thread = work.images, work.thread
         bulk_store_read()  # from where the next layer writes
         if KEEPS:
-            fence_proxy_async()  # the copy engine may see the output
+            fence_proxy_async()  # TMA may see the output
         meet(THREADS)
         if KEEPS and thread == 0:
             to = OUTPUT * images + image * SIZE

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import combinations
 
+from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT, WARPGROUP
 
@@ -14,7 +15,6 @@ FEWEST_STAGES = 2
 WARPGROUPS = 2  # consumers: warpgroups that multiply
 WARPS = 4  # of a warpgroup
 PRODUCER_REGISTERS = 24  # of a thread whose warpgroup copies
-_REGISTERS = 65536  # of a multiprocessor
 
 
 class DoesNotFit(ValueError):
@@ -148,7 +148,7 @@ class Pipeline:
     @property
     def registers(self):
         """What a consumer's thread may have: what the producer leaves."""
-        all_of_them = _REGISTERS // self.threads // 8 * 8 * (self.warpgroups + 1)
+        all_of_them = H100.registers // self.threads // 8 * 8 * (self.warpgroups + 1)
         return min(240, (all_of_them - PRODUCER_REGISTERS) // self.warpgroups // 8 * 8)
 
     def regions(self, steps, late_steps):

@@ -91,7 +91,7 @@ def make_tile_products(layer, pipeline, keeps, conclude):
 
     @cuda.jit(device=True, forceinline=True)
     def leave(shared, start, lane, stage):
-        """Leave the chunks from there on to the copy engine, in the name of all that share the sum."""
+        """Leave the chunks from there on to TMA, in the name of all that share the sum."""
         for _ in range(BATCH):
             if lane == 0:
                 mbarrier_arrive_times(shared, start + EMPTY + stage * 8, SHARES)
@@ -188,7 +188,7 @@ def make_tile_products(layer, pipeline, keeps, conclude):
                     squash(acc, slopes, SLOPES * images + image * GROUPS_OUT, row, lane)
                 store(acc, shared, floats + OUT + share * SIZE, row, column)
                 if WHOLE and KEEPS:
-                    fence_proxy_async()  # the copy engine may see the tile
+                    fence_proxy_async()  # TMA may see the tile
                     meet_at(2 + warpgroup, 128)
                     if warp & 3 == 0 and lane == 0:
                         write_tile(shared, start, outputs, image * SIZE + OUTPUT * images, tile)

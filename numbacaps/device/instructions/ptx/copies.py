@@ -1,4 +1,4 @@
-"""PTX that moves memory: asynchronous copies, the copy engine (TMA), prefetches, loads and stores of several elements."""
+"""PTX that moves memory: asynchronous copies, TMA, prefetches, loads and stores of several elements."""
 
 from llvmlite import ir
 from numba.core import types

@@ -72,7 +72,7 @@ def mbarrier_wait_where(shared, address, parity, condition):
 
 
 def meet(threads):
-    """So many threads wait for each other."""
+    """A number of threads wait for each other."""
     meet_at(1, threads)
 
 

@@ -1,4 +1,4 @@
-"""Where bytes lie that the copy engine swizzles: the 16-byte pieces of a row change places."""
+"""Where bytes lie that TMA swizzles: the 16-byte pieces of a row change places."""
 
 
 def swizzled(address, row):
