@@ -46,6 +46,7 @@ else:
 
 FRAGMENT_PRODUCTS = chosen.FRAGMENT_PRODUCTS
 HALVES = chosen.HALVES
+WARP_PRODUCTS = chosen.WARP_PRODUCTS
 bulk_copy = chosen.bulk_copy
 bulk_store = chosen.bulk_store
 bulk_store_read = chosen.bulk_store_read
@@ -63,6 +64,7 @@ inverse_root = chosen.inverse_root
 larger = chosen.larger
 let_next_start = chosen.let_next_start
 load_matrices = chosen.load_matrices
+load_matrices_transposed = chosen.load_matrices_transposed
 load_run = chosen.load_run
 map_address = chosen.map_address
 mbarrier_arrive = chosen.mbarrier_arrive

@@ -52,7 +52,9 @@ from numbacaps.device.instructions.ptx.registers import (
 )
 from numbacaps.device.instructions.ptx.tensor_cores import (
     FRAGMENT_PRODUCTS,
+    WARP_PRODUCTS,
     load_matrices,
+    load_matrices_transposed,
     mma,
     wgmma,
     wgmma_commit,

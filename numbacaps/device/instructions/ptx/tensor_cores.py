@@ -122,59 +122,84 @@ FRAGMENT_PRODUCTS = {  # by the name of the dtype that is multiplied
 }
 
 
-@intrinsic
-def mma(typing_context, acc, first, a, a_first, b, b_first):
-    """The product of a warp: acc[first:] += A (16 x 8) @ B (8 x 8), of local arrays of float32.
+def _warp_product(shape, kind):
+    """An intrinsic for the product of a warp."""
 
-    With t = lane % 4 and r = lane // 4, a[a_first:] is A[r, t], A[r + 8, t], A[r, t + 4] and
-    A[r + 8, t + 4], b[b_first:] is B[t, r] and B[t + 4, r], and acc[first:] is the sum's [r, 2t],
-    [r, 2t + 1], [r + 8, 2t] and [r + 8, 2t + 1]. Of A and B TF32's bits are read.
-    """
-    text = (
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$0, $1, $2, $3};"
-    )
-    constraints = "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3"
+    @intrinsic
+    def product(typing_context, acc, first, a, a_first, b, b_first):
+        text = (
+            f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$0, $1, $2, $3};"
+        )
+        constraints = "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3"
 
-    def codegen(context, builder, signature, arguments):
-        def places(which, count):
-            data = pointer_to(context, builder, signature.args[which], arguments[which])
-            first = arguments[which + 1]
-            return [
-                builder.gep(data, [builder.add(first, ir.Constant(I64, i))]) for i in range(count)
-            ]
+        def codegen(context, builder, signature, arguments):
+            def places(which, count):
+                data = pointer_to(context, builder, signature.args[which], arguments[which])
+                first = arguments[which + 1]
+                return [
+                    builder.gep(data, [builder.add(first, ir.Constant(I64, i))])
+                    for i in range(count)
+                ]
 
-        sums = places(0, 4)
-        factors = [builder.load(place) for place in places(2, 4) + places(4, 2)]
-        operands = [builder.bitcast(factor, I32) for factor in factors]
-        operands += [builder.load(place) for place in sums]
-        returned = ir.LiteralStructType([F32] * 4)
-        results = asm(builder, returned, operands, text, constraints)
-        for i, place in enumerate(sums):
-            builder.store(builder.extract_value(results, i), place)
-        return context.get_dummy_value()
+            sums = places(0, 4)
+            factors = [builder.load(place) for place in places(2, 4) + places(4, 2)]
+            operands = [builder.bitcast(factor, I32) for factor in factors]
+            operands += [builder.load(place) for place in sums]
+            returned = ir.LiteralStructType([F32] * 4)
+            results = asm(builder, returned, operands, text, constraints)
+            for i, place in enumerate(sums):
+                builder.store(builder.extract_value(results, i), place)
+            return context.get_dummy_value()
 
-    arguments = (acc, types.int64, a, types.int64, b, types.int64)
-    return types.void(*arguments), codegen
+        arguments = (acc, types.int64, a, types.int64, b, types.int64)
+        return types.void(*arguments), codegen
+
+    return product
 
 
-@intrinsic
-def load_matrices(typing_context, to, shared, address):
-    """Four matrices of 8 rows of 16 bytes: a lane gives the shared address of a row, and to[:4] is, of each of them,
-    element lane % 4 of row lane // 4."""
-    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+# The product of a warp: acc[first:] += A (16 x 8) @ B (8 x 8), of local arrays of float32. k's have 4 bytes: one
+# of float32, of which TF32's bits are read, or two of float16 or bfloat16.
+# With t = lane % 4 and r = lane // 4, a[a_first:] is A[r, t], A[r + 8, t], A[r, t + 4] and A[r + 8, t + 4],
+# b[b_first:] is B[t, r] and B[t + 4, r], and acc[first:] is the sum's [r, 2t], [r, 2t + 1], [r + 8, 2t] and
+# [r + 8, 2t + 1].
+mma = _warp_product("m16n8k8", "tf32")
 
-    def codegen(context, builder, signature, arguments):
-        target, _, _ = signature.args
-        to, _, address = arguments
-        address = builder.trunc(address, I32)
-        returned = ir.LiteralStructType([F32] * 4)
-        constraints = "=f,=f,=f,=f,r,~{memory}"
-        loaded = asm(builder, returned, [address], text, constraints)
-        data = pointer_to(context, builder, target, to)
-        for i in range(4):
-            element = builder.extract_value(loaded, i)
-            builder.store(element, builder.gep(data, [ir.Constant(I64, i)]))
-        return context.get_dummy_value()
+WARP_PRODUCTS = {  # by the name of the dtype that is multiplied
+    "float32": mma,
+    "float16": _warp_product("m16n8k16", "f16"),
+    "bfloat16": _warp_product("m16n8k16", "bf16"),
+}
 
-    return types.void(to, shared, types.int64), codegen
+
+def _matrices(transposed):
+    """An intrinsic that loads four matrices."""
+
+    @intrinsic
+    def load(typing_context, to, shared, address):
+        text = f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+
+        def codegen(context, builder, signature, arguments):
+            target, _, _ = signature.args
+            to, _, address = arguments
+            address = builder.trunc(address, I32)
+            returned = ir.LiteralStructType([F32] * 4)
+            constraints = "=f,=f,=f,=f,r,~{memory}"
+            loaded = asm(builder, returned, [address], text, constraints)
+            data = pointer_to(context, builder, target, to)
+            for i in range(4):
+                element = builder.extract_value(loaded, i)
+                builder.store(element, builder.gep(data, [ir.Constant(I64, i)]))
+            return context.get_dummy_value()
+
+        return types.void(to, shared, types.int64), codegen
+
+    return load
+
+
+# Four matrices of 8 rows of 16 bytes: a lane gives the shared address of a row, and to[:4] is, of each of them, the 4
+# bytes lane % 4 of row lane // 4.
+load_matrices = _matrices("")
+
+# The same of elements of 2 bytes: of each matrix, those of rows 2 * (lane % 4) and the next, in column lane // 4.
+load_matrices_transposed = _matrices(".trans")

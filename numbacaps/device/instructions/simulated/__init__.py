@@ -54,7 +54,9 @@ from numbacaps.device.instructions.simulated.registers import (
 )
 from numbacaps.device.instructions.simulated.tensor_cores import (
     FRAGMENT_PRODUCTS,
+    WARP_PRODUCTS,
     load_matrices,
+    load_matrices_transposed,
     mma,
     wgmma,
     wgmma_commit,

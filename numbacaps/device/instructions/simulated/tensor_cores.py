@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from numbacaps.device.instructions.simulated.block import Warp, memory, this_lane
+from numbacaps.device.instructions.simulated.block import memory, this_lane
 from numbacaps.device.instructions.simulated.registers import cut_tf32, from_bfloat16
 from numbacaps.device.instructions.simulated.swizzle import swizzled
 
@@ -134,26 +134,48 @@ def wgmma_wait_but(pending):
     del groups[:done]
 
 
-def mma(acc, first, a, a_first, b, b_first):
+def _warp_product(kind):
     """The product of a warp; its threads hand the fragments round."""
-    thread = threading.current_thread()
-    warp = Warp.of(thread)
-    r, t = divmod(thread.threadIdx.x % 32, 4)
-    warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
-    warp.b[[t, t + 4], r] = b[b_first : b_first + 2]
-    warp.meet()
-    A, B = (cut_tf32(factor).astype(np.float64) for factor in (warp.a[[r, r + 8]], warp.b))
-    acc[first : first + 4] += (A @ B[:, [2 * t, 2 * t + 1]]).ravel().astype(np.float32)
-    warp.meet()
+    read = _NUMBERS[kind]
+
+    def multiply(acc, first, a, a_first, b, b_first):
+        warp, lane = this_lane()
+        r, t = divmod(lane, 4)
+        warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
+        warp.b[r, [t, t + 4]] = b[b_first : b_first + 2]
+        warp.meet()
+        with np.errstate(all="ignore"):
+            A, B = read(warp.a[[r, r + 8]].view(np.uint32)), read(warp.b.view(np.uint32))
+            acc[first : first + 4] += (A @ B[[2 * t, 2 * t + 1]].T).ravel().astype(np.float32)
+        warp.meet()
+
+    return multiply
 
 
-def load_matrices(to, shared, address):
-    """Of four matrices of 8 rows of 16 bytes, whose rows' addresses the lanes give, element lane % 4 of row lane // 4."""
+WARP_PRODUCTS = {name: _warp_product(name) for name in _NUMBERS}
+mma = WARP_PRODUCTS["float32"]
+
+
+def _rows(shared, address):
+    """(4, 8, 16) bytes of four matrices, whose rows' addresses the lanes of a warp give."""
     warp, lane = this_lane()
     assert int(address) % 16 == 0, "a row lies at a multiple of 16 bytes"
     warp.rows[lane] = int(address)
     warp.meet()
-    for matrix in range(4):
-        at = warp.rows[8 * matrix + lane // 4] + 4 * (lane % 4)
-        to[matrix] = memory(shared)[at : at + 4].view(np.float32)[0]
+    rows = np.array([warp.rows[i] for i in range(32)])
+    found = memory(shared)[rows[:, None] + np.arange(16)].reshape(4, 8, 16)
     warp.meet()
+    return found, lane
+
+
+def load_matrices(to, shared, address):
+    """Of four matrices the 4 bytes lane % 4 of row lane // 4."""
+    matrices, lane = _rows(shared, address)
+    to[0:4] = matrices.view(np.float32)[:, lane // 4, lane % 4]
+
+
+def load_matrices_transposed(to, shared, address):
+    """Of four matrices, of 2-byte elements, two neighbours of a column."""
+    matrices, lane = _rows(shared, address)
+    column = matrices.view(np.uint16)[:, :, lane // 4]
+    to[0:4] = np.ascontiguousarray(column).view(np.float32)[:, lane % 4]

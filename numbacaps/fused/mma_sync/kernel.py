@@ -1,0 +1,379 @@
+"""Tensor cores by warps: a product that gathers one operand, for every geometry.
+
+    c[m, n] = sum over k of a[m, k] * b[k, n]
+
+What changed from register tiles: a warp multiplies WM x WN with ``mma.sync``, 16 rows by 8 columns at a time. Copies
+are asynchronous (``cp.async``) and STAGES of them are under way. And nothing of the geometry is compiled in: what
+Algorithm 5's index functions say stands in a table (:mod:`numbacaps.fused.mma_sync.table`), so that one kernel serves
+all sizes whose copies take the same number of bytes.
+
+In three terms a factor of float32 is the sum of a high and a low part, which TF32 both has. The products with a low
+part are summed apart. So where an infinity or a NaN is multiplied, what the high parts make of it is the result, as
+IEEE 754 has it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import (
+    CHUNK,
+    WARP_PRODUCTS,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    let_next_start,
+    load_matrices,
+    load_matrices_transposed,
+    load_run,
+    shared_address,
+    short,
+    store_pair,
+    wait_for_last,
+)
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+from numbacaps.fused.addressing import pixel_of_row
+from numbacaps.fused.mma_sync.factors import make_keep
+from numbacaps.fused.mma_sync.table import (
+    ABSENT,
+    A_COLUMN,
+    A_D1,
+    A_G,
+    A_IMAGE,
+    A_ROW,
+    BIAS,
+    B_COLUMNS_AT,
+    B_G,
+    C_COLUMN,
+    C_COLUMNS_AT,
+    C_D1,
+    C_FIRST,
+    C_G,
+    C_IMAGE,
+    C_ROW,
+    HEADER,
+    HEIGHT,
+    KERNEL_AT,
+    LEFT_START,
+    LEFT_STEP,
+    PIXEL_COLUMNS,
+    PIXEL_D1,
+    PIXEL_ROWS,
+    TAPS_AT,
+    TOP_START,
+    TOP_STEP,
+    WIDTH,
+)
+from numbacaps.fused.mma_sync.tile import PITCH, WORDS, Tile
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the kernel is compiled for.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the operands.
+    result : numpy.dtype
+        Of the result, or float32 where splits are added later.
+    terms : int
+        1, or 3 of float32.
+    a_run, b_run : int
+        Bytes that one copy takes of the gathered array and of the kernel.
+    along_k : bool
+        Neighbours in the kernel are neighbours along k; else they are columns.
+    paired : bool
+        Results come in pairs, which one store can take.
+    tile : numbacaps.fused.mma_sync.tile.Tile
+    """
+
+    dtype: np.dtype
+    result: np.dtype
+    terms: int
+    a_run: int
+    b_run: int
+    along_k: bool
+    paired: bool
+    tile: Tile
+
+
+@cache
+def make_mma_sync(spec):
+    """Kernel for a :class:`Spec`."""
+    tile, itemsize = spec.tile, spec.dtype.itemsize
+    BM, BN, WM, WN, STAGES = tile.BM, tile.BN, tile.WM, tile.WN, tile.STAGES
+    THREADS, ACROSS = tile.threads, BN // WN
+    BK = WORDS * 4 // itemsize
+    A_RUN, B_RUN = spec.a_run, spec.b_run
+    A_EACH, B_EACH = A_RUN // itemsize, B_RUN // itemsize
+    # A thread's copies of a stage lie in one column of it.
+    A_LANES = BK // A_EACH
+    A_APART = THREADS // A_LANES
+    A_COPIES = BM // A_APART
+    ALONG_K = spec.along_k
+    B_LANES = (BK if ALONG_K else BN) // B_EACH
+    B_APART = THREADS // B_LANES
+    B_ROWS = BN if ALONG_K else BK
+    B_COPIES = -(-B_ROWS // B_APART)
+    B_HELD = B_COPIES if ALONG_K else 1
+    B_WHOLE = B_ROWS % B_APART == 0
+    A_PITCH = PITCH * 4  # bytes
+    B_PITCH = A_PITCH if ALONG_K else tile.b_pitch(itemsize) * 4
+    STAGE = tile.stage_bytes(ALONG_K, itemsize)
+    B_FIRST = BM * A_PITCH
+    DOWN, BESIDE = WM // 16, WN // 8
+    SUMS = DOWN * BESIDE * 4
+    TERMS = spec.terms
+    LOW = SUMS if TERMS == 3 else 0  # where the sums with low parts are
+    ALL_SUMS = SUMS + LOW
+    PARTS = 2 if TERMS == 3 else 1
+    A_PART, B_PART = DOWN * 4, BESIDE * 2
+    A_HELD, B_PARTS = PARTS * A_PART, PARTS * B_PART
+    keep_a, keep_b = (make_keep(itemsize, TERMS, count) for count in (A_PART, B_PART))
+    IS_FLOAT32 = itemsize == 4
+    OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
+    PENDING = STAGES - 2
+    PAIRED = spec.paired
+    multiply = WARP_PRODUCTS[spec.dtype.name]
+    _, write = conversions(spec.result)
+    ZERO = np.float32(0)
+    held = np.dtype(stored(spec.dtype))
+    _, as_operand = conversions(spec.dtype)
+    BY_COPIES_A, BY_COPIES_B = A_RUN >= 4, B_RUN >= 4
+
+    @kept_on_disk
+    @cuda.jit
+    def mma_sync_kernel(
+        a,  # in   the gathered array
+        b,  # in   the kernel
+        c,  # out  the other array, or partial sums
+        table,  # in   numbacaps.fused.mma_sync.table
+        products,  # in the table
+        splits,
+        per_split,  # stages
+        size,  # elements of a split's sums
+    ):
+        let_next_start()  # up to where it waits for the result
+        shared = cuda.shared.array(
+            0, held, CHUNK
+        )  # STAGES of (BM, PITCH) words, then of the kernel's
+        acc = cuda.local.array(ALL_SUMS, np.float32)
+        four = cuda.local.array(4, np.float32)
+        a_part = cuda.local.array(A_HELD, np.float32)
+        b_part = cuda.local.array(B_PARTS, np.float32)
+        base = cuda.local.array(A_COPIES, np.int32)
+        edge = cuda.local.array(A_COPIES, np.int32)
+        b_column = cuda.local.array(B_HELD, np.int32)
+        tap = cuda.local.array(2, np.int32)
+        to_row = cuda.local.array(OWN_ROWS, np.int64)
+        to_column = cuda.local.array(OWN_COLUMNS, np.int32)
+        start = shared_address(shared)
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        lane, warp = short(thread % 32), short(thread // 32)
+        n0 = short(cuda.blockIdx.y * BN)
+        split = short(cuda.blockIdx.z % splits)
+        rest = cuda.blockIdx.z // splits
+        head = short(rest % products * HEADER)
+        g = rest // products
+        M, N, K = table[at(head)], table[at(head + 1)], table[at(head + 2)]
+        m0 = short(cuda.blockIdx.x * BM)
+        if m0 >= M:
+            return
+        rows = np.uint32(table[at(head + PIXEL_ROWS)])
+        columns = np.uint32(table[at(head + PIXEL_COLUMNS)])
+        D1 = np.uint32(table[at(head + PIXEL_D1)])
+        image_rows = np.uint32(rows * columns * D1)
+        image0 = np.uint32(np.uint32(m0) // image_rows)
+        m_image = np.uint32(m0) - image0 * image_rows
+        a_image = table[at(head + A_IMAGE)]
+        a_from = np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
+        b_from = np.int64(g) * table[at(head + B_G)]
+        height, width = np.uint32(table[at(head + HEIGHT)]), np.uint32(table[at(head + WIDTH)])
+        taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
+        b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
+        a_lane, a_row = thread % A_LANES, thread // A_LANES
+        b_lane, b_row = thread % B_LANES, thread // B_LANES
+        for i in range(A_COPIES):
+            row = short(a_row + i * A_APART)
+            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), rows, columns, D1)
+            base[i] = short(
+                image * a_image
+                + h * table[at(head + A_ROW)]
+                + w * table[at(head + A_COLUMN)]
+                + d1 * table[at(head + A_D1)]
+            )
+            h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)] + BIAS
+            w = w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)] + BIAS
+            edge[i] = short((h << 16) + w) if m0 + row < M else short(0)
+        for i in range(B_HELD):
+            n = short(n0 + (b_row + i * B_APART if ALONG_K else b_lane * B_EACH))
+            b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
+        stages = short((K + BK - 1) // BK)
+        first = short(split * per_split)
+        last = min(stages, short(first + per_split))
+        for i in range(ALL_SUMS):
+            acc[i] = ZERO
+        a_to = short(a_row * A_PITCH + a_lane * A_RUN)
+        b_to = short(B_FIRST + b_row * B_PITCH + b_lane * B_RUN)
+        # Where a lane reads its row of four matrices.
+        a_at = short((warp // ACROSS * WM + lane % 16) * A_PITCH + lane // 16 * 16)
+        if ALONG_K:
+            b_at = short(
+                B_FIRST
+                + (warp % ACROSS * WN + lane // 16 * 8 + lane % 8) * B_PITCH
+                + lane // 8 % 2 * 16
+            )
+        elif IS_FLOAT32:
+            b_at = short(B_FIRST + lane % 4 * B_PITCH + (warp % ACROSS * WN + lane // 4) * 4)
+        else:
+            b_at = short(B_FIRST + lane % 16 * B_PITCH + (warp % ACROSS * WN + lane // 16 * 8) * 2)
+        wait_for_last()  # the operands are there
+        load_run(2, tap, table, taps + 2 * (first * A_LANES + a_lane))
+        for step in range(short(first - (STAGES - 1)), last):
+            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
+            cuda.syncthreads()  # so have the others', and no thread reads the stage before
+            ahead = short(step + STAGES - 1)
+            if ahead < last:
+                to = short(np.uint32(ahead - first) % STAGES * STAGE)
+                offset, where = tap[0], tap[1]
+                if ahead + 1 < last:
+                    load_run(2, tap, table, taps + 2 * ((ahead + 1) * A_LANES + a_lane))
+                for i in range(A_COPIES):
+                    reached = short(edge[i] + where)
+                    inside = np.uint32((reached >> 16) - BIAS) < height
+                    inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
+                    source = a_from + short(base[i] + offset) if inside else np.int64(0)
+                    if BY_COPIES_A:
+                        cp_async(
+                            A_RUN,
+                            shared,
+                            start + (to + a_to + i * (A_APART * A_PITCH)),
+                            a,
+                            source,
+                            inside,
+                        )
+                    else:
+                        shared[at((to + a_to + i * (A_APART * A_PITCH)) // 2)] = (
+                            a[at(source)] if inside else as_operand(ZERO)
+                        )
+                if ALONG_K:
+                    row = table[at(of_kernel + ahead * BK + b_lane * B_EACH)]
+                for i in range(B_COPIES):
+                    if not ALONG_K:
+                        row = ABSENT
+                        if B_WHOLE or b_row + i * B_APART < B_ROWS:
+                            row = table[at(of_kernel + ahead * BK + b_row + i * B_APART)]
+                    column = b_column[i if ALONG_K else 0]
+                    known = row >= 0 and column >= 0
+                    source = b_from + short(row + column) if known else np.int64(0)
+                    if B_WHOLE or b_row + i * B_APART < B_ROWS:
+                        if BY_COPIES_B:
+                            cp_async(
+                                B_RUN,
+                                shared,
+                                start + (to + b_to + i * (B_APART * B_PITCH)),
+                                b,
+                                source,
+                                known,
+                            )
+                        else:
+                            shared[at((to + b_to + i * (B_APART * B_PITCH)) // 2)] = (
+                                b[at(source)] if known else as_operand(ZERO)
+                            )
+            cp_async_commit()
+            if step >= first:
+                stage = short(np.uint32(step - first) % STAGES * STAGE)
+                for half in range(2):  # 8 words of k
+                    for i in range(DOWN):
+                        load_matrices(
+                            four, shared, start + (stage + a_at + i * (16 * A_PITCH) + half * 32)
+                        )
+                        for j in range(4):
+                            keep_a(a_part, i * 4 + j, four[j])
+                    for i in range(BESIDE // 2):
+                        if ALONG_K:
+                            load_matrices(
+                                four,
+                                shared,
+                                start + (stage + b_at + i * (16 * B_PITCH) + half * 32),
+                            )
+                        elif IS_FLOAT32:
+                            word = short((stage + b_at + half * (8 * B_PITCH)) // 4 + i * 16)
+                            four[0] = shared[at(word)]
+                            four[1] = shared[at(word + B_PITCH)]
+                            four[2] = shared[at(word + 8)]
+                            four[3] = shared[at(word + B_PITCH + 8)]
+                        else:
+                            load_matrices_transposed(
+                                four,
+                                shared,
+                                start + (stage + b_at + half * (16 * B_PITCH) + i * 32),
+                            )
+                        for j in range(4):
+                            keep_b(b_part, i * 4 + j, four[j])
+                    if TERMS == 3:
+                        for i in range(DOWN):
+                            for j in range(BESIDE):
+                                multiply(
+                                    acc,
+                                    LOW + (i * BESIDE + j) * 4,
+                                    a_part,
+                                    A_PART + i * 4,
+                                    b_part,
+                                    j * 2,
+                                )
+                        for i in range(DOWN):
+                            for j in range(BESIDE):
+                                multiply(
+                                    acc,
+                                    LOW + (i * BESIDE + j) * 4,
+                                    a_part,
+                                    i * 4,
+                                    b_part,
+                                    B_PART + j * 2,
+                                )
+                    for i in range(DOWN):
+                        for j in range(BESIDE):
+                            multiply(acc, (i * BESIDE + j) * 4, a_part, i * 4, b_part, j * 2)
+        if TERMS == 3:
+            for i in range(SUMS):
+                # An infinity or NaN is what the high parts make of it.
+                finite = acc[i] - acc[i] == ZERO
+                acc[i] += acc[LOW + i] if finite else ZERO
+        c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
+        c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
+        for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
+            row = short(warp // ACROSS * WM + i * 8 + lane // 4)
+            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), rows, columns, D1)
+            to_row[i] = (
+                c_from
+                + np.int64(image) * table[at(head + C_IMAGE)]
+                + np.int64(h) * table[at(head + C_ROW)]
+                + w * table[at(head + C_COLUMN)]
+                + d1 * table[at(head + C_D1)]
+                if m0 + row < M
+                else np.int64(ABSENT)
+            )
+        for j in range(OWN_COLUMNS):
+            n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
+            to_column[j] = table[at(c_columns + n)] if n < N else short(ABSENT)
+        for i in range(OWN_ROWS):
+            if to_row[i] >= 0:
+                for j in range(BESIDE):
+                    at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
+                    one, two = write(acc[at_sum]), write(acc[at_sum + 1])
+                    if PAIRED:
+                        if to_column[2 * j] >= 0:
+                            store_pair(c, to_row[i] + to_column[2 * j], one, two)
+                    else:
+                        if to_column[2 * j] >= 0:
+                            c[at(to_row[i] + to_column[2 * j])] = one
+                        if to_column[2 * j + 1] >= 0:
+                            c[at(to_row[i] + to_column[2 * j + 1])] = two
+
+    return mma_sync_kernel

@@ -1,0 +1,322 @@
+"""The kernel's gradient by warps, for every geometry.
+
+    dw[k, n] = sum over m of x[m, k] * dy[m, n]
+
+What changed from :mod:`numbacaps.fused.mma_sync.kernel`: both operands are gathered, and the sum runs over pixels. They
+lie in shared memory as they lie in capsule layout, a row of taps or columns for each pixel. Where pixels lie is worked
+out by all threads at once, a batch of stages ahead.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import (
+    CHUNK,
+    WARP_PRODUCTS,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    let_next_start,
+    load_matrices_transposed,
+    shared_address,
+    short,
+    store_pair,
+    wait_for_last,
+)
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+from numbacaps.fused.addressing import pixel_of_row
+from numbacaps.fused.mma_sync.factors import make_keep
+from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
+from numbacaps.fused.mma_sync.table import (
+    A_COLUMN,
+    A_D1,
+    A_G,
+    A_IMAGE,
+    A_ROW,
+    ABSENT,
+    B_COLUMNS_AT,
+    B_G,
+    BIAS,
+    C_COLUMN,
+    C_COLUMNS_AT,
+    C_D1,
+    C_G,
+    C_IMAGE,
+    C_ROW,
+    HEIGHT,
+    KERNEL_AT,
+    LEFT_START,
+    LEFT_STEP,
+    NOWHERE,
+    PIXEL_COLUMNS,
+    PIXEL_D1,
+    PIXEL_ROWS,
+    TAPS_AT,
+    TOP_START,
+    TOP_STEP,
+    WIDTH,
+)
+
+
+@dataclass(frozen=True)
+class SplitKSpec:
+    """What the kernel is compiled for.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the operands.
+    result : numpy.dtype
+        Of the gradient, or float32 where splits are added later.
+    terms : int
+        1, or 3 of float32.
+    a_run, c_run : int
+        Bytes that one copy takes of x and of dy.
+    paired : bool
+        Columns come in pairs, which one store can take.
+    tile : numbacaps.fused.mma_sync.split_k_tile.SplitKTile
+    """
+
+    dtype: np.dtype
+    result: np.dtype
+    terms: int
+    a_run: int
+    c_run: int
+    paired: bool
+    tile: SplitKTile
+
+
+@cache
+def make_mma_sync_split_k(spec):
+    """Kernel for a :class:`SplitKSpec`."""
+    tile, itemsize = spec.tile, spec.dtype.itemsize
+    BM, BN, WM, WN, STAGES = tile.BM, tile.BN, tile.WM, tile.WN, tile.STAGES
+    THREADS, ACROSS = tile.threads, BN // WN
+    BK = tile.pixels(itemsize)
+    A_RUN, C_RUN = spec.a_run, spec.c_run
+    A_EACH, C_EACH = A_RUN // itemsize, C_RUN // itemsize
+    A_PITCH, C_PITCH = tile.pitches(itemsize)  # elements
+    C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)
+    # Lanes side by side copy 32 bytes of a row, then of four rows, and on.
+    ABREAST = 32 // itemsize
+    A_LANES, C_LANES = ABREAST // A_EACH, ABREAST // C_EACH
+    A_OWN, A_APART = tile.share(BM, A_EACH, itemsize)
+    C_OWN, C_APART = tile.share(BN, C_EACH, itemsize)
+    A_GROUPS, C_GROUPS = BM // ABREAST // A_OWN, BN // ABREAST // C_OWN
+    A_COPIES, C_COPIES = BK // A_APART, BK // C_APART
+    BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
+    PLACES = 2 * THREADS
+    DOWN, BESIDE = WM // 16, WN // 8
+    SUMS = DOWN * BESIDE * 4
+    TERMS = spec.terms
+    LOW = SUMS if TERMS == 3 else 0
+    ALL_SUMS = SUMS + LOW
+    PARTS = 2 if TERMS == 3 else 1
+    A_PART, B_PART = DOWN * 4, BESIDE * 2
+    A_HELD, B_HELD = PARTS * A_PART, PARTS * B_PART
+    keep_a, keep_b = (make_keep(itemsize, TERMS, count) for count in (A_PART, B_PART))
+    IS_FLOAT32 = itemsize == 4
+    SIZE = itemsize
+    OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
+    PENDING = STAGES - 2
+    PAIRED = spec.paired
+    multiply = WARP_PRODUCTS[spec.dtype.name]
+    _, write = conversions(spec.result)
+    _, as_operand = conversions(spec.dtype)
+    held = np.dtype(stored(spec.dtype))
+    BY_COPIES_A, BY_COPIES_C = A_RUN >= 4, C_RUN >= 4
+    ZERO = np.float32(0)
+
+    @kept_on_disk
+    @cuda.jit
+    def mma_sync_split_k_kernel(
+        a,  # in   x
+        c,  # in   dy
+        b,  # out  (splits, size): the kernel's gradient, a partial sum each
+        table,  # in   numbacaps.fused.mma_sync.table
+        splits,
+        per_split,  # pixels, a multiple of BK
+        size,
+    ):
+        let_next_start()  # up to where it waits for the sums
+        shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
+        base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
+        other = cuda.shared.array(PLACES, np.int64)
+        edge = cuda.shared.array(PLACES, np.int32)
+        acc = cuda.local.array(ALL_SUMS, np.float32)
+        four = cuda.local.array(4, np.float32)
+        a_part = cuda.local.array(A_HELD, np.float32)
+        b_part = cuda.local.array(B_HELD, np.float32)
+        a_offset = cuda.local.array(A_OWN, np.int32)
+        tap = cuda.local.array(A_OWN, np.int32)
+        c_offset = cuda.local.array(C_OWN, np.int32)
+        to_row = cuda.local.array(OWN_ROWS, np.int64)
+        to_column = cuda.local.array(OWN_COLUMNS, np.int32)
+        start = shared_address(shared)
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        lane, warp = short(thread % 32), short(thread // 32)
+        k0 = short(cuda.blockIdx.x * BM)
+        n0 = short(cuda.blockIdx.y * BN)
+        split = short(cuda.blockIdx.z % splits)
+        g = cuda.blockIdx.z // splits
+        M, N, K = table[at(0)], table[at(1)], table[at(2)]
+        rows, columns = np.uint32(table[at(PIXEL_ROWS)]), np.uint32(table[at(PIXEL_COLUMNS)])
+        D1 = np.uint32(table[at(PIXEL_D1)])
+        height, width = np.uint32(table[at(HEIGHT)]), np.uint32(table[at(WIDTH)])
+        first = short(split * per_split)
+        last = min(M, short(first + per_split))
+        steps = short((last - first + BK - 1) // BK)
+        a_start = np.int64(g) * table[at(A_G)]
+        c_start = np.int64(g) * table[at(C_G)]
+        a_k = short(thread // (4 * A_LANES) % A_GROUPS * ABREAST + thread % A_LANES * A_EACH)
+        a_m = short(thread // (4 * A_LANES * A_GROUPS) * 4 + thread // A_LANES % 4)
+        c_n = short(thread // (4 * C_LANES) % C_GROUPS * ABREAST + thread % C_LANES * C_EACH)
+        c_m = short(thread // (4 * C_LANES * C_GROUPS) * 4 + thread // C_LANES % 4)
+        taps, c_columns = table[at(TAPS_AT)], table[at(C_COLUMNS_AT)]
+        for own in range(A_OWN):
+            k = short(k0 + a_k + own * (A_GROUPS * ABREAST))
+            a_offset[own], tap[own] = short(0), short(NOWHERE)
+            if k < K:
+                a_offset[own] = table[at(taps + 2 * (k // A_EACH))]
+                tap[own] = table[at(taps + 2 * (k // A_EACH) + 1)]
+        for own in range(C_OWN):
+            n = short(n0 + c_n + own * (C_GROUPS * ABREAST))
+            c_offset[own] = table[at(c_columns + n)] if n < N else short(ABSENT)
+        if IS_FLOAT32:
+            a_at = short(lane % 4 * A_PITCH + warp // ACROSS * WM + lane // 4)
+            b_at = short(C_FIRST + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4)
+        else:
+            a_at = short(
+                (lane // 16 * 8 + lane % 8) * A_PITCH + warp // ACROSS * WM + lane // 8 % 2 * 8
+            )
+            b_at = short(C_FIRST + lane % 16 * C_PITCH + warp % ACROSS * WN + lane // 16 * 8)
+        for i in range(ALL_SUMS):
+            acc[i] = ZERO
+        wait_for_last()  # both arrays are there
+        for step in range(short(-STAGES), steps):
+            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
+            cuda.syncthreads()  # so have the others', and no thread reads the stage before
+            ahead = short(step + STAGES - 1)
+            after = np.uint32(ahead + 1)
+            if np.uint32(after % BATCH) == 0:
+                m = short(first + after * BK + thread)
+                place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
+                image, h, w, d1 = pixel_of_row(m, rows, columns, D1)
+                base[at(place)] = (
+                    a_start
+                    + np.int64(image) * table[at(A_IMAGE)]
+                    + np.int64(h) * table[at(A_ROW)]
+                    + np.int64(w) * table[at(A_COLUMN)]
+                    + d1 * table[at(A_D1)]
+                )
+                other[at(place)] = (
+                    c_start
+                    + np.int64(image) * table[at(C_IMAGE)]
+                    + np.int64(h) * table[at(C_ROW)]
+                    + np.int64(w) * table[at(C_COLUMN)]
+                    + d1 * table[at(C_D1)]
+                    if m < last
+                    else np.int64(ABSENT)
+                )
+                h = h * table[at(TOP_STEP)] + table[at(TOP_START)] + BIAS
+                w = w * table[at(LEFT_STEP)] + table[at(LEFT_START)] + BIAS
+                edge[at(place)] = short((h << 16) + w) if m < last else short(0)
+            if ahead >= 0 and ahead < steps:
+                to = short(np.uint32(ahead) % STAGES * STAGE)
+                place = short(np.uint32(ahead) % (2 * BATCH) * BK)
+                for i in range(A_COPIES):
+                    m = short(a_m + i * A_APART)
+                    source, around = base[at(place + m)], edge[at(place + m)]
+                    for own in range(A_OWN):
+                        reached = short(around + tap[own])
+                        inside = np.uint32((reached >> 16) - BIAS) < height
+                        inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
+                        where = source + a_offset[own] if inside else np.int64(0)
+                        a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
+                        if BY_COPIES_A:
+                            cp_async(A_RUN, shared, start + a_to * SIZE, a, where, inside)
+                        else:
+                            shared[at(a_to)] = a[at(where)] if inside else as_operand(ZERO)
+                for i in range(C_COPIES):
+                    m = short(c_m + i * C_APART)
+                    source = other[at(place + m)]
+                    for own in range(C_OWN):
+                        known = source >= 0 and c_offset[own] >= 0
+                        where = source + c_offset[own] if known else np.int64(0)
+                        c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
+                        if BY_COPIES_C:
+                            cp_async(C_RUN, shared, start + c_to * SIZE, c, where, known)
+                        else:
+                            shared[at(c_to)] = c[at(where)] if known else as_operand(ZERO)
+            cp_async_commit()
+            if step >= 0:
+                stage = short(np.uint32(step) % STAGES * STAGE)
+                for half in range(2):  # 8 words of pixels
+                    for i in range(DOWN):
+                        if IS_FLOAT32:
+                            word = short(stage + a_at + half * (8 * A_PITCH) + i * 16)
+                            four[0] = shared[at(word)]
+                            four[1] = shared[at(word + 8)]
+                            four[2] = shared[at(word + 4 * A_PITCH)]
+                            four[3] = shared[at(word + 4 * A_PITCH + 8)]
+                        else:
+                            word = short(stage + a_at + half * (16 * A_PITCH) + i * 16)
+                            load_matrices_transposed(four, shared, start + word * SIZE)
+                        for j in range(4):
+                            keep_a(a_part, i * 4 + j, four[j])
+                    for i in range(BESIDE // 2):
+                        if IS_FLOAT32:
+                            word = short(stage + b_at + half * (8 * C_PITCH) + i * 16)
+                            four[0] = shared[at(word)]
+                            four[1] = shared[at(word + 4 * C_PITCH)]
+                            four[2] = shared[at(word + 8)]
+                            four[3] = shared[at(word + 4 * C_PITCH + 8)]
+                        else:
+                            word = short(stage + b_at + half * (16 * C_PITCH) + i * 16)
+                            load_matrices_transposed(four, shared, start + word * SIZE)
+                        for j in range(4):
+                            keep_b(b_part, i * 4 + j, four[j])
+                    if TERMS == 3:
+                        for i in range(DOWN):
+                            for j in range(BESIDE):
+                                to = LOW + (i * BESIDE + j) * 4
+                                multiply(acc, to, a_part, A_PART + i * 4, b_part, j * 2)
+                        for i in range(DOWN):
+                            for j in range(BESIDE):
+                                to = LOW + (i * BESIDE + j) * 4
+                                multiply(acc, to, a_part, i * 4, b_part, B_PART + j * 2)
+                    for i in range(DOWN):
+                        for j in range(BESIDE):
+                            multiply(acc, (i * BESIDE + j) * 4, a_part, i * 4, b_part, j * 2)
+        if TERMS == 3:
+            for i in range(SUMS):
+                finite = acc[i] - acc[i] == ZERO
+                acc[i] += acc[LOW + i] if finite else ZERO
+        b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
+        of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
+        for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
+            k = short(k0 + warp // ACROSS * WM + i * 8 + lane // 4)
+            to_row[i] = b_from + table[at(of_kernel + k)] if k < K else np.int64(ABSENT)
+        for j in range(OWN_COLUMNS):
+            n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
+            to_column[j] = table[at(b_columns + n)] if n < N else short(ABSENT)
+        for i in range(OWN_ROWS):
+            if to_row[i] >= 0:
+                for j in range(BESIDE):
+                    at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
+                    one, two = write(acc[at_sum]), write(acc[at_sum + 1])
+                    if PAIRED:
+                        if to_column[2 * j] >= 0:
+                            store_pair(b, to_row[i] + to_column[2 * j], one, two)
+                    else:
+                        if to_column[2 * j] >= 0:
+                            b[at(to_row[i] + to_column[2 * j])] = one
+                        if to_column[2 * j + 1] >= 0:
+                            b[at(to_row[i] + to_column[2 * j + 1])] = two
+
+    return mma_sync_split_k_kernel
