@@ -53,6 +53,7 @@ bulk_store_read = chosen.bulk_store_read
 bulk_store_wait = chosen.bulk_store_wait
 clock = chosen.clock
 cp_async = chosen.cp_async
+cp_async_cached = chosen.cp_async_cached
 cp_async_commit = chosen.cp_async_commit
 cp_async_wait = chosen.cp_async_wait
 cut_tf32 = chosen.cut_tf32

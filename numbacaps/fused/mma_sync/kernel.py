@@ -22,7 +22,7 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
     WARP_PRODUCTS,
-    cp_async,
+    cp_async_cached,
     cp_async_commit,
     cp_async_wait,
     let_next_start,
@@ -68,7 +68,7 @@ from numbacaps.fused.mma_sync.table import (
     TOP_STEP,
     WIDTH,
 )
-from numbacaps.fused.mma_sync.tile import PITCH, WORDS, Tile
+from numbacaps.fused.mma_sync.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def make_mma_sync(spec):
     tile, itemsize = spec.tile, spec.dtype.itemsize
     BM, BN, WM, WN, STAGES = tile.BM, tile.BN, tile.WM, tile.WN, tile.STAGES
     THREADS, ACROSS = tile.threads, BN // WN
-    BK = WORDS * 4 // itemsize
+    BK, HALVES = tile.WORDS * 4 // itemsize, tile.WORDS // 8
     A_RUN, B_RUN = spec.a_run, spec.b_run
     A_EACH, B_EACH = A_RUN // itemsize, B_RUN // itemsize
     # A thread's copies of a stage lie in one column of it.
@@ -121,8 +121,9 @@ def make_mma_sync(spec):
     B_ROWS = BN if ALONG_K else BK
     B_COPIES = -(-B_ROWS // B_APART)
     B_HELD = B_COPIES if ALONG_K else 1
+    B_ROWS_HELD = 1 if ALONG_K else B_COPIES
     B_WHOLE = B_ROWS % B_APART == 0
-    A_PITCH = PITCH * 4  # bytes
+    A_PITCH = tile.pitch * 4  # bytes
     B_PITCH = A_PITCH if ALONG_K else tile.b_pitch(itemsize) * 4
     STAGE = tile.stage_bytes(ALONG_K, itemsize)
     B_FIRST = BM * A_PITCH
@@ -157,6 +158,8 @@ def make_mma_sync(spec):
         splits,
         per_split,  # stages
         size,  # elements of a split's sums
+        a_first,  # where the operands begin in their arrays
+        b_first,
     ):
         let_next_start()  # up to where it waits for the result
         shared = cuda.shared.array(
@@ -169,6 +172,7 @@ def make_mma_sync(spec):
         base = cuda.local.array(A_COPIES, np.int32)
         edge = cuda.local.array(A_COPIES, np.int32)
         b_column = cuda.local.array(B_HELD, np.int32)
+        b_rows = cuda.local.array(B_ROWS_HELD, np.int32)
         tap = cuda.local.array(2, np.int32)
         to_row = cuda.local.array(OWN_ROWS, np.int64)
         to_column = cuda.local.array(OWN_COLUMNS, np.int32)
@@ -191,8 +195,8 @@ def make_mma_sync(spec):
         image0 = np.uint32(np.uint32(m0) // image_rows)
         m_image = np.uint32(m0) - image0 * image_rows
         a_image = table[at(head + A_IMAGE)]
-        a_from = np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
-        b_from = np.int64(g) * table[at(head + B_G)]
+        a_from = a_first + np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
+        b_from = b_first + np.int64(g) * table[at(head + B_G)]
         height, width = np.uint32(table[at(head + HEIGHT)]), np.uint32(table[at(head + WIDTH)])
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
@@ -213,6 +217,7 @@ def make_mma_sync(spec):
         for i in range(B_HELD):
             n = short(n0 + (b_row + i * B_APART if ALONG_K else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
+        b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K else b_row))
         stages = short((K + BK - 1) // BK)
         first = short(split * per_split)
         last = min(stages, short(first + per_split))
@@ -234,6 +239,8 @@ def make_mma_sync(spec):
             b_at = short(B_FIRST + lane % 16 * B_PITCH + (warp % ACROSS * WN + lane // 16 * 8) * 2)
         wait_for_last()  # the operands are there
         load_run(2, tap, table, taps + 2 * (first * A_LANES + a_lane))
+        for i in range(B_ROWS_HELD):
+            b_rows[i] = table[at(b_table + first * BK + i * B_APART)]
         for step in range(short(first - (STAGES - 1)), last):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and no thread reads the stage before
@@ -241,15 +248,13 @@ def make_mma_sync(spec):
             if ahead < last:
                 to = short(np.uint32(ahead - first) % STAGES * STAGE)
                 offset, where = tap[0], tap[1]
-                if ahead + 1 < last:
-                    load_run(2, tap, table, taps + 2 * ((ahead + 1) * A_LANES + a_lane))
                 for i in range(A_COPIES):
                     reached = short(edge[i] + where)
                     inside = np.uint32((reached >> 16) - BIAS) < height
                     inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
                     source = a_from + short(base[i] + offset) if inside else np.int64(0)
                     if BY_COPIES_A:
-                        cp_async(
+                        cp_async_cached(
                             A_RUN,
                             shared,
                             start + (to + a_to + i * (A_APART * A_PITCH)),
@@ -261,19 +266,14 @@ def make_mma_sync(spec):
                         shared[at((to + a_to + i * (A_APART * A_PITCH)) // 2)] = (
                             a[at(source)] if inside else as_operand(ZERO)
                         )
-                if ALONG_K:
-                    row = table[at(of_kernel + ahead * BK + b_lane * B_EACH)]
                 for i in range(B_COPIES):
-                    if not ALONG_K:
-                        row = ABSENT
-                        if B_WHOLE or b_row + i * B_APART < B_ROWS:
-                            row = table[at(of_kernel + ahead * BK + b_row + i * B_APART)]
+                    row = b_rows[0 if ALONG_K else i]
                     column = b_column[i if ALONG_K else 0]
                     known = row >= 0 and column >= 0
                     source = b_from + short(row + column) if known else np.int64(0)
                     if B_WHOLE or b_row + i * B_APART < B_ROWS:
                         if BY_COPIES_B:
-                            cp_async(
+                            cp_async_cached(
                                 B_RUN,
                                 shared,
                                 start + (to + b_to + i * (B_APART * B_PITCH)),
@@ -285,10 +285,14 @@ def make_mma_sync(spec):
                             shared[at((to + b_to + i * (B_APART * B_PITCH)) // 2)] = (
                                 b[at(source)] if known else as_operand(ZERO)
                             )
+                # The table's next entries, while products are under way.
+                for i in range(B_ROWS_HELD):
+                    b_rows[i] = table[at(b_table + (ahead + 1) * BK + i * B_APART)]
+                load_run(2, tap, table, taps + 2 * ((ahead + 1) * A_LANES + a_lane))
             cp_async_commit()
             if step >= first:
                 stage = short(np.uint32(step - first) % STAGES * STAGE)
-                for half in range(2):  # 8 words of k
+                for half in range(HALVES):  # 8 words of k
                     for i in range(DOWN):
                         load_matrices(
                             four, shared, start + (stage + a_at + i * (16 * A_PITCH) + half * 32)

@@ -17,7 +17,7 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
     WARP_PRODUCTS,
-    cp_async,
+    cp_async_cached,
     cp_async_commit,
     cp_async_wait,
     let_next_start,
@@ -142,6 +142,7 @@ def make_mma_sync_split_k(spec):
         splits,
         per_split,  # pixels, a multiple of BK
         size,
+        c_first,  # where dy begins in its array
     ):
         let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
@@ -172,7 +173,7 @@ def make_mma_sync_split_k(spec):
         last = min(M, short(first + per_split))
         steps = short((last - first + BK - 1) // BK)
         a_start = np.int64(g) * table[at(A_G)]
-        c_start = np.int64(g) * table[at(C_G)]
+        c_start = c_first + np.int64(g) * table[at(C_G)]
         a_k = short(thread // (4 * A_LANES) % A_GROUPS * ABREAST + thread % A_LANES * A_EACH)
         a_m = short(thread // (4 * A_LANES * A_GROUPS) * 4 + thread // A_LANES % 4)
         c_n = short(thread // (4 * C_LANES) % C_GROUPS * ABREAST + thread % C_LANES * C_EACH)
@@ -239,7 +240,7 @@ def make_mma_sync_split_k(spec):
                         where = source + a_offset[own] if inside else np.int64(0)
                         a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
                         if BY_COPIES_A:
-                            cp_async(A_RUN, shared, start + a_to * SIZE, a, where, inside)
+                            cp_async_cached(A_RUN, shared, start + a_to * SIZE, a, where, inside)
                         else:
                             shared[at(a_to)] = a[at(where)] if inside else as_operand(ZERO)
                 for i in range(C_COPIES):
@@ -250,7 +251,7 @@ def make_mma_sync_split_k(spec):
                         where = source + c_offset[own] if known else np.int64(0)
                         c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
                         if BY_COPIES_C:
-                            cp_async(C_RUN, shared, start + c_to * SIZE, c, where, known)
+                            cp_async_cached(C_RUN, shared, start + c_to * SIZE, c, where, known)
                         else:
                             shared[at(c_to)] = c[at(where)] if known else as_operand(ZERO)
             cp_async_commit()
@@ -301,7 +302,8 @@ def make_mma_sync_split_k(spec):
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
             k = short(k0 + warp // ACROSS * WM + i * 8 + lane // 4)
-            to_row[i] = b_from + table[at(of_kernel + k)] if k < K else np.int64(ABSENT)
+            lies = table[at(of_kernel + k)] if k < K else short(ABSENT)
+            to_row[i] = b_from + lies if lies >= 0 else np.int64(ABSENT)
         for j in range(OWN_COLUMNS):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(b_columns + n)] if n < N else short(ABSENT)

@@ -105,7 +105,7 @@ def fits(tile, elements, itemsize):
     return True
 
 
-def choose_tile(M, N, K, G, terms, elements, itemsize):
+def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
     """(tile, splits, pixels a split, why): what should take the least time, by a rough count.
 
     It depends on the geometry alone, so that the order of the sum is the same on every GPU.
@@ -119,9 +119,10 @@ def choose_tile(M, N, K, G, terms, elements, itemsize):
     elements : tuple of int
         That one copy takes of x and of dy.
     itemsize : int
+    forced : SplitKTile, optional
     """
     best = None
-    for tile in TILES[terms]:
+    for tile in [forced] if forced else TILES[terms]:
         if not fits(tile, elements, itemsize):
             continue
         BK = tile.pixels(itemsize)

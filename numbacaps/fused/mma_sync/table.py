@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numbacaps.device.launch import ceil_div
+
 HEADER = 32  # numbers of a product's header
 (
     ROWS_OF_PRODUCT,
@@ -48,116 +50,164 @@ ABSENT = -1  # the offset of a column, or of a row of the kernel, that there is 
 _PADDED = 256  # entries behind a table's end that copies may ask for
 
 
-@dataclass(frozen=True)
-class Table:
-    """The numbers, and what a launch has to know of them.
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Where a product's operands lie, as a kernel walks through them.
 
     Attributes
     ----------
-    numbers : int32 array
-    products : int
-    M, N, K : int
-        The largest of any product.
+    product : numbacaps.fused.implicit_gemm.Product
+    gathered : tuple of int
+        Elements from one image, row of pixels, column and d1 of the gathered array to the next.
+    other : tuple of int
+        The same of the array on the other side.
+    first : int
+        Where that array's first pixel lies.
+    steps : tuple of int
+        From one g to the next of the gathered array, the kernel and the other array.
+    offsets, down, across, kernel : int64 arrays (K,)
+        From a pixel's base to what tap k reads; how far down and across that is; where k lies in the kernel.
+    in_kernel, in_other : int64 arrays (N,)
+        Where column n lies in the kernel, and in the other array.
     """
 
-    numbers: np.ndarray
-    products: int
-    M: int
-    N: int
-    K: int
+    product: object
+    gathered: tuple
+    other: tuple
+    first: int
+    steps: tuple
+    offsets: np.ndarray
+    down: np.ndarray
+    across: np.ndarray
+    kernel: np.ndarray
+    in_kernel: np.ndarray
+    in_other: np.ndarray
+
+    @classmethod
+    def of(cls, product):
+        """The walk through arrays in capsule layout."""
+        p = product.pixels
+        parts = np.split(product.table, np.cumsum([product.K] * 4 + [product.N]))
+        return cls(product, p.gathered, p.other, p.first, p.steps, *parts)
+
+    @property
+    def K(self):
+        """Depth, with what fills rows up."""
+        return self.offsets.size
 
 
-def why_not(products, images, rows_of_tile):
+def pixel_rows(product, images, row):
+    """(image, row, column, d1, g): elements from one to the next of a packed array of pixels whose rows are ``row`` long."""
+    p = product.pixels
+    H, W = p.extent
+    return H * W * p.D1 * row, W * p.D1 * row, p.D1 * row, row, images * H * W * p.D1 * row
+
+
+def packed_walk(product, images, each):
+    """The walk through a packed gathered array (:mod:`numbacaps.fused.mma_sync.pack`), the rest in capsule layout.
+
+    k counts taps, then a pixel's row, which is filled up to a multiple of ``each`` elements.
+    """
+    p, C, D = product.pixels, product.channels, product.D
+    row = ceil_div(C * D, each) * each
+    image, down_step, column_step, d1, g = pixel_rows(product, images, row)
+    tap_row, tap_column, k = (
+        axis.ravel() for axis in np.indices((len(product.tap_rows), len(product.tap_columns), row))
+    )
+    down, across = product.tap_rows[tap_row], product.tap_columns[tap_column]
+    offsets = (down + p.top[1]) * down_step + (across + p.left[1]) * column_step + k
+    kernel = (
+        k // D * product.channel_steps[1]
+        + k % D * product.element_steps[1]
+        + product.kernel_rows[tap_row]
+        + product.kernel_columns[tap_column]
+    )
+    kernel = np.where(k < C * D, kernel, ABSENT)
+    gathered = image, p.top[0] * down_step, p.left[0] * column_step, d1
+    parts = offsets, down, across, kernel, *product.n.offsets()
+    return Walk(product, gathered, p.other, p.first, (g, *p.steps[1:]), *parts)
+
+
+def why_not(walks, images, rows_of_tile):
     """Why products do not fit the table's 32 bits; None where they do.
 
     Parameters
     ----------
-    products : sequence of numbacaps.fused.implicit_gemm.Product
+    walks : sequence of Walk
     images : int
     rows_of_tile : int
         BM: rows that are counted from the image in which a tile begins.
     """
-    for product in products:
+    for walk in walks:
+        product = walk.product
         p = product.pixels
         image = p.rows * p.columns * p.D1
         if image == 0 or product.taps == 0:
             continue
-        if product.K >= 2**24:
-            return f"{product.K} products of a sum; its table takes fewer than 2^24"
+        if walk.K >= 2**24:
+            return f"{walk.K} products of a sum; its table takes fewer than 2^24"
         if product.M(images) >= 2**31 - rows_of_tile:
             return f"{product.M(images)} rows of the product; it takes fewer than 2^31"
-        if (rows_of_tile // image + 2) * p.gathered[0] >= 2**31:
-            return f"images of {p.gathered[0]} elements; offsets in those of a tile have 32 bits"
-        if max(map(abs, (*p.other, *p.gathered, *p.steps, p.first))) >= 2**31:
+        if (rows_of_tile // image + 2) * walk.gathered[0] >= 2**31:
+            return f"images of {walk.gathered[0]} elements; offsets in those of a tile have 32 bits"
+        if max(map(abs, (*walk.other, *walk.gathered, *walk.steps, walk.first))) >= 2**31:
             return "steps of 2^31 elements or more"
-        if max(_last_of_kernel(product), abs(product.n.offsets()[1]).max(initial=0)) >= 2**31:
+        farthest = walk.kernel.max(initial=0) + walk.in_kernel.max(initial=0)
+        if max(farthest, walk.in_other.max(initial=0)) >= 2**31:
             return "a kernel, or columns of the result, of 2^31 elements or more"
-        spans = (p.extent, (product.tap_rows, product.tap_columns), (p.top, p.left))
-        for size, taps, (step, start), count in zip(*spans, (p.rows, p.columns)):
+        taps = product.tap_rows, product.tap_columns
+        for size, taps, (step, start), count in zip(
+            p.extent, taps, (p.top, p.left), (p.rows, p.columns)
+        ):
             far = abs(start) + step * count + abs(taps).max(initial=0) + size
             if far >= BIAS:
                 return f"a row or column {far} from the first; it takes fewer than {BIAS}"
     return None
 
 
-def make_table(products, images, run):
-    """The :class:`Table` of products that are computed by one launch.
+def make_table(walks, images, run):
+    """The int32 numbers of products that are computed by one launch.
 
     Parameters
     ----------
-    products : sequence of numbacaps.fused.implicit_gemm.Product
+    walks : sequence of Walk
     images : int
     run : int
         Elements that one copy takes of the gathered array.
     """
-    header = np.zeros((len(products), HEADER), np.int32)
+    header = np.zeros((len(walks), HEADER), np.int64)
     parts, size = [header.ravel()], header.size
-    for number, product in zip(header, products):
+    for number, walk in zip(header, walks):
+        product = walk.product
         p = product.pixels
-        offsets, down, across, kernel, of_kernel, of_result = np.split(
-            product.table, np.cumsum([product.K] * 4 + [product.N])
-        )
-        p_taps = down[::run] * 65536 + across[::run]
-        taps = np.stack([_padded(offsets[::run], 0), _padded(p_taps, NOWHERE)], 1).ravel()
+        around = walk.down[::run] * 65536 + walk.across[::run]
+        taps = np.stack([_padded(walk.offsets[::run], 0), _padded(around, NOWHERE)], 1).ravel()
         starts = []
         for part in (
             taps,
-            _padded(kernel, ABSENT),
-            _padded(of_kernel, ABSENT),
-            _padded(of_result, ABSENT),
+            *(_padded(x, ABSENT) for x in (walk.kernel, walk.in_kernel, walk.in_other)),
         ):
             starts.append(size)
-            part = np.concatenate([part, np.zeros(-part.size % 4, np.int64)])
-            parts.append(part)
-            size += part.size
-        # Row and column of tap 0 are in the offsets, so a pixel's base is where its tap 0 would lie at 0, 0.
+            parts.append(np.concatenate([part, np.zeros(-part.size % 4, np.int64)]))
+            size += parts[-1].size
         number[:28] = (
             product.M(images),
             product.N,
-            product.K,
+            walk.K,
             p.rows,
             p.columns,
             p.D1,
-            *p.gathered,
+            *walk.gathered,
             *p.top,
             *p.left,
             *p.extent,
-            p.first,
-            *p.other,
-            *p.steps,
+            walk.first,
+            *walk.other,
+            *walk.steps,
             *starts,
         )
     parts[0] = header.ravel()
-    numbers = np.concatenate([np.asarray(part) for part in parts]).astype(np.int32)
-    largest = (max(p.M(images) for p in products), max(p.N for p in products))
-    return Table(numbers, len(products), *largest, max(p.K for p in products))
-
-
-def _last_of_kernel(product):
-    """Where the last element of the kernel lies that a product reads, about."""
-    steps = product.channel_steps[1] * product.channels + product.element_steps[1] * product.D
-    taps = product.kernel_rows.max(initial=0) + product.kernel_columns.max(initial=0)
-    return steps + taps + product.n.offsets()[0].max(initial=0)
+    return np.concatenate(parts).astype(np.int32)
 
 
 def _padded(values, filling):

@@ -51,27 +51,38 @@ def prefetch(typing_context, array, index):
     return types.void(array, types.int64), codegen
 
 
-@intrinsic
-def cp_async(typing_context, size, shared, address, array, index, valid):
-    """Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid."""
-    if not isinstance(size, types.IntegerLiteral):
-        return None
-    count = size.literal_value
-    how = "cg" if count == 16 else "ca"
+def _cp_async(caches):
+    """An intrinsic that copies while the thread goes on."""
 
-    def codegen(context, builder, signature, arguments):
-        _, _, address, array, index, valid = arguments
-        kind = signature.args[3]
-        base = builder.ptrtoint(pointer_to(context, builder, kind, array), I64)
-        itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-        source = builder.add(base, builder.mul(index, ir.Constant(I64, itemsize)))
-        read = builder.select(valid, ir.Constant(I32, count), ir.Constant(I32, 0))
-        operands = [builder.trunc(address, I32), source, read]
-        text = f"cp.async.{how}.shared.global [$0], [$1], {count}, $2;"
-        asm(builder, VOID, operands, text, "r,l,r,~{memory}")
-        return context.get_dummy_value()
+    @intrinsic
+    def copy(typing_context, size, shared, address, array, index, valid):
+        if not isinstance(size, types.IntegerLiteral):
+            return None
+        count = size.literal_value
+        how = "ca" if caches or count < 16 else "cg"
 
-    return types.void(size, shared, types.int64, array, types.int64, types.boolean), codegen
+        def codegen(context, builder, signature, arguments):
+            _, _, address, array, index, valid = arguments
+            kind = signature.args[3]
+            base = builder.ptrtoint(pointer_to(context, builder, kind, array), I64)
+            itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            source = builder.add(base, builder.mul(index, ir.Constant(I64, itemsize)))
+            read = builder.select(valid, ir.Constant(I32, count), ir.Constant(I32, 0))
+            operands = [builder.trunc(address, I32), source, read]
+            text = f"cp.async.{how}.shared.global [$0], [$1], {count}, $2;"
+            asm(builder, VOID, operands, text, "r,l,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(size, shared, types.int64, array, types.int64, types.boolean), codegen
+
+    return copy
+
+
+# Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid.
+cp_async = _cp_async(False)
+
+# The same for what is soon read again by the same multiprocessor: its L1 cache keeps 16 bytes, too.
+cp_async_cached = _cp_async(True)
 
 
 @intrinsic

@@ -23,6 +23,7 @@ from numbacaps.device.instructions.simulated.copies import (
     bulk_store_read,
     bulk_store_wait,
     cp_async,
+    cp_async_cached,
     cp_async_commit,
     cp_async_wait,
     load_run,
