@@ -3,7 +3,7 @@
 Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.mma_sync.pack`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
@@ -21,8 +21,15 @@ from numbacaps.fused.mma_sync import pack, split_k_tile
 from numbacaps.fused.mma_sync.add_splits import THREADS, make_add_splits
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
-from numbacaps.fused.mma_sync.table import ABSENT, Walk, make_table, packed_walk, pixel_rows
-from numbacaps.fused.mma_sync.tile import choose_tile
+from numbacaps.fused.mma_sync.table import (
+    ABSENT,
+    Walk,
+    make_table,
+    packed_walk,
+    pixel_rows,
+    why_not,
+)
+from numbacaps.fused.mma_sync.tile import LARGEST_BM, Sizes, choose_tile
 
 _SUMS = np.dtype(np.float32)
 
@@ -106,6 +113,88 @@ class MatrixPacking:
         launch_tiles(self._kernel, self._grid, pack.THREADS, arguments, stream)
 
 
+@dataclass(frozen=True)
+class How:
+    """How the products of a pass are computed.
+
+    Attributes
+    ----------
+    packs : tuple of str
+        What is packed first: ``"pixels"`` of the gathered array, ``"matrix"``, the kernel.
+    tile : numbacaps.fused.mma_sync.tile.Tile
+    splits : int
+    predicted : float
+        Cycles.
+    why : str
+    """
+
+    packs: tuple
+    tile: object
+    splits: int
+    predicted: float
+    why: str
+
+
+WAYS = ((), ("matrix",), ("pixels", "matrix"))  # of packing
+
+
+def walks_of(products, images, dtype, packs):
+    """The walks of products whose pixels are packed, or are not."""
+    if "pixels" in packs:
+        return [packed_walk(product, images, CHUNK // dtype.itemsize) for product in products]
+    return [Walk.of(product) for product in products]
+
+
+def runs_of(product, dtype, packs):
+    """(elements of the gathered array, of the kernel) that one copy takes, and whether the kernel's lie along k."""
+    each = CHUNK // dtype.itemsize
+    a_run = each if "pixels" in packs else gcd(each, product.D)
+    if "matrix" in packs:
+        return a_run, each, False
+    along_k = product.n.kernel[1] != 1
+    return a_run, gcd(a_run, product.D) if along_k else gcd(each, product.n.D), along_k
+
+
+def choose(products, images, G, dtype, terms, packs=None, tile=None):
+    """The :class:`How` that should take the least time; or None, and why there is none.
+
+    Parameters
+    ----------
+    products : sequence of numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    terms : int
+    packs : tuple of str, optional
+        The way of packing to take.
+    tile : numbacaps.fused.mma_sync.tile.Tile, optional
+        The tile to take.
+    """
+    best, reason, first, itemsize = None, None, products[0], dtype.itemsize
+    rows = tuple(product.M(images) for product in products)
+    for way in WAYS if packs is None else (packs,):
+        if way == ("pixels", "matrix") and packs is None and first.taps == 0:
+            continue
+        walks = walks_of(products, images, dtype, way)
+        reason = why_not(walks, images, LARGEST_BM)
+        if reason:
+            continue
+        K, p = max(walk.K for walk in walks), first.pixels
+        packed = sum(walk.K for walk in walks) * first.N * G if "matrix" in way else 0
+        if "pixels" in way:
+            row = _up(first.channels * first.D, CHUNK // itemsize)
+            packed += images * p.extent[0] * p.extent[1] * p.D1 * row * G
+        a_run, b_run, _ = runs_of(first, dtype, way)
+        sizes = Sizes(
+            *(rows, first.N, K, G, terms, itemsize, a_run, b_run),
+            paired=p.other[3] % 2 == 0,
+            packed=packed * itemsize,
+        )
+        found = choose_tile(sizes, multiprocessors(), tile)
+        if found and (best is None or found[0] < best.predicted):
+            best = How(way, found[1], found[2], found[0], f"about {int(found[0])} cycles")
+    return best, reason
+
+
 class MmaSyncLauncher:
     """The products of a gathering pass, all of them in one launch: forward, or the residues of dx.
 
@@ -119,33 +208,25 @@ class MmaSyncLauncher:
         1, or 3 of float32.
     size : int
         Elements of the result.
-    packs : tuple of str, optional
-        What to pack first: ``"pixels"`` of the gathered array, ``"matrix"``, the kernel.
-    tile : tile, optional
+    how : How
+        What :func:`choose` says.
     """
 
-    def __init__(self, products, images, G, dtype, terms, size, packs=(), tile=None):
-        self._dtype, self.terms, self.size, self.packs = dtype, terms, size, packs
-        self._images, first = images, products[0]
-        itemsize, each = dtype.itemsize, CHUNK // dtype.itemsize
+    def __init__(self, products, images, G, dtype, terms, size, how):
+        self._dtype, self.terms, self.size, self._images = dtype, terms, size, images
+        self.tile, self.splits, self.packs, self.why = how.tile, how.splits, how.packs, how.why
+        itemsize, first = dtype.itemsize, products[0]
+        a_run, b_run, self._along_k = runs_of(first, dtype, how.packs)
         self._result_pairs = first.pixels.other[3] % 2 == 0
         self._pixels = self._matrix = None
-        walks = [Walk.of(product) for product in products]
-        a_run = gcd(each, first.D)
-        if "pixels" in packs:
-            walks = [packed_walk(product, images, each) for product in products]
-            self._pixels, a_run = PixelPacking(first, images, G, dtype), each
-        self._along_k = "matrix" not in packs and first.n.kernel[1] != 1  # of the kernel
-        # A copy of the kernel along k takes what lies side by side in a pixel's row, too.
-        b_run = gcd(a_run, first.D) if self._along_k else gcd(each, first.n.D)
-        if "matrix" in packs:
-            self._matrix, b_run = MatrixPacking(walks, G, dtype), each
+        walks = walks_of(products, images, dtype, how.packs)
+        if "pixels" in how.packs:
+            self._pixels = PixelPacking(first, images, G, dtype)
+        if "matrix" in how.packs:
+            self._matrix = MatrixPacking(walks, G, dtype)
             walks = self._matrix.walks(walks)
-        self._walks, runs = walks, (a_run, b_run)
-        M = sum(product.M(images) for product in products) * G
-        K = max(walk.K for walk in self._walks)
-        sizes = M, first.N, K, terms, itemsize, multiprocessors()
-        self.tile, self.splits, self.why = choose_tile(*sizes, runs[0], tile)
+        self._walks = walks
+        K = max(walk.K for walk in walks)
         self._per_split = ceil_div(ceil_div(K, self.tile.WORDS * 4 // itemsize), self.splits)
         rows = max(product.M(images) for product in products)
         down, across = ceil_div(rows, self.tile.BM), ceil_div(first.N, self.tile.BN)
@@ -160,7 +241,7 @@ class MmaSyncLauncher:
         matrix = self._matrix.elements if self._matrix else 0
         self.packed = self._matrix_at + _up(ceil_div(matrix * itemsize, 4), 4)
         self.epilogue = Epilogue()
-        self._whole = self._made(*runs, self._result_pairs)
+        self._whole = self._made(a_run, b_run, self._result_pairs)
         if self.splits > 1:
             add = make_add_splits(dtype)
             self._add = Compiled(add, (_SUMS, dtype), 2, early=True)

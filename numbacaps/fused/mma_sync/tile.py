@@ -62,72 +62,112 @@ TILES = (
     if SIMULATED
     else {
         1: (
-            Tile(256, 128, 64, 64, 16, 4, 1),
             Tile(128, 128, 64, 64, 16, 4, 2),
-            Tile(128, 128, 64, 32, 16, 4, 1),
-            Tile(128, 128, 64, 64, 32, 3, 2),
-            Tile(128, 128, 64, 32, 32, 3, 2),
-            Tile(128, 64, 64, 32, 32, 3, 3),
-            Tile(128, 64, 32, 32, 32, 3, 3),
+            Tile(128, 64, 32, 32, 32, 3, 2),
             Tile(64, 64, 32, 32, 32, 3, 4),
-            Tile(128, 32, 32, 32, 32, 3, 4),
+            Tile(128, 32, 32, 32, 32, 3, 3),
             Tile(128, 16, 32, 16, 32, 3, 5),
-            Tile(64, 32, 32, 16, 32, 3, 6),
-            Tile(32, 32, 16, 16, 32, 3, 8),
+            Tile(64, 32, 32, 16, 32, 3, 5),
+            Tile(32, 32, 16, 16, 32, 3, 7),
         ),
         3: (
-            Tile(256, 64, 64, 32, 16, 4, 1),
             Tile(128, 128, 64, 32, 16, 4, 1),
             Tile(128, 64, 64, 32, 16, 4, 2),
-            Tile(128, 64, 32, 32, 16, 4, 2),
-            Tile(128, 64, 32, 32, 32, 3, 2),
             Tile(64, 64, 32, 32, 32, 3, 3),
             Tile(128, 32, 32, 32, 32, 3, 3),
             Tile(128, 16, 32, 16, 32, 3, 5),
             Tile(64, 32, 32, 16, 32, 3, 5),
-            Tile(32, 32, 16, 16, 32, 3, 8),
+            Tile(32, 32, 16, 16, 32, 3, 7),
         ),
     }
 )
+LARGEST_BM = max(tile.BM for some in TILES.values() for tile in some)
 _MOST_COPIES = 16  # of a thread, for a stage of the gathered array: their places are in registers
 _FEWEST_STAGES = 8  # of a split
-_AROUND = 6  # stages that a block's beginning and end take
 _MOST_SPLITS = 64
-_MOST_ADDS = 1500  # k steps of 8 that one sum takes, in three terms: each rounds
+_MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
+
+# For the count of time, in cycles of a multiprocessor. H100, 2026-11-24, fitted to 12 geometries.
+_MULTIPLIED = 430  # products of 4 bytes a cycle
+_ROW = {16: 3.3, 8: 4.8, 4: 5.5, 2: 14}  # a row of 64 bytes, by the bytes of a copy
+_BEGIN = 1500  # of a block, besides its stages
+_WRITTEN = 28  # bytes of results
+_SCATTERED = 2.5  # times longer take rows of a kernel as it lies, and results that are stored one by one
+_PACKED = 10  # bytes read and written by packing
+_LAUNCH = 2000  # one more
 
 
-def choose_tile(M, N, K, terms, itemsize, multiprocessors, run, forced=None):
-    """(tile, splits, why): what should take the least time.
+@dataclass(frozen=True)
+class Sizes:
+    """What the choice of a tile depends on.
 
-    It depends on the GPU by ``multiprocessors`` alone.
+    Attributes
+    ----------
+    M : tuple of int
+        Rows of each product of a launch.
+    N, K, G : int
+        Columns, depth, and how many of them there are.
+    terms, itemsize : int
+    a_run, b_run : int
+        Elements that one copy takes of the gathered array and of the kernel.
+    paired : bool
+        Results are stored in pairs.
+    packed : int
+        Bytes that packing writes.
+    """
+
+    M: tuple
+    N: int
+    K: int
+    G: int
+    terms: int
+    itemsize: int
+    a_run: int
+    b_run: int
+    paired: bool
+    packed: int
+
+
+def choose_tile(sizes, multiprocessors, forced=None):
+    """(cycles, tile, splits): what should take the least time.
 
     Parameters
     ----------
-    M, N, K : int
-        Rows (of all g and products), columns, depth.
-    terms, itemsize, multiprocessors : int
-    run : int
-        Elements that one copy takes of the gathered array.
+    sizes : Sizes
+    multiprocessors : int
     forced : Tile, optional
+        The one to take.
     """
-    best = None
-    for tile in [forced] if forced else TILES[terms]:
-        if tile.BM * tile.WORDS * (4 // itemsize) // run > _MOST_COPIES * tile.threads:
+    s, best = sizes, None
+    for tile in [forced] if forced else TILES[s.terms]:
+        if tile.BM * tile.WORDS * (4 // s.itemsize) // s.a_run > _MOST_COPIES * tile.threads:
             continue
-        stages = ceil_div(K, tile.WORDS * (4 // itemsize))
-        blocks = ceil_div(M, tile.BM) * ceil_div(N, tile.BN)
+        stages = ceil_div(s.K, tile.WORDS * (4 // s.itemsize))
+        blocks = s.G * sum(ceil_div(M, tile.BM) for M in s.M) * ceil_div(s.N, tile.BN)
+        least = 1 if s.terms == 1 else ceil_div(stages * tile.WORDS // 8, _MOST_ADDS)
         at_once = tile.BLOCKS * multiprocessors
-        # A stage: products, or what is brought for them.
-        stage = max(tile.BM * tile.BN * terms, 32 * (tile.BM + tile.BN), 2048)
-        least = 1 if terms == 1 else ceil_div(stages * tile.WORDS // 8, _MOST_ADDS)
         most = max(least, min(_MOST_SPLITS, stages // _FEWEST_STAGES, ceil_div(at_once, blocks)))
         for splits in range(least, most + 1):
-            waves = ceil_div(blocks * splits, at_once)
-            together = min(tile.BLOCKS, ceil_div(blocks * splits, multiprocessors))
-            takes = waves * together * (ceil_div(stages, splits) + _AROUND) * stage
-            if splits > 1:
-                takes += 40 * 2048 + 2 * 4 * M * N * (splits + 1) // multiprocessors
+            takes = _cycles(tile, s, blocks, stages, splits, multiprocessors)
             if best is None or takes < best[0]:
-                best = takes, tile, splits, blocks
-    _, tile, splits, blocks = best
-    return tile, splits, f"{blocks} tiles"
+                best = takes, tile, splits
+    return best
+
+
+def _cycles(tile, s, blocks, stages, splits, multiprocessors):
+    """About how many cycles a product takes."""
+    multiplied = tile.BM * tile.BN * 16 * s.terms / _MULTIPLIED
+    kernel = _ROW[s.b_run * s.itemsize] * (1 if s.packed else _SCATTERED)
+    copied = tile.BM * _ROW[s.a_run * s.itemsize] + tile.BN * kernel
+    stage = max(multiplied, copied) * tile.WORDS / 16
+    written = tile.BM * min(tile.BN, s.N) * s.itemsize / _WRITTEN * (1 if s.paired else _SCATTERED)
+    busy = ceil_div(stages, splits) * stage + written + _BEGIN
+    # A multiprocessor's blocks share it, but each waits for itself at least as long as two take.
+    each = ceil_div(blocks * splits, multiprocessors)
+    takes = max(each, min(tile.BLOCKS, 2)) * busy + _LAUNCH
+    if splits > 1:
+        sums = 4 * s.G * sum(s.M) * s.N * (splits + 1)
+        takes += _LAUNCH + sums / (_WRITTEN * multiprocessors)
+    if s.packed:
+        takes += _LAUNCH + 2 * s.packed / (_PACKED * multiprocessors)
+    return takes
