@@ -77,8 +77,10 @@ def warmup(
     """
     jobs = _jobs(convolutions, dtypes, precisions)
     processes = os.cpu_count() if processes is None else processes
-    if not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes is {shown(processes)}; it takes 1 or more")
+    if not isinstance(processes, int) or isinstance(processes, bool):
+        raise TypeError(f"processes is {shown(processes)}; it takes an int")
+    if processes < 1:
+        raise ValueError(f"processes is {processes}; it takes 1 or more")
     if SIMULATED:
         raise RuntimeError("kernels run on the simulator here, which compiles nothing")
     check_target()
