@@ -104,7 +104,8 @@ def run(case, kernels):
     RuntimeError
         It failed; the message is the last line that it said.
     """
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(kernels)}
+    folders = {"NUMBA_CACHE_DIR": kernels, "CUDA_CACHE_PATH": kernels}  # the driver keeps some, too
+    environment = os.environ | {name: str(folder) for name, folder in folders.items()}
     done = subprocess.run(
         [sys.executable, "-m", "experiments.measuring.first", json.dumps(case)],
         cwd=provenance.ROOT,

@@ -23,6 +23,7 @@ DTYPES = {"default": "float32", "tf32": "float32", "float16": "float16", "bfloat
 _LAYOUTS = ("nchw", "channels_last")
 _ONE, _NONE = (1,) * 6, (0, 1, 1, 1, 1, 1)  # shapes of a kernel of one element and of no images
 _MOST_SETS = 32
+_LARGE = 1 << 28  # bytes, of which the classes' operands together might fill the memory
 
 
 def plan_options(variant):
@@ -125,6 +126,21 @@ def _fold(layout):
     return next(one for one in opponents.OPPONENTS if (one.algorithm, one.layout) == (FOLD, layout))
 
 
+def _copies(tensors, dtype):
+    """The tensors in another dtype, and always in other memory."""
+    return [tensor.to(dtype, copy=True) for tensor in tensors]
+
+
+def _call(plan, wanted, stream, result, x, w, dy):
+    """Queue a pass of a plan."""
+    if wanted == "forward":
+        plan(x, w, result, stream=stream)
+    elif wanted == "backward_input":
+        plan.backward(x, w, dy, dx=result, stream=stream)
+    else:
+        plan.backward(x, w, dy, dw=result, stream=stream)
+
+
 class OurRun:
     """Ours by the public functions, on tensors in capsule layout."""
 
@@ -133,24 +149,15 @@ class OurRun:
         torch = opponents.torch()
         dtype = getattr(torch, variant.dtype)
         shapes = _arguments(g)
-        self._plan = numbacaps.plan(*shapes, **_moves(g), **plan_options(variant))
-        self._wanted, self._clock = wanted, clock
+        plan = numbacaps.plan(*shapes, **_moves(g), **plan_options(variant))
+        self._clock = clock
         result = dict(zip(PASSES, (g.output_shape, *shapes)))[wanted]
         device = tensors[0].device
         self._results = [torch.empty(result, dtype=dtype, device=device) for _ in range(sets)]
         self.calls = [
-            partial(self._call, [tensor.to(dtype, copy=True) for tensor in tensors], result)
+            partial(_call, plan, wanted, clock.numba, result, *_copies(tensors, dtype))
             for result in self._results
         ]
-
-    def _call(self, arrays, result):
-        x, w, dy = arrays
-        if self._wanted == "forward":
-            self._plan(x, w, result, stream=self._clock.numba)
-        elif self._wanted == "backward_input":
-            self._plan.backward(x, w, dy, dx=result, stream=self._clock.numba)
-        else:
-            self._plan.backward(x, w, dy, dw=result, stream=self._clock.numba)
 
     def once(self):
         """The first call's result."""
@@ -181,7 +188,7 @@ class FoldRun:
             partial(
                 getattr(fold, wanted),
                 geometry,
-                *fold.prepare(geometry, *(tensor.to(dtype, copy=True) for tensor in tensors)),
+                *fold.prepare(geometry, *_copies(tensors, dtype)),
             )
             for _ in range(sets)
         ]
@@ -230,7 +237,8 @@ def measure_pass(problem, wanted, variants, tick, effort):
     for name in CLASSES:
         some = [variant for variant in variants if _is_of(variant, name)]
         rows |= _measure_class(problem, wanted, some, tick, effort, tensors, right)
-        measure.release()
+        if problem.geometry.min_bytes(4) > _LARGE:  # collecting garbage takes longer than measuring
+            measure.release()
     return [
         common
         | variant.cells

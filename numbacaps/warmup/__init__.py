@@ -11,14 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbacaps.algorithms.registry import ALGORITHMS
+from numbacaps.algorithms.registry import PRECISIONS
+from numbacaps.api import capsule_conv2d
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, check_target
 from numbacaps.geometry import Geometry
 from numbacaps.messages import did_you_mean, shown
+from numbacaps.planning import plan
 from numbacaps.warmup.presets import PRESETS
 
 _NETWORK = "network"  # the preset that is more than its layers
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _BATCH = 128  # images of the published network
 
 
@@ -92,9 +95,7 @@ def _jobs(convolutions, dtypes, precisions):
     """(function, arguments) of everything to compile, each once."""
     if isinstance(convolutions, (str, Geometry)):
         convolutions = (convolutions,)
-    words = [
-        (str(dtype), word) for dtype in dtypes for word in _precisions(dtype_of(dtype), precisions)
-    ]
+    words = [(dtype, word) for dtype in dtypes for word in _precisions(dtype, precisions)]
     jobs = []
     for one in convolutions:
         jobs += [
@@ -107,11 +108,22 @@ def _jobs(convolutions, dtypes, precisions):
 
 
 def _precisions(dtype, wanted):
-    """Those of the wanted precisions that a dtype has here."""
-    takes = ALGORITHMS["fused"].precisions(dtype)
-    found = takes if wanted is None else [word for word in takes if word in wanted]
+    """Those of the wanted precisions that a dtype has here; by default of all."""
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"dtypes names {shown(dtype)}; it takes some of {list(_DTYPES)}"
+            + did_you_mean(dtype, _DTYPES)
+        )
+    none, one = (np.zeros((N, 1, 1, 1, 1, 1), dtype_of(dtype)) for N in (0, 1))
+    found, refusal = [], ""
+    for word in PRECISIONS if wanted is None else wanted:
+        try:
+            capsule_conv2d(none, one, precision=word)  # checks its arguments, and computes nothing
+            found.append(word)
+        except (TypeError, ValueError) as error:
+            refusal = error
     if not found:
-        raise ValueError(f"precisions is {shown(wanted)}; for {dtype} it takes some of {takes}")
+        raise ValueError(f"precisions is {shown(wanted)}, of which {dtype} has none: {refusal}")
     return found
 
 
@@ -160,8 +172,6 @@ def _side_by_side(jobs, processes, progress):
 
 def _make_ready(geometry, dtype, precision):
     """Have a plan compile every pass of a convolution."""
-    from numbacaps.planning import plan
-
     moves = {"stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation}
     shapes = geometry.input_shape, geometry.kernel_shape
     plan(*shapes, dtype, product="gab,gbc->gac", precision=precision, **moves)

@@ -1,10 +1,12 @@
 """Speed over drawn geometries: what is drawn, measured and said; on a GPU, that it is."""
 
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import numbacaps
 from experiments import drawn_speed
 from experiments.measuring import command, measure, opponents, quick, ratios, records, sources
 from experiments.measuring.drawing import FLOP, MOST_BYTES, drawn
@@ -204,6 +206,95 @@ def test_a_class_takes_turns_and_what_fails_is_noted(monkeypatch):
         assert row["note"] == ("RuntimeError: no such kernel" if failed else "")
         assert ("ms_p50" in row) != failed
         assert row["min_bytes"] == SMALL.min_bytes(2 if variant.dtype == "bfloat16" else 4)
+
+
+class _Clock:
+    """A clock whose GPU is this process, at once done."""
+
+    numba, torch, waits = "our stream", None, 0
+
+    def synchronize(self):
+        self.waits += 1
+
+    @contextmanager
+    def elapsed(self, host_us=0.0):
+        elapsed = []
+        yield elapsed
+        elapsed.append(1.0)
+
+    def capture(self, calls):
+        return measure.Replay(lambda: [call() for call in calls], len(calls), calls)
+
+    def capture_torch(self, calls, kept):
+        results = [call() for call in calls][-kept:]
+
+        def run():
+            results[-1].copy_(calls[-1]())
+
+        return measure.Replay(run, len(calls), (calls, *results))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """PyTorch on this machine's processor, and a plan that the fold stands in for."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(measure, "clock", _Clock)
+    monkeypatch.setattr(measure, "sets_of", lambda size, most: 2)
+    monkeypatch.setattr(measure, "cache_cell", lambda sets, size: "")
+    monkeypatch.setattr(measure, "ceilings", lambda: {"copy_gbs": 1.0, "sgemm_tflops": 1.0})
+    monkeypatch.setattr(quick, "launched", lambda: nullcontext(set()))
+    made = []
+
+    class Plan:
+        def __init__(self, x_shape, w_shape, **how):
+            made.append(how)
+
+        def _write(self, wanted, out, *arrays):
+            fold = quick._fold("nchw")
+            folded = fold.prepare(SMALL, *arrays)
+            out.copy_(fold.deliver[wanted](SMALL, getattr(fold, wanted)(SMALL, *folded)))
+
+        def __call__(self, x, w, out, *, stream):
+            assert stream == "our stream"
+            self._write("forward", out, x, w, torch.zeros_like(out))
+
+        def backward(self, x, w, dy, dx=None, dw=None, *, stream):
+            for wanted, out in (("backward_input", dx), ("backward_kernel", dw)):
+                if out is not None:
+                    self._write(wanted, out, x, w, dy)
+
+    monkeypatch.setattr(numbacaps, "plan", Plan)
+    return made
+
+
+@pytest.mark.parametrize("wanted", PASSES)
+def test_both_are_checked_and_captured(wanted, here):
+    problem = Problem(SMALL)
+    tensors = [opponents.torch().from_numpy(array) for array in problem.operands]
+    right = quick.expected(SMALL, wanted, tensors)
+    effort = measure.Effort(graph_ms=0.3, calls=8)
+    for variant in quick.choose(("tf32", "float16", "bfloat16")):
+        ready = quick._prepare(variant, problem, wanted, tensors, right, effort)
+        exact = variant.dtype == "float32"
+        assert (ready.error < 1e-6) == exact and ready.error < 2e-2
+        assert ready.replay.calls == 8 and ready.kernel_sources == sources.NO_KERNELS
+    assert [(how["dtype"], how["precision"]) for how in here] == [
+        ("float32", "tf32"),
+        ("float16", "ieee"),
+        ("bfloat16", "ieee"),
+    ]
+    assert here[0]["stride"] == SMALL.stride and here[0]["product"] == "gab,gbc->gac"
+
+
+@pytest.mark.parametrize("algorithm", [ratios.OURS, ratios.FOLD])
+def test_what_is_wrong_is_not_timed(algorithm, here, monkeypatch):
+    problem = Problem(SMALL)
+    tensors = [opponents.torch().from_numpy(array) for array in problem.operands]
+    right = 1.1 * quick.expected(SMALL, "forward", tensors)
+    variant = next(one for one in quick.choose(("tf32",)) if one.algorithm == algorithm)
+    with pytest.raises(WrongResult):
+        quick._prepare(variant, problem, "forward", tensors, right, measure.FULL)
 
 
 def test_a_shorter_effort_takes_fewer_repeats_and_calls():
