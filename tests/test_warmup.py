@@ -11,7 +11,7 @@ import pytest
 
 import numbacaps
 from experiments import fused
-from numbacaps import Geometry
+from numbacaps import Geometry, nn
 
 package = import_module("numbacaps.warmup")
 _SMALL = Geometry(2, 2, 3, 6, 5, 3, 2, 1, 2, 4, 3, (2, 1), 1)
@@ -70,6 +70,7 @@ def test_the_network_trains_and_infers_too():
         (package._network, ("float32", "tf32", what)) for what in ("step", "forward")
     ]
     assert len(jobs) == 2 + 4
+    assert len(package._jobs("network", ("float16",), None)) == 4  # networks take no float16
     assert len(package._jobs(("network", "workloads"), ("float32",), ["tf32"])) == 2 + 11
 
 
@@ -111,6 +112,30 @@ def test_a_plan_makes_every_pass_ready():
     package._make_ready(_SMALL, "float32", "ieee")
     with pytest.raises(ValueError, match="precision"):
         package._make_ready(_SMALL, "float32", "none")
+
+
+def test_a_network_steps_and_infers(monkeypatch):
+    ran = []
+
+    class Small(nn.CapsNet):
+        @classmethod
+        def published(cls, **how):
+            layer = nn.Layer(2, (1, 4), precision=how["precision"])
+            return cls((layer,), (1, 3, 3, 1, 1), dtype=how["dtype"])
+
+        def step(self, x, labels):
+            super().step(x, labels)
+            ran.append("step")
+
+        def forward(self, x):
+            ran.append("forward")
+            return super().forward(x)
+
+    monkeypatch.setattr(nn, "CapsNet", Small)
+    monkeypatch.setattr(package, "_BATCH", 2)
+    for what in ("step", "forward"):
+        package._network("float32", "ieee", what)
+    assert ran == ["step", "forward"]
 
 
 @pytest.mark.slow

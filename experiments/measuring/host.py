@@ -10,7 +10,7 @@ from numbacaps.device.target import cuda
 from numbacaps.extras import require
 
 ARRAYS = ("torch", "cupy", "numba")
-FOLD = "fold"
+LAYOUTS = ("nchw", "channels_last")
 OURS = (
     "plan",
     "capsule_conv2d",
@@ -60,17 +60,18 @@ def ours(geometry, arrays, precision):
     }
 
 
-def fold(geometry, arrays):
+def fold(geometry, arrays, layout):
     """The same by eager PyTorch, capsule layout to capsule layout: forward, and autograd through it.
 
-    Two permutes, conv2d, one permute; the gradients are those of a forward pass that has run.
+    Two permutes, conv2d in ``layout`` (one of :data:`LAYOUTS`), one permute; the gradients are those of a forward pass
+    that has run.
     """
     torch, g = opponents.torch(), geometry
     x, w, dy, _ = arrays
 
     def forward(x, w):
-        folded = opponents.fold(x.unsqueeze(4), g.input_shape, "nchw")
-        kernel = opponents.fold_kernel(w.unsqueeze(4), g.kernel_shape, "nchw")
+        folded = opponents.fold(x.unsqueeze(4), g.input_shape, layout)
+        kernel = opponents.fold_kernel(w.unsqueeze(4), g.kernel_shape, layout)
         y = torch.nn.functional.conv2d(folded, kernel, None, g.stride, g.padding, g.dilation)
         return opponents.unfold(y, g.output_shape).squeeze(4).contiguous()
 

@@ -67,7 +67,7 @@ def draw(rows):
         log_scale(axes.xaxis, words=lambda value, _: f"{value:g}x")
         axes.set_xlabel("times as fast as the library")
         if i == 0:
-            axes.set_ylabel("percent of the geometries that are slower")
+            axes.set_ylabel("percent of the geometries at most as fast")
         if found[wanted]:
             axes.legend(loc="upper left", fontsize=8, frameon=False)
     return sheet.figure

@@ -22,6 +22,7 @@ from numbacaps.warmup.presets import PRESETS
 
 _NETWORK = "network"  # the preset that is more than its layers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+_OF_NETWORKS = ("float32", "float64")  # the dtypes that they take
 _BATCH = 128  # images of the published network
 
 
@@ -102,8 +103,9 @@ def _jobs(convolutions, dtypes, precisions):
             (_make_ready, (geometry, *word)) for geometry in _geometries(one) for word in words
         ]
         if isinstance(one, str) and one == _NETWORK:
-            training = [(_network, (*word, what)) for word in words for what in ("step", "forward")]
-            jobs = training + jobs  # what takes longest comes first
+            whole = [word for word in words if word[0] in _OF_NETWORKS]
+            runs = [(_network, (*word, what)) for word in whole for what in ("step", "forward")]
+            jobs = runs + jobs  # what takes longest comes first
     return list(dict.fromkeys(jobs))
 
 

@@ -70,11 +70,12 @@ def test_ours_are_the_three_calls():
         reference.assert_close(found.copy_to_host(), want[..., 0, :, :], 100)
 
 
-def test_the_fold_is_the_convolution():
+@pytest.mark.parametrize("layout", host.LAYOUTS)
+def test_the_fold_is_the_convolution(layout):
     torch = pytest.importorskip("torch")
     problem = Problem(SMALL)
     x, w, dy = (torch.from_numpy(array[..., 0, :, :].copy()) for array in problem.operands)
-    calls = host.fold(SMALL, (x, w, dy, None))
+    calls = host.fold(SMALL, (x, w, dy, None), layout)
     assert calls["forward"]().is_contiguous()
     found = [calls["forward"](), *calls["gradients"](), *calls["gradients"]()]
     wanted = ["forward", *["backward_input", "backward_kernel"] * 2]
@@ -113,9 +114,12 @@ def machine(monkeypatch):
     monkeypatch.setattr(host_cost.host, "arrays_of", lambda library, geometry: None)
     calls = dict.fromkeys(host.OURS, "ours")
     monkeypatch.setattr(host_cost.host, "ours", lambda geometry, arrays, precision: calls)
-    theirs = {"forward": "fold", "gradients": "fold"}
-    monkeypatch.setattr(host_cost.host, "fold", lambda geometry, arrays: theirs)
-    times = {"ours": 20.0, "fold": 80.0}
+
+    def fold(geometry, arrays, layout):
+        return {"forward": layout, "gradients": layout}
+
+    monkeypatch.setattr(host_cost.host, "fold", fold)
+    times = {"ours": 20.0, "nchw": 90.0, "channels_last": 80.0}
     monkeypatch.setattr(host_cost, "queueing_us", lambda call, wait: times[call])
 
 
