@@ -87,14 +87,18 @@ def workload(seed, number):
 
 
 def groups(options, variants):
-    """A group of rows for every drawn geometry and pass."""
+    """A group of rows for every drawn geometry and pass; what a file has of other classes is measured along."""
+    everyone = quick.everyone()
     effort = measure.Effort(
         options.settle, timed_ms=8, repeats=(5, 9), turns=2, graph_ms=0.3, calls=64
     )
     measured = partial(quick.measure_pass, effort=effort)
     return [
         command.Group(
-            NAME, workload(options.seed, i), drawn(options.seed, i), wanted, variants, measured
+            *(NAME, workload(options.seed, i), drawn(options.seed, i), wanted),
+            variants,
+            measured,
+            everyone,
         )
         for i in range(options.count)
         for wanted in options.passes

@@ -5,6 +5,7 @@ fold, on the GPU; ours run by the public functions alone; only the two of one cl
 settles for a shorter time.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -23,7 +24,9 @@ DTYPES = {"default": "float32", "tf32": "float32", "float16": "float16", "bfloat
 _LAYOUTS = ("nchw", "channels_last")
 _ONE, _NONE = (1,) * 6, (0, 1, 1, 1, 1, 1)  # shapes of a kernel of one element and of no images
 _MOST_SETS = 32
-_LARGE = 1 << 28  # bytes, of which the classes' operands together might fill the memory
+_LARGE = (
+    1 << 28
+)  # bytes of a geometry, from which on the copies that the classes take fill the memory
 
 
 def plan_options(variant):
@@ -76,6 +79,15 @@ def choose(names):
             raise LookupError(name)
         found += [one for one in mine if one.precision == AUTO] or mine
         found += [Variant(FOLD, layout, theirs, dtype, FoldRun) for layout in _LAYOUTS]
+    return found
+
+
+def everyone():
+    """The variants of all classes of which the package has a precision here."""
+    found = []
+    for name in CLASSES:
+        with suppress(LookupError):
+            found += choose((name,))
     return found
 
 

@@ -366,6 +366,16 @@ def test_a_run_resumes_and_its_seed_is_in_the_rows(machine, tmp_path, monkeypatc
     assert compiled[3] == (1, ("float32",)) and "3 of 4 groups" in capsys.readouterr().out
 
 
+def test_a_run_of_one_class_keeps_the_others(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn_speed, "_compile", lambda groups, processes: None)
+    monkeypatch.setattr(quick, "measure_pass", _measured)
+    few = ["--seed", "1", "--count", "1", "--passes", "forward", "--results", str(tmp_path)]
+    for name in ("tf32", "float16"):
+        assert drawn_speed.main([*few, "--precisions", name]) == 0
+    rows = records.read(tmp_path / "here" / "drawn_speed.csv")
+    assert {row["precision"] for row in rows} == {"tf32", "float16"} and len(rows) == 2 * 3
+
+
 def test_ctrl_c_keeps_finished_groups(machine, tmp_path, monkeypatch):
     def interrupted(problem, wanted, variants, tick, effort):
         if wanted == "backward_input":
