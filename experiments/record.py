@@ -2,7 +2,8 @@
 
 ``python -m experiments.record`` measures, on this machine's GPU, the rows of ``experiments/results/<gpu>/``
 that are older than their kernels or missing: first the forward pass of fused.csv, then its gradients, then the
-whole network of table1.csv, then the rest. It compiles what a batch of groups takes in processes side by
+whole network of table1.csv, then the rest, and at last, for which there is time, the experiments that are run as a
+whole: host_cost, first_call and, with a new seed, drawn_speed. It compiles what a batch of groups takes in processes side by
 side, then measures the batch. Every group of rows is in its file as soon as it is measured; Ctrl-C
 loses none, and the next call goes on.
 
@@ -18,7 +19,18 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from experiments import ahead, fused, memory, rungs, stages, sweep, table1
+from experiments import (
+    ahead,
+    drawn_speed,
+    first_call,
+    fused,
+    host_cost,
+    memory,
+    rungs,
+    stages,
+    sweep,
+    table1,
+)
 from experiments.measuring import command, contestants, provenance, records
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.refusal import Parser
@@ -33,6 +45,8 @@ EXPERIMENTS = {
     "stages": stages,
     "memory": memory,
 }
+# Those that are run as a whole, behind all groups of rows; each says by MINUTES what it takes.
+WHOLE = {"host_cost": host_cost, "first_call": first_call, "drawn_speed": drawn_speed}
 TESTS = {
     "gpu_tests.json": "python -m tests.record_gpu",
     "gpu_drawn.json": "python -m tests.record_drawn",
@@ -72,7 +86,10 @@ def older(results):
         folder = Path(results) / gpu
         paths = sorted(folder.glob("*.csv"), key=_rank_of_file)
         for path in paths:
-            lines += [f"{gpu}/{path.name}: {line}" for line in _older_rows(path)]
+            if path.stem not in WHOLE:
+                lines += [f"{gpu}/{path.name}: {line}" for line in _older_rows(path)]
+            elif not WHOLE[path.stem].is_current(folder):
+                lines.append(f"{gpu}/{path.name}; python -m experiments.{path.stem}")
         for name, command_line in TESTS.items():
             path = folder / name
             if path.exists() and not provenance.is_current(record := json.loads(path.read_text())):
@@ -181,6 +198,19 @@ def measure(folder, minutes, processes):
     if done < len(jobs):
         table, group = jobs[done]
         print(f"next: {table.path.name}, {group.workload}, {group.wanted}")
+        return 0
+    return _measure_whole(folder, until)
+
+
+def _measure_whole(folder, until):
+    """Run the experiments of :data:`WHOLE` that are older and that there is time for; the exit status."""
+    for name, module in WHOLE.items():
+        if module.is_current(folder):
+            continue
+        if time.monotonic() + 60 * module.MINUTES > until:
+            print(f"left: {name}.csv, which takes about {module.MINUTES} minutes")
+        elif status := module.main(["--results", str(folder.parent)]):
+            return status
     return 0
 
 

@@ -2,7 +2,8 @@
 
 The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
 :func:`capsule_votes`; :func:`plan` makes one ready to be run many times and captured into a graph,
-and :func:`explain` says what it would run. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the
+and :func:`explain` says what it would run;
+:func:`warmup` compiles ahead. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the
 paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
@@ -20,6 +21,7 @@ from numbacaps.plan import Plan
 from numbacaps.planning import explain, plan
 from numbacaps.product import parse_product
 from numbacaps.version import VERSION
+from numbacaps.warmup import warmup
 
 __version__ = VERSION
 
@@ -35,6 +37,7 @@ __all__ = [
     "explain",
     "parse_product",
     "plan",
+    "warmup",
 ]
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used
 

@@ -29,25 +29,51 @@ from functools import cache, cached_property
 import numpy as np
 
 from experiments.measuring import opponents, records, sources
+from experiments.measuring.problem import itemsize
 from numbacaps import ALGORITHMS
 from numbacaps.device.kernel_cache import launched
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.extras import require
 
-_GRAPH_MS = 1.0  # what a graph's replay should take at the least
-_MOST_MS = 30.0  # what more calls than sets may make of it
-_MOST_CALLS = 256
+_MOST_MS = 30.0  # what more calls than sets may make of a graph's replay
 _MOST_SETS = 128
 _SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
-_TIMED_MS = 60.0  # of a variant's replays together
-_FEWEST_REPEATS, _MOST_REPEATS = 15, 25
 _FEWEST_SLOW = 4
-_TURNS = 3  # that the repeats are spread over
-_SETTLED_MS = 500.0  # of replays at the beginning of a turn
 _HOST_CALLS, _HOST_US = 20, 3e5
 _AHEAD_BYTES = 1 << 30  # copied to keep the GPU busy: much longer than the host takes to queue it
 _AHEAD_FACTOR = 1.5
 _NOTE_LENGTH = 160
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a variant is timed.
+
+    Attributes
+    ----------
+    settled_ms : float
+        Of replays at the beginning of a turn.
+    timed_ms : float
+        Of its timed replays together.
+    repeats : (int, int)
+        Fewest and most of them.
+    turns : int
+        That the repeats are spread over.
+    graph_ms : float
+        What a graph's replay should take at the least.
+    calls : int
+        Most calls that are put into a graph for it.
+    """
+
+    settled_ms: float = 500.0
+    timed_ms: float = 60.0
+    repeats: tuple = (15, 25)
+    turns: int = 3
+    graph_ms: float = 1.0
+    calls: int = 256
+
+
+FULL = Effort()
 
 
 @dataclass(frozen=True)
@@ -277,12 +303,13 @@ def _timed(replay):
     return ms[0]
 
 
-def replay_in_turns(replays):
+def replay_in_turns(replays, effort=FULL):
     """GPU milliseconds of a call, for each repeat of each replay; the replays take turns, in any order.
 
     Parameters
     ----------
     replays : dict of hashable to Replay
+    effort : Effort
 
     Returns
     -------
@@ -290,20 +317,21 @@ def replay_in_turns(replays):
     """
     # The first one says how many repeats there is time for; a short one only warms up.
     first = {name: _timed(replay) for name, replay in replays.items()}
+    fewest, most = effort.repeats
     repeats = {
-        name: _FEWEST_SLOW
+        name: min(_FEWEST_SLOW, most)
         if ms >= _SLOW_MS
-        else min(max(math.ceil(_TIMED_MS / ms), _FEWEST_REPEATS), _MOST_REPEATS)
+        else min(max(math.ceil(effort.timed_ms / ms), fewest), most)
         for name, ms in first.items()
     }
     times = {name: [ms] if ms >= _SLOW_MS else [] for name, ms in first.items()}
     names, rng = list(replays), np.random.default_rng()
-    for turn in range(1, _TURNS + 1):
+    for turn in range(1, effort.turns + 1):
         for name in (names[i] for i in rng.permutation(len(names))):
             replay = replays[name]
-            for _ in range(int(_SETTLED_MS / first[name]) if replay.captured else 0):
+            for _ in range(int(effort.settled_ms / first[name]) if replay.captured else 0):
                 replay.run()
-            while len(times[name]) < math.ceil(repeats[name] * turn / _TURNS):
+            while len(times[name]) < math.ceil(repeats[name] * turn / effort.turns):
                 times[name].append(_timed(replay))
     return {name: np.array(ms) / replays[name].calls for name, ms in times.items()}
 
@@ -319,12 +347,12 @@ def cache_cell(sets, size):
     return f"{sets} sets in turn{warm}"
 
 
-def calls_of(sets, floor_ms, eager_ms):
+def calls_of(sets, floor_ms, eager_ms, effort=FULL):
     """How many calls a graph holds: each set once, and more where a replay would be too short.
 
     ``floor_ms`` is the least a call can take on the GPU; ``eager_ms`` what one took with its launch.
     """
-    enough = math.ceil(_GRAPH_MS / max(floor_ms, _GRAPH_MS / _MOST_CALLS))
+    enough = math.ceil(effort.graph_ms / max(floor_ms, effort.graph_ms / effort.calls))
     return max(sets, min(enough, int(_MOST_MS / eager_ms)))
 
 
@@ -346,7 +374,7 @@ def idle_microseconds(call):
 
 
 @dataclass(frozen=True)
-class _Ready:
+class Ready:
     """A variant whose result was right."""
 
     error: float
@@ -394,13 +422,13 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
             for variant in list(ready):
                 try:
                     times = replay_in_turns({variant: ready[variant].replay})
-                    rows[variant] = _row_of(problem, variant, ready[variant], times[variant], rates)
+                    rows[variant] = row_of(problem, variant, ready[variant], times[variant], rates)
                     notes[variant] = "timed alone: beside the others a replay failed"
                 except Exception as failure:
                     notes[variant] = note_of(failure)
         else:
             for variant, found in ready.items():
-                rows[variant] = _row_of(problem, variant, found, times[variant], rates)
+                rows[variant] = row_of(problem, variant, found, times[variant], rates)
                 notes[variant] = "" if found.replay.captured else "calls queued, not in a graph"
         ready.clear()
 
@@ -423,7 +451,7 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
     return [
         common
         | variant.cells
-        | {"min_bytes": problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)}
+        | {"min_bytes": problem.geometry.min_bytes(itemsize(variant.dtype))}
         | rows.get(variant, {})
         | {"note": notes.get(variant, "")}
         for variant in variants
@@ -450,7 +478,7 @@ def _prepare(variant, problem, wanted, rates):
         run = variant.run(variant, problem, wanted, sets, clock())
         with run.environment():
             first = run.once()
-    least = problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)
+    least = problem.geometry.min_bytes(itemsize(variant.dtype))
     with run.environment():
         error = problem.check(wanted, first, variant.precision)
         with clock().elapsed() as eager:
@@ -469,13 +497,13 @@ def _prepare(variant, problem, wanted, rates):
     # Of a slow call the host's time is mostly waiting, for memory or for room in the queue.
     host_us = None if is_slow else host_us
     of = sources.name_of(kernels)
-    return _Ready(error, host_us, peak_bytes, cache_cell(sets, read), replay, of)
+    return Ready(error, host_us, peak_bytes, cache_cell(sets, read), replay, of)
 
 
-def _row_of(problem, variant, ready, times, rates):
+def row_of(problem, variant, ready, times, rates):
     """The measured cells."""
     p20, p50, p80 = map(float, np.percentile(times, (20, 50, 80)))
-    least = problem.geometry.min_bytes(np.dtype(variant.dtype).itemsize)
+    least = problem.geometry.min_bytes(itemsize(variant.dtype))
     return {
         "ms_p20": p20,
         "ms_p50": p50,

@@ -13,7 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 _METHOD = (
     *("measuring/measure", "measuring/problem", "measuring/contestants", "measuring/opponents"),
-    *("measuring/networks", "stages", "memory", "table1", "training/torch_network"),
+    *(
+        "measuring/networks",
+        "measuring/quick",
+        "stages",
+        "memory",
+        "table1",
+        "training/torch_network",
+    ),
 )
 _PACKAGES = (
     "numba",

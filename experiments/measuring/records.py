@@ -141,7 +141,7 @@ def write(path, rows):
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
+    writer.writerows({column: cell(value) for column, value in row.items()} for row in rows)
     try:
         provenance.write_text(path, text.getvalue())
     except OSError as failure:
@@ -263,11 +263,11 @@ def replaced(rows, group_rows):
     group = key(group_rows[0], GROUP)
     first = next((at for at, row in enumerate(rows) if key(row, GROUP) == group), len(rows))
     kept = [row for row in rows if key(row, GROUP) != group]
-    new = [{column: _cell(row.get(column)) for column in COLUMNS} for row in group_rows]
+    new = [{column: cell(row.get(column)) for column in COLUMNS} for row in group_rows]
     return kept[:first] + new + kept[first:]
 
 
-def _cell(value):
+def cell(value):
     """A value as text: numbers with six digits, nothing for None."""
     if value is None:
         return ""

@@ -1,19 +1,20 @@
 """Every figure of the experiments, drawn from the rows of their CSVs alone.
 
-===========  ===================================================================
-`rows`       the rows of a CSV: read, selected, put into words; what a sweep sweeps
-`lines`      what one curve, bar or column shows: its rows, time, colour and dashes
-`canvas`     what figures share: style, sheet, scales, labels at ends, file bytes
-`bars`       what figures of bars share
-`table1`     the published network beside the paper's own times
-`speedup`    speedup along a sweep
-`workloads`  time of every workload that sweeps nothing
-`roofline`   achieved rate under the ceilings
-`stages`     where the paper's pipeline spends its time
-`memory`     peak memory against the batch
-`training`   a training run: curves, confusion matrix, wrong digits, first kernels
-`gallery`    all of them but training's as files
-===========  ===================================================================
+==============  =====================================================================
+`rows`          the rows of a CSV: read, selected, put into words; what a sweep sweeps
+`lines`         what one curve, bar or column shows: its rows, time, colour and dashes
+`canvas`        what figures share: style, sheet, scales, labels at ends, file bytes
+`bars`          what figures of bars share
+`table1`        the published network beside the paper's own times
+`speedup`       speedup along a sweep
+`workloads`     time of every workload that sweeps nothing
+`roofline`      achieved rate under the ceilings
+`stages`        where the paper's pipeline spends its time
+`memory`        peak memory against the batch
+`distribution`  how much faster than the library over geometries drawn at random
+`training`      a training run: curves, confusion matrix, wrong digits, first kernels
+`gallery`       all of them but training's as files
+==============  =====================================================================
 """
 
 from experiments.plots.gallery import draw_all

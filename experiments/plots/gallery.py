@@ -5,7 +5,7 @@ from functools import partial
 
 from matplotlib import style
 
-from experiments.plots import memory, roofline, speedup, stages, table1, workloads
+from experiments.plots import distribution, memory, roofline, speedup, stages, table1, workloads
 from experiments.plots.canvas import STYLE, file_bytes
 from experiments.plots.lines import FOLD
 from experiments.plots.rows import EXPERIMENTS, Lacking, split_sweep
@@ -38,6 +38,7 @@ def draw_all(data, baseline):
         ("roofline", "table1", partial(roofline.draw, data["table1"] + data["sweep"])),
         ("stages", "stages", partial(stages.draw, data["stages"])),
         ("memory", "memory", partial(memory.draw, data["memory"])),
+        ("drawn-speed", "drawn_speed", partial(distribution.draw, data["drawn_speed"])),
     ]
     for name in data:
         if name == "fused" or name not in EXPERIMENTS:

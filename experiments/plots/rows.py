@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.measuring import records
 from experiments.measuring.problem import PASSES
 
-EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs")
+EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
 NUMBERS = (

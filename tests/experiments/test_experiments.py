@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reference
-from experiments import memory, rungs, stages, sweep, table1
+from experiments import memory, record, rungs, stages, sweep, table1
 from experiments.measuring import (
     command,
     contestants,
@@ -251,7 +251,7 @@ def test_bad_arguments(arguments, message, capsys):
     assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("experiment", ["sweep", "table1", "stages", "memory", "fused", "rungs"])
+@pytest.mark.parametrize("experiment", [*record.EXPERIMENTS, *record.WHOLE])
 def test_without_a_gpu_it_says_what_works(experiment, capsys):
     main = __import__(f"experiments.{experiment}", fromlist=["main"]).main
     with pytest.raises(SystemExit) as stop:
@@ -286,6 +286,12 @@ def test_rungs_compute_what_they_are_timed_for(wanted, rng):
         else:
             plan.launch_backward(x, None, dy, None, out, 0)
         reference.assert_close(out.copy_to_host(), want, terms, precision=rung.precision)
+
+
+def test_every_experiment_is_in_the_list():
+    text = (records.provenance.ROOT / "experiments" / "README.md").read_text()
+    for experiment in (*record.EXPERIMENTS, *record.WHOLE):
+        assert f"| `python -m experiments.{experiment}` |" in text
 
 
 @pytest.mark.skipif(not SIMULATED, reason="without a GPU")

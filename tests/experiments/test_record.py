@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import record
+from experiments import drawn_speed, first_call, host_cost, record
 from experiments.measuring import command, contestants, provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.workloads import square
@@ -128,6 +128,41 @@ def test_no_group_is_begun_that_would_end_too_late(machine, tmp_path, monkeypatc
     jobs = [(table, _group("fused", wanted, slow)) for wanted in passes]
     assert command.measure_groups(jobs, until=100.0) == (2, 40.0)
     assert [row["pass"] for row in records.read(table.path)] == [*passes[:2]]
+
+
+def _whole(status=0, minutes=1, current=False):
+    """An experiment that is run as a whole, and the arguments that it was run with."""
+    ran = []
+
+    def main(arguments):
+        ran.append(arguments)
+        return status
+
+    return SimpleNamespace(main=main, MINUTES=minutes, is_current=lambda folder: current, ran=ran)
+
+
+def test_experiments_that_are_run_as_a_whole_come_last(machine, tmp_path, monkeypatch, capsys):
+    whole = {"a": _whole(current=True), "b": _whole(minutes=9), "c": _whole(), "d": _whole(130)}
+    whole["e"] = _whole()
+    monkeypatch.setattr(record, "WHOLE", whole)
+    monkeypatch.setattr(record, "EXPERIMENTS", {})
+    assert record.measure(tmp_path / GPU, 5, 1) == 130
+    assert [len(one.ran) for one in whole.values()] == [0, 0, 1, 1, 0]
+    assert whole["c"].ran == [["--results", str(tmp_path)]]
+    assert "left: b.csv, which takes about 9 minutes" in capsys.readouterr().out
+
+
+def test_whole_experiments_that_are_older_are_listed(tmp_path):
+    folder = tmp_path / GPU
+    host_cost.listing(folder, NOW).add([{"what": "plan"}])
+    first = first_call.listing(folder, NOW | {"source_sha256": provenance.source_sha256()})
+    first.add([{"what": "import"}])
+    drawn = _row(experiment="drawn_speed", kernel_sources=sources.NO_KERNELS)
+    records.write(folder / "drawn_speed.csv", [drawn])
+    assert record.older(tmp_path) == [f"{GPU}/host_cost.csv; python -m experiments.host_cost"]
+    records.write(folder / "drawn_speed.csv", [drawn | {"kernel_sources": "gone"}])
+    assert f"{GPU}/drawn_speed.csv; python -m experiments.drawn_speed" in record.older(tmp_path)
+    assert not drawn_speed.is_current(tmp_path)  # where there are no rows
 
 
 def test_ctrl_c_keeps_what_was_measured(machine, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,270 @@
+"""How long a user waits for the first result: of a geometry that is new here, and of a network.
+
+``python -m experiments.first_call`` writes ``experiments/results/<gpu>/first_call.csv``. Each row is of a fresh process
+with a folder for kernels (``NUMBA_CACHE_DIR``) of its own, which is
+
+- empty, or
+- other: it holds the kernels of other geometries, in every pass, at the same precision; of a network, those of the
+  published network, whose process went before.
+
+Measured are ``import numbacaps``; the first result of each pass at each precision, and of all passes in one process; and
+the first step and the first inference of the published network, and of another network after it in the same process. A
+process's start, its first use of the GPU, and the arrays are not in the time.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments.measuring import command, measure, provenance, quick, ratios, records
+from experiments.measuring.first import PASSES
+from experiments.measuring.listing import Listing, of_machine
+from experiments.measuring.refusal import Parser
+from experiments.measuring.workloads import square
+
+NAME = "first_call"
+MINUTES = 8  # that a run takes, about
+KEYS = ("what", "pass", "precision", "kernels")
+VALUES = ("seconds", "note")
+EMPTY, OTHER = "empty", "other"
+ALL = "all passes"
+NEW = square(32, 12, 20, 13, 3, 1, 3, 5, 6)
+OTHERS = (square(32, 16, 16, 12, 3, 1, 4, 4, 4), square(16, 8, 24, 15, 5, 2, 7, 3, 5))
+_ORDERS = (("step", "inference"), ("inference", "step"))
+_LONGEST = 600  # seconds of a process
+
+
+def make_parser():
+    """The command line's parser."""
+    parser = Parser(
+        prog=f"python -m experiments.{NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit status: 0 done, 2 bad input or no GPU, 130 after Ctrl-C, with every finished row in the file",
+    )
+    options = {
+        "passes": (*PASSES, ALL),
+        "precisions": tuple(ratios.CLASSES),
+        "kernels": (EMPTY, OTHER),
+    }
+    for name, takes in options.items():
+        parser.add_argument(
+            f"--{name}",
+            metavar="A,B",
+            type=lambda text, takes=takes: command.choice(text, takes),
+            default=takes,
+            help=f"of {', '.join(takes)} (default: all)",
+        )
+    parser.add_argument("--without-network", action="store_true", help="geometries alone")
+    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=provenance.RESULTS,
+        help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
+    )
+    return parser
+
+
+def listing(folder, machine=None, fresh=False):
+    """The CSV in a GPU's folder."""
+    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
+
+
+def is_current(folder):
+    """Whether a GPU's folder holds rows, and all of the package as it is now."""
+    return listing(folder).is_current
+
+
+# ---- processes
+
+
+def run(case, kernels):
+    """Seconds by name that a fresh process prints for a case.
+
+    Parameters
+    ----------
+    case : dict
+        As :mod:`experiments.measuring.first` takes it.
+    kernels : path
+        Its folder for kernels.
+
+    Raises
+    ------
+    RuntimeError
+        It failed; the message is the last line that it said.
+    """
+    folders = {"NUMBA_CACHE_DIR": kernels, "CUDA_CACHE_PATH": kernels}  # the driver keeps some, too
+    environment = os.environ | {name: str(folder) for name, folder in folders.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.measuring.first", json.dumps(case)],
+        cwd=provenance.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LONGEST,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _of_passes(geometry, names, how):
+    return {"what": "passes", "geometry": asdict(geometry), "names": list(names), **how}
+
+
+class Folders:
+    """Folders for kernels: empty ones, and copies of one that holds those of other geometries."""
+
+    def __init__(self, root):
+        self._root, self._made, self._others = Path(root), 0, {}
+
+    def new(self):
+        """An empty folder."""
+        self._made += 1
+        folder = self._root / str(self._made)
+        folder.mkdir()
+        return folder
+
+    def other(self, how):
+        """A folder with kernels of :data:`OTHERS` at a dtype and precision."""
+        key = json.dumps(how)
+        if key not in self._others:
+            folder = self.new()
+            with ThreadPoolExecutor(len(OTHERS)) as pool:  # each waits for a process
+                list(pool.map(lambda g: run(_of_passes(g, PASSES, how), folder), OTHERS))
+            self._others[key] = folder
+        copy = self.new()
+        shutil.copytree(self._others[key], copy, dirs_exist_ok=True)
+        return copy
+
+
+# ---- rows
+
+
+def jobs(options, words):
+    """(keys of the rows, function of :class:`Folders` that measures them) of every process.
+
+    Parameters
+    ----------
+    options : namespace
+        As on the command line.
+    words : dict of str to dict
+        Of each class what ours takes: ``dtype`` and ``precision``.
+    """
+    found = [([("import", "", "", EMPTY)], _imported)]
+    for kernels in options.kernels:
+        for name in options.precisions:
+            for wanted in options.passes:
+                key = ("geometry", wanted, name, kernels)
+                found.append(([key], _geometry_job(wanted, words[name], kernels)))
+    if not options.without_network:
+        found += [
+            _network_job(name, words[name]["precision"], order)
+            for name in options.precisions
+            if words[name]["dtype"] == "float32"
+            for order in _ORDERS
+        ]
+    return found
+
+
+def _imported(folders):
+    """Of a process that finds the bytecode: the first one writes it."""
+    run({"what": "import"}, folders.new())
+    return [run({"what": "import"}, folders.new())["import"]]
+
+
+def _geometry_job(wanted, how, kernels):
+    names = PASSES if wanted == ALL else (wanted,)
+
+    def work(folders):
+        folder = folders.new() if kernels == EMPTY else folders.other(how)
+        return [sum(run(_of_passes(NEW, names, how), folder).values())]
+
+    return work
+
+
+def _network_job(name, precision, order):
+    """The process of a network, in an empty folder; the second of its two passes finds what the first has compiled."""
+    then = f" after {order[0]}"
+    keys = [
+        (who, what + (then if i else ""), name, EMPTY if who == "network" else OTHER)
+        for who in ("network", "another network")
+        for i, what in enumerate(order)
+    ]
+
+    def work(folders):
+        case = {"what": "network", "precision": precision, "order": list(order)}
+        found = run(case, folders.new())
+        return [found[f"{who}, {what}"] for who in ("network", "another network") for what in order]
+
+    return keys, work
+
+
+def measured(keys, work, folders):
+    """The rows of a process."""
+    try:
+        cells = [{"seconds": value} for value in work(folders)]
+    except (RuntimeError, subprocess.TimeoutExpired) as failure:
+        cells = [{"note": measure.note_of(failure)}] * len(keys)
+    return [dict(zip(KEYS, key)) | some for key, some in zip(keys, cells)]
+
+
+def table(rows):
+    """The lines of the printed table."""
+    lines = [f"{'seconds':>8}  {'kernels':8}{'class':10}first result of"]
+    for row in rows:
+        number = f"{float(row['seconds']):8.2f}" if row["seconds"] else f"{'-':>8}"
+        words = " ".join(filter(None, (row["what"], row["pass"], row["note"])))
+        lines.append(f"{number}  {row['kernels']:8}{row['precision']:10}{words}")
+    return lines
+
+
+def plan_words(name):
+    """What ours takes for a class."""
+    ours = [one for one in quick.choose((name,)) if one.algorithm == quick.OURS]
+    return quick.plan_options(ours[-1])
+
+
+def main(arguments=None):
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    command.refuse_without_gpu(NAME)
+    try:
+        words = {name: plan_words(name) for name in options.precisions}
+        found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
+        found.write()  # whether it can be, before anything is measured
+        every = jobs(options, words)
+        lacking = [job for job in every if not all(map(found.has, job[0]))]
+        with tempfile.TemporaryDirectory() as root:
+            folders = Folders(root)
+            for keys, work in tqdm(lacking, unit="process"):
+                found.add(measured(keys, work, folders))
+    except LookupError as word:
+        parser.error(f"--precisions got {word.args[0]}, which ours does not have on this GPU")
+    except records.ForeignFile as foreign:
+        parser.error(str(foreign))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
+        return 130
+    chosen = {key for keys, _ in every for key in keys}
+    print("\n".join(table([row for row in found.rows if records.key(row, KEYS) in chosen])))
+    print(f"{len(found.rows)} rows in {found.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

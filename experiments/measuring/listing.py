@@ -1,0 +1,95 @@
+"""A short CSV with columns of its own: times that are the host's or a process's, not those of a pass on the GPU.
+
+A row counts as measured as long as machine, packages and the sources of numbacaps are those that it names.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+from experiments.measuring import provenance, records
+
+MACHINE = ("gpu", "driver", "versions", "source_sha256", "timestamp")
+_SAME = ("gpu", "driver", "versions", "source_sha256")
+
+
+class Listing:
+    """The CSV while it is being measured.
+
+    Parameters
+    ----------
+    path : path
+    keys : tuple of str
+        Columns that name a row.
+    values : tuple of str
+        Columns that were measured; :data:`MACHINE` comes behind.
+    machine : dict, optional
+        Cells of :data:`MACHINE` as they are here and now.
+    fresh : bool
+        Measure every row again.
+
+    Raises
+    ------
+    experiments.measuring.records.ForeignFile
+        The file is not such a CSV.
+    """
+
+    def __init__(self, path, keys, values, machine=None, fresh=False):
+        self.path, self.keys = Path(path), keys
+        self.columns = (*keys, *values, *MACHINE)
+        self._machine, self._fresh = machine or {}, fresh
+        self.rows = self._read()
+
+    def _read(self):
+        try:
+            if not self.path.exists():
+                return []
+            rows = csv.DictReader(io.StringIO(self.path.read_text()))
+            found = list(rows)
+        except (OSError, UnicodeDecodeError, csv.Error) as failure:
+            raise records.ForeignFile(f"{self.path} cannot be read: {failure}") from failure
+        if tuple(rows.fieldnames or ()) != self.columns:
+            raise records.ForeignFile(
+                f"{self.path} has other columns than {', '.join(self.columns)}. It was left as it is"
+            )
+        return found
+
+    def has(self, key):
+        """Whether the row of a key, a tuple, was measured with everything as it is now."""
+        return not self._fresh and any(
+            records.key(row, self.keys) == tuple(map(str, key))
+            and records.key(row, _SAME) == records.key(self._machine, _SAME)
+            for row in self.rows
+        )
+
+    def add(self, rows):
+        """Put rows, dicts of keys and values, in the place of those of the same keys, and write the file."""
+        new = {records.key(row, self.keys): row | self._machine for row in rows}
+        new = {key: row | {"timestamp": records.now()} for key, row in new.items()}
+        kept = [row for row in self.rows if records.key(row, self.keys) not in new]
+        self.rows = kept + [
+            {column: records.cell(row.get(column)) for column in self.columns}
+            for row in new.values()
+        ]
+        self.write()
+
+    def write(self):
+        """Write the file, or on failure leave it as it was; ForeignFile."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        try:
+            provenance.write_text(self.path, text.getvalue())
+        except OSError as failure:
+            raise records.ForeignFile(f"{self.path} cannot be written: {failure}") from failure
+
+    @property
+    def is_current(self):
+        """Whether there are rows, and all of the package as it is now."""
+        return bool(self.rows) and all(map(provenance.is_current, self.rows))
+
+
+def of_machine():
+    """The cells of :data:`MACHINE` but the timestamp."""
+    return {name: cell for name, cell in records.of_machine().items() if name in MACHINE}

@@ -1,0 +1,73 @@
+"""The figure of speed over geometries drawn at random: the share of them below each ratio to the library."""
+
+import numpy as np
+
+from experiments.measuring.ratios import CLASSES, ratios, summary
+from experiments.plots.canvas import Sheet, limits, log_scale
+from experiments.plots.rows import PASSES, Lacking, of_pass
+
+_COLOURS = {
+    "default": "#0b8a4b",
+    "tf32": "#1565c8",
+    "float16": "#f08c00",
+    "bfloat16": "#8e2fc0",
+}
+
+
+def draw(rows):
+    """A panel for each pass, and in it a curve for each class of precision.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Of the experiment drawn_speed.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    Lacking
+        No geometry has times of ours and of the library.
+    """
+    passes = [name for name in PASSES if of_pass(rows, name)]
+    found = {
+        wanted: {
+            name: [ratio.value for ratio in some]
+            for name in CLASSES
+            if (some := ratios(rows, name, wanted)[0])
+        }
+        for wanted in passes
+    }
+    every = [value for some in found.values() for values in some.values() for value in values]
+    if not every:
+        raise Lacking("no geometry with times of ours and of the library")
+    count, width = len({row["workload"] for row in rows}), 3.9
+    sheet = Sheet(
+        0.9 + len(passes) * (width + 0.55),
+        5.6,
+        "Speed over geometries drawn at random",
+        (
+            f"{count} geometries; the library: one conv2d through the fold, operands in place, its faster layout",
+            "in the legend: 5th percentile / median of the library's time over ours",
+        ),
+        rows,
+    )
+    for i, wanted in enumerate(passes):
+        axes = sheet.panel(0.8 + i * (width + 0.55), 1.65, width, 3.2, wanted)
+        axes.axvline(1, color="black", lw=1.3)
+        for name, values in found[wanted].items():
+            low, _, middle, _ = summary(values)
+            shares = 100 * np.arange(1, len(values) + 1) / len(values)
+            label = f"{name}  {low:.2f} / {middle:.2f}"
+            axes.step(values, shares, where="post", color=_COLOURS[name], lw=1.8, label=label)
+        axes.set_xlim(limits(every, 1.2))
+        axes.set_ylim(0, 100)
+        log_scale(axes.xaxis, words=lambda value, _: f"{value:g}x")
+        axes.set_xlabel("times as fast as the library")
+        if i == 0:
+            axes.set_ylabel("percent of the geometries at most as fast")
+        if found[wanted]:
+            axes.legend(loc="upper left", fontsize=8, frameon=False)
+    return sheet.figure

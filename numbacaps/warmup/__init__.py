@@ -1,0 +1,192 @@
+"""Compile kernels ahead, in processes side by side: :func:`warmup`, and ``python -m numbacaps.warmup``.
+
+What is compiled is what a plan asks for, so this follows whatever a plan compiles. The kernels are kept on
+disk (:mod:`numbacaps.device.kernel_cache`), where later processes find them.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from numbacaps.algorithms.registry import PRECISIONS
+from numbacaps.api import capsule_conv2d
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.target import SIMULATED, check_target
+from numbacaps.geometry import Geometry
+from numbacaps.messages import did_you_mean, shown
+from numbacaps.planning import plan
+from numbacaps.warmup.presets import PRESETS
+
+_NETWORK = "network"  # the preset that is more than its layers
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_OF_NETWORKS = ("float32", "float64")  # the dtypes that they take
+_BATCH = 128  # images of the published network
+
+
+class Warmup(NamedTuple):
+    """How a warm-up went.
+
+    Attributes
+    ----------
+    seconds : float
+    made : int
+        Convolutions, each at a dtype and a precision, and whole networks that are ready.
+    failed : dict of str to str
+        What could not be compiled, and why.
+    """
+
+    seconds: float
+    made: int
+    failed: dict
+
+
+def warmup(
+    convolutions: str | Iterable = tuple(PRESETS),
+    *,
+    dtypes: Iterable[str] = ("float32",),
+    precisions: Iterable[str] | None = None,
+    processes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Warmup:
+    """Compile all kernels that convolutions take on this GPU, every pass of them, and keep them on disk.
+
+    Parameters
+    ----------
+    convolutions : str or iterable
+        Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers) or
+        ``"workloads"`` (layers of EM routing and wider ones); a :class:`numbacaps.Geometry`; or a pair of
+        shapes (N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3).
+    dtypes : iterable of str
+        float16, bfloat16, float32 or float64.
+    precisions : iterable of str, optional
+        As :func:`numbacaps.capsule_conv2d` takes them; by default all that the GPU has for a dtype.
+    processes : int, optional
+        That compile side by side; by default one a core.
+    progress : callable, optional
+        ``progress(done, of)`` is called behind each.
+
+    Returns
+    -------
+    Warmup
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError
+        An argument is not as above, or a dtype takes a package that is not here.
+    RuntimeError
+        There is no GPU: the simulator compiles nothing.
+    """
+    jobs = _jobs(convolutions, dtypes, precisions)
+    processes = os.cpu_count() if processes is None else processes
+    if not isinstance(processes, int) or isinstance(processes, bool):
+        raise TypeError(f"processes is {shown(processes)}; it takes an int")
+    if processes < 1:
+        raise ValueError(f"processes is {processes}; it takes 1 or more")
+    if SIMULATED:
+        raise RuntimeError("kernels run on the simulator here, which compiles nothing")
+    check_target()
+    start, failed = time.perf_counter(), _side_by_side(jobs, processes, progress)
+    return Warmup(time.perf_counter() - start, len(jobs) - len(failed), failed)
+
+
+def _jobs(convolutions, dtypes, precisions):
+    """(function, arguments) of everything to compile, each once."""
+    if isinstance(convolutions, (str, Geometry)):
+        convolutions = (convolutions,)
+    words = [(dtype, word) for dtype in dtypes for word in _precisions(dtype, precisions)]
+    jobs = []
+    for one in convolutions:
+        jobs += [
+            (_make_ready, (geometry, *word)) for geometry in _geometries(one) for word in words
+        ]
+        if isinstance(one, str) and one == _NETWORK:
+            whole = [word for word in words if word[0] in _OF_NETWORKS]
+            runs = [(_network, (*word, what)) for word in whole for what in ("step", "forward")]
+            jobs = runs + jobs  # what takes longest comes first
+    return list(dict.fromkeys(jobs))
+
+
+def _precisions(dtype, wanted):
+    """Those of the wanted precisions that a dtype has here; by default of all."""
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"dtypes names {shown(dtype)}; it takes some of {list(_DTYPES)}"
+            + did_you_mean(dtype, _DTYPES)
+        )
+    none, one = (np.zeros((N, 1, 1, 1, 1, 1), dtype_of(dtype)) for N in (0, 1))
+    found, refusal = [], ""
+    for word in PRECISIONS if wanted is None else wanted:
+        try:
+            capsule_conv2d(none, one, precision=word)  # checks its arguments, and computes nothing
+            found.append(word)
+        except (TypeError, ValueError) as error:
+            refusal = error
+    if not found:
+        raise ValueError(f"precisions is {shown(wanted)}, of which {dtype} has none: {refusal}")
+    return found
+
+
+def _geometries(one):
+    """The geometries that one entry of ``convolutions`` stands for."""
+    if isinstance(one, Geometry):
+        return [one]
+    if isinstance(one, str):
+        if one not in PRESETS:
+            raise ValueError(
+                f"convolutions names {one!r}; it takes one of {list(PRESETS)}"
+                + did_you_mean(one, PRESETS)
+            )
+        return PRESETS[one].values()
+    try:
+        (N, C, H, W, D1, D2), (P, same, KH, KW, again, D3) = one
+        if (same, again) != (C, D2):
+            raise ValueError
+        return [Geometry(N, C, P, H, W, KH, KW, 1, D1, D2, D3)]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"convolutions holds {shown(one)}; it takes a preset's name, a Geometry, or shapes "
+            "(N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3)"
+        ) from None
+
+
+def _side_by_side(jobs, processes, progress):
+    """Do jobs in processes of their own; what failed, and why."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    failed = {}
+    with ProcessPoolExecutor(min(processes, len(jobs) or 1), get_context("spawn")) as pool:
+        futures = {pool.submit(work, *how): how for work, how in jobs}
+        try:
+            for done, future in enumerate(as_completed(futures), start=1):
+                if error := future.exception():
+                    failed[" ".join(map(str, futures[future]))] = f"{type(error).__name__}: {error}"
+                if progress is not None:
+                    progress(done, len(jobs))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
+def _make_ready(geometry, dtype, precision):
+    """Have a plan compile every pass of a convolution."""
+    moves = {"stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation}
+    shapes = geometry.input_shape, geometry.kernel_shape
+    plan(*shapes, dtype, product="gab,gbc->gac", precision=precision, **moves)
+
+
+def _network(dtype, precision, what):
+    """Have the published network compile what a step, or an inference, takes."""
+    from numbacaps.nn import CapsNet
+
+    net = CapsNet.published(dtype=dtype, precision=precision)
+    images = np.zeros((_BATCH, *net.input_shape), net.dtype)
+    if what == "step":
+        net.step(images, np.zeros(_BATCH, np.int64))
+        net.history()  # waits for it
+    else:
+        net.forward(images)
