@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from numbacaps.algorithms.registry import ALGORITHMS, resolve
 from numbacaps.arrays import DTYPE_NAMES, Array, is_taken
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import check_target
@@ -81,7 +82,8 @@ def plan(
         )
     workspace_limit = check_limit(workspace_limit)
     rungs = _check_rungs(rungs)
-    check_target()
+    if not ALGORITHMS[resolve(algorithm)].on_host:
+        check_target()
     shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
     made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
     made.make_ready()
