@@ -18,6 +18,7 @@ from numbacaps.arrays import (
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.target import check_target, cuda
 from numbacaps.device.workspace import check_limit
+from numbacaps.limits import check_limits
 from numbacaps.plan import kept_plan
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -95,6 +96,8 @@ class Call:
             check_target()
         check_together(given)
         find_algorithm(algorithm, x.dtype, precision, votes)
+        passes = "votes" if votes else "input kernel" if len(given) > 2 else "forward"
+        check_limits(self.geometry, self._algorithm, passes.split())
         self._out = None
         if out is not None:
             self._out = describe("out", out)

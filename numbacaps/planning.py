@@ -9,6 +9,7 @@ from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
 from numbacaps.fused.choose import GATHERING, SPLIT_K
 from numbacaps.geometry import Pair
+from numbacaps.limits import check_limits
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.plan import Plan
 from numbacaps.product import parse_product
@@ -82,8 +83,10 @@ def plan(
         )
     workspace_limit = check_limit(workspace_limit)
     rungs = _check_rungs(rungs)
-    if not ALGORITHMS[resolve(algorithm)].on_host:
+    name = resolve(algorithm)
+    if not ALGORITHMS[name].on_host:
         check_target()
+    check_limits(geometry, name, ("forward", "input", "kernel"))
     shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
     made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
     made.make_ready()
