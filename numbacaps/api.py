@@ -84,7 +84,7 @@ def capsule_conv2d(
         the same, or some arrays are on the host and some on the device.
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
-        is empty, a number is out of range, ``product``, ``algorithm`` or ``precision`` is unknown or
+        is empty, a number is out of range or beyond a limit of the algorithm (:mod:`numbacaps.limits`), ``product``, ``algorithm`` or ``precision`` is unknown or
         not to be had here, ``out`` does not fit or overlaps an input, or an array lies on another
         GPU.
     ImportError, RuntimeError
