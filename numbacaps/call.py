@@ -96,8 +96,8 @@ class Call:
             check_target()
         check_together(given)
         find_algorithm(algorithm, x.dtype, precision, votes)
-        passes = "votes" if votes else "input kernel" if len(given) > 2 else "forward"
-        check_limits(self.geometry, self._algorithm, passes.split())
+        passes = ("votes",) if votes else ("input", "kernel") if len(given) > 2 else ("forward",)
+        check_limits(self.geometry, self._algorithm, passes)
         self._out = None
         if out is not None:
             self._out = describe("out", out)

@@ -7,6 +7,7 @@ in ordinary shapes: a long axis, a wide padding or very many g reach them first.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
 
 from numbacaps.device.launch import MAX_GRID_Y
@@ -179,6 +180,7 @@ LIMITS = {
 }
 
 
+@lru_cache(1024)  # calls that are alike are checked once
 def check_limits(geometry, algorithm, passes):
     """Refuse a convolution that an algorithm would not compute rightly.
 
@@ -187,7 +189,7 @@ def check_limits(geometry, algorithm, passes):
     geometry : numbacaps.geometry.Geometry
     algorithm : str
         A name of :data:`numbacaps.ALGORITHMS`, not ``"auto"``.
-    passes : collection of str
+    passes : tuple of str
         Of :data:`PASSES`, those that are wanted.
 
     Raises

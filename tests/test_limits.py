@@ -176,7 +176,7 @@ _EDGES = {
 
 def _passed(geometry, algorithm, one):
     try:
-        check_limits(geometry, algorithm, [one])
+        check_limits(geometry, algorithm, (one,))
     except ValueError as refusal:
         return str(refusal)
     return ""
