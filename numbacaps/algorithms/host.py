@@ -19,9 +19,10 @@ from numbacaps.algorithms.passes import Passes
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 
-# Elements of the columns: 1 MiB of float32, which caches hold. Of 2^15 to 2^24 the fastest, by up to 2 times, on 16 images
-# of 16 channels of 14 x 14 capsules of 4 x 4, window 3 x 3, on two cores of an x86-64 server in November 2026.
-BLOCK = 1 << 18
+# Elements of the columns: 8 MiB of float32. Of 2^16 to 2^23 the least time of both passes over four layers together
+# (windows of 3 and 5, capsules of 4 to 16, 1 to 16 images); 2^16 took 2.5 times as long, 2^20 1.3 times, 2^22 1.2 times. Measured on two
+# shared cores of an x86-64 server in November 2026.
+BLOCK = 1 << 21
 
 
 class HostPasses(Passes):
