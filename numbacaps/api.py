@@ -52,7 +52,8 @@ def capsule_conv2d(
         ``"gab,gbc->gac"`` for rank-3 capsules, ``"abk,kcd->abcd"`` for tensors. An axis of both
         inputs that the output lacks is summed over.
     algorithm : str
-        ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
+        ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`. ``"numpy"`` computes on the host and takes NumPy arrays;
+        it is what ``"auto"`` stands for where there is no GPU.
     precision : str
         How float32 is multiplied: ``"ieee"``, or what ``"fused"`` has on GPUs of compute capability
         9.0: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three such
@@ -83,7 +84,7 @@ def capsule_conv2d(
         the same, or some arrays are on the host and some on the device.
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
-        is empty, a number is out of range, ``product``, ``algorithm`` or ``precision`` is unknown or
+        is empty, a number is out of range or beyond a limit of the algorithm (:mod:`numbacaps.limits`), ``product``, ``algorithm`` or ``precision`` is unknown or
         not to be had here, ``out`` does not fit or overlaps an input, or an array lies on another
         GPU.
     ImportError, RuntimeError
@@ -130,7 +131,7 @@ def capsule_votes(
     x, w, stride, padding, dilation, product, workspace_limit, stream
         As :func:`capsule_conv2d`.
     algorithm : str
-        ``"auto"``, ``"indexed"``, ``"staged"`` or ``"cublas"``.
+        ``"auto"``, ``"indexed"``, ``"staged"``, ``"cublas"`` or ``"numpy"``.
     out : array (N, P, OH, OW, C, KH, KW, *T3), optional
         As :func:`capsule_conv2d`.
 

@@ -68,8 +68,8 @@ class Operand:
         return True
 
     def reshaped(self, shape):
-        """A C-contiguous array under another shape, in place, as a device array."""
-        if SIMULATED:
+        """A C-contiguous array under another shape, in place; one on the GPU as a device array."""
+        if SIMULATED or not self.on_device:
             return self.array.reshape(*shape)
         known = getattr(self.array, "__cuda_ndarray__", False) and self.array.shape == shape
         if known and self.array.is_c_contiguous():
@@ -300,6 +300,12 @@ def to_canonical(operand, order, capsule, stream):
     if operand.is_contiguous and axes == tuple(range(operand.rank)):
         return operand.reshaped(shape)
     return gather(operand, axes, stream).reshape(*shape)
+
+
+def to_canonical_on_host(operand, order, capsule, stream):
+    """The same of a NumPy array that stays one; nothing is copied that lies so already."""
+    axes = (0, 1, 2, 3, *(4 + axis for axis in order))
+    return np.ascontiguousarray(operand.array.transpose(axes)).reshape(operand.shape[:4] + capsule)
 
 
 def contiguous(array):

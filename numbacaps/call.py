@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.algorithms.registry import find_algorithm, resolve
+from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
     Operand,
     check_out,
@@ -13,10 +13,12 @@ from numbacaps.arrays import (
     permuted,
     resolve_stream,
     to_canonical,
+    to_canonical_on_host,
 )
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.target import check_target, cuda
 from numbacaps.device.workspace import check_limit
+from numbacaps.limits import check_limits
 from numbacaps.plan import kept_plan
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -88,10 +90,14 @@ class Call:
         for dy in given[2:]:
             if dy.shape != self._shape("y"):
                 raise ValueError(f"dy has shape {dy.shape}; it takes {self._shape('y')}")
-        check_target()
+        self._algorithm, self._precision = resolve(algorithm, votes), precision
+        self._on_host = ALGORITHMS[self._algorithm].stays_on_host(x)
+        if not self._on_host:
+            check_target()
         check_together(given)
         find_algorithm(algorithm, x.dtype, precision, votes)
-        self._algorithm, self._precision = resolve(algorithm, votes), precision
+        passes = ("votes",) if votes else ("input", "kernel") if len(given) > 2 else ("forward",)
+        check_limits(self.geometry, self._algorithm, passes)
         self._out = None
         if out is not None:
             self._out = describe("out", out)
@@ -126,8 +132,9 @@ class Call:
             (product.w_order, g.kernel_shape[4:]),
             (product.y_order, g.output_shape[4:]),
         )
+        canonical = to_canonical_on_host if self._on_host else to_canonical
         return [
-            None if one.name in unread else to_canonical(one, order, capsule, self.stream)
+            None if one.name in unread else canonical(one, order, capsule, self.stream)
             for one, (order, capsule) in zip(self._given, layouts)
         ]
 
@@ -143,7 +150,9 @@ class Call:
         if out is not None and out.on_device and order == tuple(range(len(order))):
             array = to_canonical(out, tuple(range(out.rank - 4)), layout[4:], self.stream)
             return Result(array, shape, inverse(order), out, in_place=True)
-        if self.is_empty:
+        if self._on_host:
+            array = (np.zeros if self.is_empty else np.empty)(layout, self._given[0].dtype)
+        elif self.is_empty:
             array = to_device(np.zeros(layout, self._given[0].dtype), self.stream)
         else:
             array = cuda.device_array(layout, self._given[0].dtype, stream=self.stream)
@@ -165,9 +174,11 @@ class Call:
                 return array.bind(self.stream)  # whoever takes it next is ordered behind the stream
             out.reshaped(out.shape).copy_to_device(array, stream=self.stream)
             return out.array
-        host = result.array.copy_to_host(stream=self.stream)
-        if self.stream:
-            self.stream.synchronize()
+        host = result.array
+        if not self._on_host:
+            host = host.copy_to_host(stream=self.stream)
+            if self.stream:
+                self.stream.synchronize()
         host = host.reshape(shape).transpose(axes)
         if out is None:
             return np.ascontiguousarray(host)

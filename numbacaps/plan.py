@@ -39,7 +39,8 @@ def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
     -------
     Plan
     """
-    where = int(stream) if stream else 0, threading.get_ident(), current_device()
+    device = None if ALGORITHMS[algorithm].on_host else current_device()
+    where = int(stream) if stream else 0, threading.get_ident(), device
     return _kept_plan(where, geometry, dtype, algorithm, precision, workspace_limit)
 
 
@@ -99,6 +100,7 @@ class Plan:
         )
         found = find_algorithm(algorithm, dtype, precision)
         self.algorithm, self.capturable = resolve(algorithm), found.capturable
+        self._stays_on_host = found.stays_on_host
         self._make = found.passes
         self._activation, self._before, self._rungs = activation, before, rungs
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
@@ -344,7 +346,7 @@ class Plan:
 
     def _check(self, operand):
         """Refuse what a plan cannot use as it lies."""
-        if not operand.on_device:
+        if not (self._stays_on_host(operand) or operand.on_device):
             raise TypeError(f"{operand.name} is on the host; a plan takes device arrays")
         if operand.dtype != self.dtype:
             raise TypeError(

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from numbacaps.algorithms.registry import ALGORITHMS, resolve
 from numbacaps.arrays import DTYPE_NAMES, Array, is_taken
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
 from numbacaps.fused.choose import GATHERING, SPLIT_K
 from numbacaps.geometry import Pair
+from numbacaps.limits import check_limits
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.plan import Plan
 from numbacaps.product import parse_product
@@ -81,7 +83,10 @@ def plan(
         )
     workspace_limit = check_limit(workspace_limit)
     rungs = _check_rungs(rungs)
-    check_target()
+    name = resolve(algorithm)
+    if not ALGORITHMS[name].on_host:
+        check_target()
+    check_limits(geometry, name, ("forward", "input", "kernel"))
     shapes = (x_shape, w_shape, output_shape(geometry, product, x_shape, w_shape))
     made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
     made.make_ready()

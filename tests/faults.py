@@ -96,8 +96,15 @@ FAULTS = [
     Fault(
         "wrong residue: the taps of a residue of the stride, without the dilation",
         "numbacaps/fused/implicit_gemm.py",
-        "if (t * dilation - residue) % stride == 0",
-        "if (t - residue) % stride == 0",
+        "tap * dilation % stride",
+        "tap % stride",
+        _ALGORITHMS,
+    ),
+    Fault(
+        "pixels that no window reaches are not cleared",
+        "numbacaps/fused/implicit_gemm.py",
+        "[_zeros(g), *found]",
+        "found",
         _ALGORITHMS,
     ),
     Fault(

@@ -26,6 +26,7 @@ from numbacaps.device.target import cuda
 from numbacaps.plan import Plan
 
 PRECISIONS = (*registry.PRECISIONS, "float16")
+OURS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.on_host)
 LAID_OUT = ("staged", "cublas")  # algorithms that hold the paper's intermediates
 WORKSPACE = 12 << 30  # bytes for them
 
@@ -57,7 +58,7 @@ def choose(names, precisions=PRECISIONS, packed=False):
     ours = [
         Variant(name, layout, precision, dtype, run)
         for name, algorithm in ALGORITHMS.items()
-        if name in names
+        if name in names and not algorithm.on_host
         for precision, dtype in _takes(algorithm)
         if precision in precisions
         for layout, run in (("capsule", OurRun), ("packed", PackedRun))
@@ -84,12 +85,12 @@ def _takes(algorithm):
     return full + [("float16", "float16")] * bool(algorithm.precisions(np.dtype(np.float16)))
 
 
-NAMES = (*ALGORITHMS, *opponents.NAMES)
+NAMES = (*OURS, *opponents.NAMES)
 
 
 def absent():
     """Algorithms that cannot run here for want of a package."""
-    found = [name for name, algorithm in ALGORITHMS.items() if algorithm.unavailable()]
+    found = [name for name in OURS if ALGORITHMS[name].unavailable()]
     try:
         has_torch = opponents.torch().cuda.is_available()
     except ImportError:

@@ -16,7 +16,8 @@ from experiments.walk.pictures import draw_all
 from experiments.walk.report import Progress, report, verdict
 from experiments.walk.trace import Options, plan, walk
 from experiments.walk.watch import watching
-from numbacaps import SIMULATED, available_algorithms
+from numbacaps import SIMULATED
+from numbacaps.algorithms.registry import device_algorithms
 from numbacaps.device.target import cuda
 
 _MOST = 1_000_000  # for any one size, so that a product of some of them stays a printable number
@@ -164,9 +165,9 @@ def _make_parser():
         dest="algorithms",
         nargs="+",
         metavar="NAME",
-        choices=available_algorithms(),
-        default=tuple(available_algorithms()),
-        help=f"whole convolutions to run beside the stages, of {', '.join(available_algorithms())} "
+        choices=device_algorithms(),
+        default=tuple(device_algorithms()),
+        help=f"whole convolutions to run beside the stages, of {', '.join(device_algorithms())} "
         "(default: all)",
     )
     add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")

@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from numbacaps.algorithms import cublas, fused, indexed, naive, staged
+from numbacaps.algorithms import cublas, fused, host, indexed, naive, staged
 from numbacaps.algorithms.passes import Passes
 from numbacaps.arrays import FULL_DTYPES
+from numbacaps.device.target import FELL_BACK, SIMULATED
 from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.messages import did_you_mean, shown
 
@@ -39,6 +40,8 @@ class Algorithm:
     zeros_outside : bool
         Where a gradient's window reaches outside the output, it multiplies zeros, so an infinite
         kernel element makes NaN at the input gradient's border; the others multiply nothing there.
+    on_host : bool
+        It computes on the host: it takes NumPy arrays where they lie, and touches no GPU.
     """
 
     summary: str
@@ -50,9 +53,24 @@ class Algorithm:
     precisions: Callable
     keeps_workspace: bool
     zeros_outside: bool
+    on_host: bool = False
+
+    def stays_on_host(self, operand):
+        """Whether an operand is used on the host, where it lies.
+
+        Raises
+        ------
+        TypeError
+            The operand lies on a GPU, and the algorithm computes on the host.
+        """
+        if self.on_host and operand.on_device and not SIMULATED:
+            raise TypeError(
+                f"{operand.name} is on the device; algorithm 'numpy' takes NumPy arrays"
+            )
+        return self.on_host and not operand.on_device
 
 
-def _of_functions(summary, module, **differs):
+def _of_functions(summary, module, passes=Passes, **differs):
     """An algorithm that keeps nothing for a geometry: a module's functions."""
     usual = {
         "has_votes": hasattr(module, "votes"),
@@ -63,7 +81,7 @@ def _of_functions(summary, module, **differs):
         "keeps_workspace": False,
         "zeros_outside": False,
     }
-    return Algorithm(summary, partial(Passes, module), **usual | differs)
+    return Algorithm(summary, partial(passes, module), **usual | differs)
 
 
 ALGORITHMS = {
@@ -95,9 +113,18 @@ ALGORITHMS = {
         keeps_workspace=True,
         zeros_outside=True,
     ),
+    "numpy": _of_functions(
+        "the fold by NumPy on the host: windows laid out a block at a time, one matrix product for each g",
+        host,
+        host.HostPasses,
+        capturable=False,
+        precisions=lambda dtype: ("ieee",),
+        on_host=True,
+    ),
 }
 
-AUTO = ("fused", "indexed")  # what algorithm="auto" runs: the first that can
+# What algorithm="auto" runs: the first that can.
+AUTO = ("numpy",) if FELL_BACK else ("fused", "indexed")
 
 
 def resolve(name, votes=False):
@@ -164,3 +191,8 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
 def available_algorithms():
     """Names of the algorithms that can run here."""
     return [name for name, algorithm in ALGORITHMS.items() if not algorithm.unavailable()]
+
+
+def device_algorithms():
+    """Of those, the names of the algorithms that are kernels, which take device arrays."""
+    return [name for name in available_algorithms() if not ALGORITHMS[name].on_host]

@@ -10,20 +10,27 @@ from numbacaps.device.turns import Block, this_block
 _UNWRITTEN = 255  # every byte of shared memory that nobody has written: NaN in all types
 
 
-def complete(cuda):
+def complete(cuda, at_first=None):
     """Give Numba's simulator what kernels ask for and it lacks.
 
     Parameters
     ----------
     cuda : module
         ``numba.cuda`` as the simulator has it.
+    at_first : callable, optional
+        Called once, before the first kernel runs.
     """
     from numba.cuda.simulator import kernel
     from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
     from numbacaps.device.instructions.simulated.block import sync_warp
 
-    kernel.BlockManager = Block
+    def first_block(*arguments):
+        kernel.BlockManager = Block
+        at_first()
+        return Block(*arguments)
+
+    kernel.BlockManager = first_block if at_first else Block
     FakeCUDAShared.array = _shared_array(FakeCUDAShared.array)
     jit = cuda.jit
 

@@ -4,7 +4,8 @@ Numba reads ``NUMBA_ENABLE_CUDASIM`` once, while it is imported, so the choice i
 anything else of the toolkit touches it. Every other module takes ``cuda`` from this one.
 
 ``NUMBACAPS_TARGET=cuda`` or ``NUMBACAPS_TARGET=sim`` decides; without it a GPU is used where a
-driver and a GPU are found, and the simulator elsewhere. Looking for a GPU initialises the driver, so
+driver and a GPU are found. Elsewhere NumPy computes by default, and only kernels that are asked for by an algorithm's
+name run on the simulator; the first of them says so. Looking for a GPU initialises the driver, so
 a process that forks CUDA workers should set the variable (or start them afresh).
 """
 
@@ -33,26 +34,29 @@ def _gpu_count():
     return count.value
 
 
-def _wants_simulator():
-    """True for the simulator, False for a GPU, by the environment and then by what is there."""
+def _find_target():
+    """(whether kernels run on the simulator, whether nobody asked for it), by the environment, then by what is there."""
     choice = os.environ.get(_VARIABLE, "").strip().lower()
     if choice in ("cuda", "sim"):
-        return choice == "sim"
+        return choice == "sim", False
     if choice:
         raise ImportError(f"{_VARIABLE} is {choice!r}; it takes 'cuda' or 'sim'")
     if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
-        return True
-    if _gpu_count():
-        return False
+        return True, False
+    nowhere = not _gpu_count()
+    return nowhere, nowhere
+
+
+def _say_slow():
+    """What the first kernel says that runs on the simulator though nobody asked for it."""
     print(
-        "numbacaps: no CUDA driver or no GPU found, so kernels run on Numba's simulator: right, "
-        f"slow, and its times mean nothing ({_VARIABLE}=sim says so quietly)",
+        "numbacaps: no CUDA driver or no GPU found, so this kernel runs on Numba's simulator: right, slow, and its "
+        f"times mean nothing ({_VARIABLE}=sim says so quietly; algorithm 'numpy' is fast)",
         file=sys.stderr,
     )
-    return True
 
 
-def _import_cuda(simulate):
+def _import_cuda(simulate, fell_back):
     """numba.cuda for the chosen target, or an error that names the cure."""
     if simulate:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
@@ -70,12 +74,12 @@ def _import_cuda(simulate):
             f"{int(simulate)} before Python starts."
         )
     if simulate:
-        complete(cuda)
+        complete(cuda, _say_slow if fell_back else None)
     return cuda
 
 
-SIMULATED = _wants_simulator()
-cuda = _import_cuda(SIMULATED)
+SIMULATED, FELL_BACK = _find_target()
+cuda = _import_cuda(SIMULATED, FELL_BACK)
 
 # Kernels index with ``array[at(offset)]``. Numba wraps a negative index round at three instructions
 # an access; an unsigned one it takes as it is, and the simulator refuses to make one of a negative int.

@@ -41,7 +41,7 @@ def pixel_of_row(m, rows, columns, D1):
 def make_gathered_at(pixels):
     """``gathered_at(g, image, row, column, d1)``: where a pixel's window begins in the gathered array."""
     G, _, _ = pixels.steps
-    IMAGE, ROW, COLUMN, D1 = pixels.gathered
+    IMAGE, ROW, COLUMN, D1 = map(np.int64, pixels.gathered)  # rows and columns may have 32 bits
 
     @cuda.jit(device=True, inline="always")
     def gathered_at(g, image, row, column, d1):
@@ -53,7 +53,7 @@ def make_gathered_at(pixels):
 def make_result_at(pixels):
     """``result_at(g, image, row, column, d1)``: where a pixel lies in the other array, mostly the result."""
     _, _, G = pixels.steps
-    IMAGE, ROW, COLUMN, D1 = pixels.other
+    IMAGE, ROW, COLUMN, D1 = map(np.int64, pixels.other)
     FIRST = pixels.first
 
     @cuda.jit(device=True, inline="always")

@@ -34,6 +34,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
+_MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 
 
@@ -151,6 +152,7 @@ def _warp_specialized(job, tile=None):
     counted = warp_specialized_tiles.counted(job.product, job.dtype)
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
+    _refuse_many_images(job)
     if tile is not None:
         chosen, why = _tile_of(warp_specialized_tiles.BulkTile, tile), "asked for"
         _refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
@@ -158,6 +160,8 @@ def _warp_specialized(job, tile=None):
         which = counted, job.images, job.G, terms, multiprocessors()
         chosen, why = warp_specialized_tiles.choose_tile(*which)
         _refuse(None if chosen else why)
+    if warp_specialized_tiles.tiles_of(chosen, counted, job.images, job.G) >= _MOST_COUNTED:
+        raise NotPossible(f"{_MOST_COUNTED} tiles or more, which are counted in 32 bits")
     how = chosen, why, terms, job.activation, job.follows
     make = partial(WarpSpecializedLauncher, *job.operands, *how)
     which = chosen, counted, job.images, job.G, terms, multiprocessors()
@@ -187,6 +191,11 @@ def _tile_of(kind, tile):
     if len(tile) != len(names) or min(tile) < 1:
         raise NotPossible(f"tile is {tile}; it takes ({', '.join(names)}), each 1 or more")
     return kind(*tile)
+
+
+def _refuse_many_images(job):
+    if job.images >= _MOST_COUNTED:
+        raise NotPossible(f"{job.images} images; TMA's coordinates have 32 bits")
 
 
 def _refuse(why):
@@ -269,6 +278,7 @@ def _warp_specialized_split_k(job, tile=None):
         raise NotPossible(
             "warp_specialized_split_k takes tensor cores of 9.0, and chooses its tile"
         )
+    _refuse_many_images(job)
     pair = 4 // job.dtype.itemsize
     which = job.product, job.images, job.G, job.terms
     chosen, strips, why = split_k_tiles.choose_tile(*which, pair=pair)

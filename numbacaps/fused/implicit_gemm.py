@@ -13,7 +13,8 @@ geometry and kept in a table of 4*K + 2*N offsets, or, where its answer would be
 that the table is made of. Where a tap reaches over the edge, a zero is multiplied.
 
 ``backward_input`` is one such product for each residue of the stride, because the windows that
-cover an input pixel are those whose taps share its residue.
+cover an input pixel are those whose taps share its residue. Pixels of residues without taps are cleared at once,
+however many residues there are.
 """
 
 from dataclasses import dataclass, replace
@@ -291,7 +292,7 @@ def forward(geometry):
 
 
 def backward_input(geometry):
-    """The products of the gradient of the input, one for each residue of the stride.
+    """The products of the gradient of the input, one for each residue of the stride that has pixels and taps.
 
     Parameters
     ----------
@@ -300,55 +301,89 @@ def backward_input(geometry):
     Returns
     -------
     list of Product
-        Together they write every element of dx once; one without taps writes zeros.
+        One after the other they write all of dx. Where some pixels are reached by no window, the first
+        product has no taps: it writes zeros everywhere, and the others write over them.
     """
     g = geometry
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    n = Columns(g.C * g.D2, g.D2, (g.KH * g.KW * g.E2, g.D3), g.H * g.W * g.E1)
+    rows, columns = (_residues(g, axis) for axis in (0, 1))
+    found = [_of_residue(g, row, column) for row, column in product(rows, columns)]
+    reached = sum(one.pixels.rows * one.pixels.columns for one in found)
+    return found if reached == g.H * g.W else [_zeros(g), *found]
+
+
+@dataclass(frozen=True)
+class Residue:
+    """Along one axis the pixels whose windows have the same taps: every ``stride``-th.
+
+    Attributes
+    ----------
+    count, step : int
+        How many pixels, and from one to the next.
+    place : int
+        The first of them.
+    first : int
+        Pixel i is the ``first + i``-th step of the stride from the padding's edge.
+    taps, shifts : int64 arrays
+        Their taps; tap t of pixel i was read at output position ``first + i + shifts[t]``.
+    """
+
+    count: int
+    step: int
+    place: int
+    first: int
+    taps: np.ndarray
+    shifts: np.ndarray
+
+
+def _residues(g, axis):
+    """The residues along an axis that have pixels and taps, by number."""
+    size, window = ((g.H, g.KH), (g.W, g.KW))[axis]
+    stride, padding, dilation = g.stride[axis], g.padding[axis], g.dilation[axis]
+    taps_of = {}
+    for tap in range(window):
+        taps_of.setdefault(tap * dilation % stride, []).append(tap)
     found = []
-    for residues in product(range(SH), range(SW)):
-        rows, first_row, khs, downs = _residue(residues[0], SH, PH, DH, g.KH, g.H)
-        columns, first_column, kws, acrosses = _residue(residues[1], SW, PW, DW, g.KW, g.W)
-        if rows < 1 or columns < 1:
-            continue
-        row0, column0 = SH * first_row + residues[0] - PH, SW * first_column + residues[1] - PW
-        pixels = Pixels(
-            rows=rows,
-            columns=columns,
-            D1=g.D1,
-            gathered=(g.P * g.L * g.E3, g.OW * g.E3, g.E3, g.D3),
-            unit=(g.OW * g.E3, g.E3),
-            other=(g.C * g.H * g.W * g.E1, SH * g.W * g.E1, SW * g.E1, g.D2),
-            first=(row0 * g.W + column0) * g.E1,
-            top=(1, first_row),
-            left=(1, first_column),
-            extent=(g.OH, g.OW),
-            steps=(g.D1 * g.D3, g.D2 * g.D3, g.D1 * g.D2),
-        )
-        found.append(
-            Product(
-                pixels,
-                channels=g.P,
-                D=g.D3,
-                channel_steps=(g.L * g.E3, g.Q * g.E2),
-                element_steps=(1, 1),
-                tap_rows=downs,
-                tap_columns=acrosses,
-                kernel_rows=khs * g.KW * g.E2,
-                kernel_columns=kws * g.E2,
-                n=n,
-            )
-        )
+    for residue, taps in sorted(taps_of.items()):
+        first = -((residue - padding) // stride)  # the first that does not lie before the array
+        count = (size - 1 + padding - residue) // stride - first + 1
+        shifts = [-((tap * dilation - residue) // stride) for tap in taps]
+        taps, shifts = (np.array(one, np.int64) for one in (taps, shifts))
+        if count > 0:
+            place = stride * first + residue - padding
+            found.append(Residue(count, stride, place, first, taps, shifts))
     return found
 
 
-def _residue(residue, stride, padding, dilation, window, size):
-    """Along one axis: how many pixels have the residue, their first step, their taps and its shifts.
+def _of_residue(g, row, column):
+    """The product of the pixels of two residues."""
+    pixels = Pixels(
+        rows=row.count,
+        columns=column.count,
+        D1=g.D1,
+        gathered=(g.P * g.L * g.E3, g.OW * g.E3, g.E3, g.D3),
+        unit=(g.OW * g.E3, g.E3),
+        other=(g.C * g.H * g.W * g.E1, row.step * g.W * g.E1, column.step * g.E1, g.D2),
+        first=(row.place * g.W + column.place) * g.E1,
+        top=(1, row.first),
+        left=(1, column.first),
+        extent=(g.OH, g.OW),
+        steps=(g.D1 * g.D3, g.D2 * g.D3, g.D1 * g.D2),
+    )
+    return Product(
+        pixels,
+        channels=g.P,
+        D=g.D3,
+        channel_steps=(g.L * g.E3, g.Q * g.E2),
+        element_steps=(1, 1),
+        tap_rows=row.shifts,
+        tap_columns=column.shifts,
+        kernel_rows=row.taps * g.KW * g.E2,
+        kernel_columns=column.taps * g.E2,
+        n=Columns(g.C * g.D2, g.D2, (g.KH * g.KW * g.E2, g.D3), g.H * g.W * g.E1),
+    )
 
-    Pixel i of them lies at ``stride * (first + i) + residue - padding``; its tap t was read at output
-    position ``first + i + shift``.
-    """
-    first = -((residue - padding) // stride)  # the first that does not lie before the array
-    count = (size - 1 + padding - residue) // stride - first + 1
-    taps = np.array([t for t in range(window) if (t * dilation - residue) % stride == 0], np.int64)
-    return count, first, taps, -((taps * dilation - residue) // stride)
+
+def _zeros(g):
+    """The product without taps that writes zeros to every pixel of dx."""
+    none = np.zeros(0, np.int64)
+    return _of_residue(g, *(Residue(size, 1, 0, 0, none, none) for size in (g.H, g.W)))

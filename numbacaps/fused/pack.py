@@ -28,6 +28,8 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.implicit_gemm import Columns, KernelSteps
 
+_THREADS = 1 << 10  # more than there are behind the last element
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -82,6 +84,11 @@ class Packing:
         return -(-self.n.N // self.BN)
 
     @property
+    def number(self):
+        """What elements are counted in: 32 bits where they are enough, because dividing them takes a third as long."""
+        return np.uint32 if self.elements + _THREADS <= 1 << 32 else np.int64
+
+    @property
     def elements(self):
         """Elements of the packed kernel."""
         step = prod(self.taps) * self.parts * self.CHUNKS * self.BN * self.chunk
@@ -100,7 +107,7 @@ def make_pack(packing, dtype, follows):
         Another packing is launched before this one, and the two run beside each other.
     """
     find = finder(packing)
-    SIZE = packing.elements
+    SIZE, number = packing.elements, packing.number
     ROUNDED = dtype.itemsize == 4
     ZERO, kind = np.float32(0), stored(dtype).type
     FOLLOWS, OF_LINE = follows, LINE // dtype.itemsize
@@ -111,7 +118,7 @@ def make_pack(packing, dtype, follows):
         b,  # in   the kernel
         packed,  # out
     ):
-        i = np.uint32(cuda.grid(1))
+        i = number(cuda.grid(1))
         place, part, filled = find(i)
         if not FOLLOWS:
             if i < b.size // OF_LINE:
@@ -154,24 +161,25 @@ def finder(packing):
     FIRST, BY_CHANNEL, BY_D = p.steps.first, p.steps.channel, p.steps.d
     BY_ROW, BY_COLUMN = p.steps.row, p.steps.column
     BY_CAPSULE, BY_ELEMENT = n.kernel
+    number = p.number
 
     @cuda.jit(device=True, inline="always")
     def find(i):
-        element, rest = np.uint32(i % ELEMENTS), np.uint32(i // ELEMENTS)
-        n, rest = np.uint32(rest % BN), np.uint32(rest // BN)
-        half, rest = np.uint32(rest % 2), np.uint32(rest // 2)
-        pair, rest = np.uint32(rest % PAIRS), np.uint32(rest // PAIRS)
-        part, rest = np.uint32(rest % PARTS), np.uint32(rest // PARTS)
-        tap, rest = np.uint32(rest % TAPS), np.uint32(rest // TAPS)
-        step, rest = np.uint32(rest % STEPS), np.uint32(rest // STEPS)
-        n, g = np.uint32(n + rest % N_TILES * BN), np.uint32(rest // N_TILES)
-        chunk = np.uint32((step * PAIRS + pair) * 2 + half)
-        word = np.uint32((chunk // RUN * WORDS + element // WORD) * RUN + chunk % RUN)
-        e = np.uint32(word * WORD + element % WORD)
-        place = g * KERNEL_G + FIRST + np.uint32(n // CAPSULE) * BY_CAPSULE
-        place += np.uint32(n % CAPSULE) * BY_ELEMENT
-        place += np.uint32(e // D) * BY_CHANNEL + np.uint32(e % D) * BY_D
-        place += np.uint32(tap // TAP_COLUMNS) * BY_ROW + np.uint32(tap % TAP_COLUMNS) * BY_COLUMN
+        element, rest = number(i % ELEMENTS), number(i // ELEMENTS)
+        n, rest = number(rest % BN), number(rest // BN)
+        half, rest = number(rest % 2), number(rest // 2)
+        pair, rest = number(rest % PAIRS), number(rest // PAIRS)
+        part, rest = number(rest % PARTS), number(rest // PARTS)
+        tap, rest = number(rest % TAPS), number(rest // TAPS)
+        step, rest = number(rest % STEPS), number(rest // STEPS)
+        n, g = number(n + rest % N_TILES * BN), number(rest // N_TILES)
+        chunk = number((step * PAIRS + pair) * 2 + half)
+        word = number((chunk // RUN * WORDS + element // WORD) * RUN + chunk % RUN)
+        e = number(word * WORD + element % WORD)
+        place = g * KERNEL_G + FIRST + number(n // CAPSULE) * BY_CAPSULE
+        place += number(n % CAPSULE) * BY_ELEMENT
+        place += number(e // D) * BY_CHANNEL + number(e % D) * BY_D
+        place += number(tap // TAP_COLUMNS) * BY_ROW + number(tap % TAP_COLUMNS) * BY_COLUMN
         return place, part, n < N and e < DEPTH
 
     return find

@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.algorithms.registry import find_algorithm
+from numbacaps.algorithms.registry import device_algorithms, find_algorithm
+from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
 from numbacaps.product import inverse, parse_product
 
@@ -157,9 +158,14 @@ def chain(layers, input_shape, dtype) -> tuple[PlacedLayer, ...]:
 def _place(name, layer, shape, before, dtype):
     """A layer behind an input of that shape."""
     try:
-        find_algorithm(layer.algorithm, dtype, layer.precision)
+        found = find_algorithm(layer.algorithm, dtype, layer.precision)
     except (TypeError, ValueError) as reason:
         raise type(reason)(f"{name}: {reason}") from None
+    if found.on_host and not SIMULATED:
+        raise ValueError(
+            f"{name}: algorithm is {layer.algorithm!r}, which computes on the host; "
+            f"it takes one of {device_algorithms()}"
+        )
     product = parse_product(layer.product)
     kernel = _sizes(f"{name}.kernel", layer.kernel)
     KH, KW = _pair(f"{name}.window", layer.window)

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reference
-from numbacaps import ALGORITHMS, Geometry, available_algorithms
+from numbacaps import ALGORITHMS, Geometry
 from numbacaps.algorithms import staged
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.plan import Plan
 from numbacaps.stages.slab import Slab, slabs
-from tests.support.cases import CASES, GEOMETRIES, nan, operands, sums
+from tests.support.cases import CASES, GEOMETRIES, ON_DEVICE, nan, operands, sums
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 _ROOM = 8 << 30  # bytes: more workspace than any case needs
@@ -50,7 +50,7 @@ def _compare(geometry, actual, wanted):
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize("algorithm", available_algorithms())
+@pytest.mark.parametrize("algorithm", ON_DEVICE)
 @pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_algorithm(case, dtype, algorithm, rng):
     geometry = GEOMETRIES[case]
@@ -59,9 +59,7 @@ def test_algorithm(case, dtype, algorithm, rng):
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize(
-    "algorithm", [name for name in available_algorithms() if ALGORITHMS[name].has_votes]
-)
+@pytest.mark.parametrize("algorithm", [name for name in ON_DEVICE if ALGORITHMS[name].has_votes])
 @pytest.mark.parametrize("case", ["primes", "strides", "rank3"])
 def test_votes(case, algorithm, rng):
     g = GEOMETRIES[case]
@@ -76,7 +74,7 @@ def test_votes(case, algorithm, rng):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [name for name in available_algorithms() if ALGORITHMS[name].deterministic]
+    "algorithm", [name for name in ON_DEVICE if ALGORITHMS[name].deterministic]
 )
 def test_same_input_same_bits(algorithm, rng):
     geometry = GEOMETRIES["strides"]
@@ -120,7 +118,7 @@ def test_a_limit_below_one_row_names_the_bytes(rng):
         _run("staged", geometry, *arrays, limits=(need - 1, _ROOM))
 
 
-@pytest.mark.parametrize("algorithm", available_algorithms())
+@pytest.mark.parametrize("algorithm", ON_DEVICE)
 def test_one_gradient_alone(algorithm, rng):
     g = GEOMETRIES["matrix"]
     arrays = operands(g, "float32", rng)
@@ -134,7 +132,7 @@ def test_one_gradient_alone(algorithm, rng):
     reference.assert_close(dw.copy_to_host(), want_dw, sums(g)[2])
 
 
-@pytest.mark.parametrize("algorithm", available_algorithms())
+@pytest.mark.parametrize("algorithm", ON_DEVICE)
 @pytest.mark.parametrize(("where", "value"), [("x", np.nan), ("w", np.inf), ("dy", -np.inf)])
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 def test_nan_and_infinity_flow_through(where, value, algorithm, rng):
@@ -197,5 +195,5 @@ def _geometries(draw):
 def test_any_geometry(geometry, seed):
     arrays = operands(geometry, "float32", np.random.default_rng(seed))
     wanted = _oracle(geometry, *arrays)
-    for algorithm in available_algorithms():
+    for algorithm in ON_DEVICE:
         _compare(geometry, _run(algorithm, geometry, *arrays), wanted)

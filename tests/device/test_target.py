@@ -29,14 +29,41 @@ def test_the_variable_decides():
     assert _python(_SHOW, NUMBA_ENABLE_CUDASIM="1") == (0, "True\n", "")
 
 
-def test_without_it_the_gpu_decides_and_is_said_once():
-    status, out, err = _python(_SHOW)
-    assert status == 0
-    if _gpu_count():
-        assert (out, err) == ("False\n", "")
-    else:
-        assert out == "True\n"
-        assert err.count("simulator") == 1 and "NUMBACAPS_TARGET=sim" in err
+_WITHOUT_GPU = pytest.mark.skipif(_gpu_count() > 0, reason="needs a machine without a GPU")
+_CALLS = """
+import numpy as np, numbacaps as n
+from numbacaps.device.target import cuda
+x = np.ones((1, 1, 2, 2, 1, 1))
+how = {!r}
+print([type(n.capsule_conv2d(a, a, **how)).__name__ for a in (x, cuda.to_device(x)) for _ in range(2)])
+print(n.capsule_votes(x, x, **how).sum(), *(g.sum() for g in n.capsule_conv2d_backward(x, x, x[:, :, :1, :1], **how)))
+print(n.explain(x, x).split(",")[0])
+"""
+
+
+def test_without_it_the_gpu_decides():
+    assert _python(_SHOW) == (0, f"{not _gpu_count()}\n", "")
+
+
+@_WITHOUT_GPU
+def test_numpy_computes_where_there_is_no_gpu():
+    """Without a word, and simulated device arrays too."""
+    kinds = ["ndarray", "ndarray", "FakeCUDAArray", "FakeCUDAArray"]
+    assert _python(_CALLS.format({})) == (0, f"{kinds}\n4.0 4.0 4.0\nalgorithm numpy\n", "")
+
+
+@_WITHOUT_GPU
+def test_a_kernel_that_falls_back_to_the_simulator_says_so_once():
+    status, out, err = _python(_CALLS.format({"algorithm": "indexed"}))
+    assert (status, out.splitlines()[1:]) == (0, ["4.0 4.0 4.0", "algorithm numpy"])
+    assert err.count("runs on Numba's simulator") == 1 and "NUMBACAPS_TARGET=sim says so" in err
+
+
+@pytest.mark.parametrize("variable", ["NUMBACAPS_TARGET", "NUMBA_ENABLE_CUDASIM"])
+def test_the_simulator_that_is_asked_for_is_quiet(variable):
+    value = "sim" if variable == "NUMBACAPS_TARGET" else "1"
+    _, out, err = _python(_CALLS.format({}), **{variable: value})
+    assert (out.splitlines()[1:], err) == (["4.0 4.0 4.0", "algorithm fused"], "")
 
 
 def test_an_unknown_target():
@@ -54,7 +81,19 @@ def test_numba_imported_first_with_the_other_setting(target, cure):
     assert "Import numbacaps before numba" in err and f"NUMBA_ENABLE_CUDASIM={cure}" in err
 
 
-@pytest.mark.skipif(_gpu_count() > 0, reason="needs a machine without a GPU")
+@_WITHOUT_GPU
+def test_numpy_takes_no_gpu():
+    """It computes on a machine where kernels were to run on a GPU that there is not."""
+    code = """
+import numpy as np, numbacaps as n
+a = np.ones((1,) * 6)
+how = {"algorithm": "numpy"}
+print(n.capsule_conv2d(a, a, **how).item(), n.plan(a, a, **how)(a, a, a + 1).item())
+"""
+    assert _python(code, NUMBACAPS_TARGET="cuda") == (0, "1.0 1.0\n", "")
+
+
+@_WITHOUT_GPU
 def test_a_missing_gpu_is_named_with_the_cure():
     code = "import numpy as np, numbacaps as n; a = np.ones((1,)*6); n.capsule_conv2d(a, a)"
     status, _, err = _python(code, NUMBACAPS_TARGET="cuda")

@@ -13,14 +13,15 @@ from experiments.walk import trace as tracing
 from experiments.walk.image import cut_patches, read_image
 from experiments.walk.pictures import shown
 from experiments.walk.report import Progress
-from numbacaps import ALGORITHMS, available_algorithms, parse_product
+from numbacaps import ALGORITHMS, parse_product
 from numbacaps.algorithms import indexed
 from numbacaps.algorithms.passes import Passes
+from numbacaps.algorithms.registry import device_algorithms
 from numbacaps.stages import STAGES, whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SMALL = ["--crop", "12,12", "--kernel", "2", "--stride", "1"]  # 3 x 3 capsules, 4 positions
-RECORDS = len(STAGES) + 2 * len(available_algorithms())
+RECORDS = len(STAGES) + 2 * len(device_algorithms())
 
 
 def walk(arguments):
@@ -41,7 +42,7 @@ def test_small_walk_passes_and_draws(tmp_path, capsys):
     assert out.splitlines()[-1] == f"walk: {RECORDS} passed, 0 failed"
     for stage in STAGES.values():
         assert stage.paper in out and stage.where in out and stage.formula in out
-    for name in available_algorithms():
+    for name in device_algorithms():
         algorithm = ALGORITHMS[name]
         assert f"{name}: {algorithm.summary}" in out
     pictures = sorted(folder.iterdir())

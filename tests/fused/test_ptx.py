@@ -18,7 +18,7 @@ from numbacaps.device.target import cuda
 from numbacaps.fused import addressing, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import make_differentiate, why_not
-from numbacaps.fused.pack import make_pack
+from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import make_add_splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
@@ -459,6 +459,18 @@ def test_products_of_warps(case, terms):
         for run in runs:
             how = {4: "ca", 8: "ca", 16: "cg"}[run]
             assert re.search(rf"cp\.async\.{how}\.shared\.global .*, {run}, ", text)
+
+
+@pytest.mark.parametrize(("capsules", "bits"), [(64, 32), (8192, 64)])
+def test_a_packed_kernel_is_counted_in_as_many_bits_as_it_takes(capsules, bits):
+    """Numba makes float64 of unsigned and signed numbers of 64 bits, so these are signed."""
+    columns = implicit_gemm.Columns(capsules * 16, 16, (36864, 1), 1)
+    steps = implicit_gemm.KernelSteps(0, 9 * 256, 3 * 256, 256, 16)
+    packed = Packing(256, 16, (3, 3), columns, steps, 1, 1, 120, 6, 1, 4, 3)
+    kernel = make_pack(packed, np.dtype(np.float32), False)
+    text, _ = cuda.compile_ptx(kernel, (float32[::1],) * 2, cc=(9, 0))
+    assert ".f64" not in text
+    assert bool(re.search(r"(div|rem)\.s64|mul\.hi\.[su]64", text)) == (bits == 64)
 
 
 def test_every_factory_is_compiled_here():

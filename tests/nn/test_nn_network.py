@@ -10,7 +10,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from numbacaps import Geometry, available_algorithms
+from numbacaps import Geometry
 from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside, Repeated, Stream
 from numbacaps.device.target import SIMULATED, cuda
@@ -19,11 +19,12 @@ from numbacaps.nn import Adam, CapsNet, Layer, state
 from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
 from reference import assert_close, nn
+from tests.support.cases import ON_DEVICE
 from tests.support.nn_networks import NETWORKS, batch, canonical, expected, network
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
-_ALGORITHMS = available_algorithms()
+_ALGORITHMS = ON_DEVICE
 _TERMS = 1 << 12  # five sums one after the other, each of up to a few hundred terms
 
 

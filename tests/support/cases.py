@@ -7,6 +7,7 @@ sizes that fill it.
 import numpy as np
 
 import reference
+from numbacaps.algorithms.registry import available_algorithms, device_algorithms
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.gpu import GH100
 from numbacaps.device.target import SIMULATED
@@ -54,6 +55,9 @@ LARGE = {
     "big-capsules": Geometry(2, 2, 3, 6, 5, 2, 2, 1, 33, 40, 65),
 }
 GEOMETRIES = SMALL if SIMULATED else LARGE
+
+# Algorithms that take the target's device arrays; the simulator's are NumPy's inside.
+ON_DEVICE = available_algorithms() if SIMULATED else device_algorithms()
 
 # (case, dtype): the simulator runs the same Python for both dtypes, so one case shows float64 there.
 _IN_FLOAT64 = ("matrix",) if SIMULATED else ("matrix", "primes", "dilated", "rank3", "big-capsules")

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from numbacaps.device.gpu import H100
-from numbacaps.device.launch import ceil_div
+from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.target import SIMULATED
 
 # Of the GPU that the table is for, whatever GPU it is: splits decide the order of the sum.
 _MULTIPROCESSORS = 1 if SIMULATED else H100.multiprocessors
 _MOST_SPLITS = 3 if SIMULATED else 2 * H100.multiprocessors
 _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
+_MOST_PIXELS = 1 << 30  # of a split
 
 # For the rough count of time, in multiplications of a multiprocessor; in use since 2026-11-21. On which
 # card and how they were found was not written down.
@@ -129,10 +130,10 @@ def choose_tile(product, M, G, terms):
     """
     best = None
     for tile in TILES[terms]:
-        if why_not(tile):
+        if why_not(tile) or ceil_div(product.N, tile.BN) > MAX_GRID_Y:
             continue
         tiles = G * ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN)
-        for splits in _all_splits(tile, M):
+        for splits in _all_splits(tile, M, G):
             cost = _cost(tile, tiles, M, splits) + _PARTIAL * product.K * product.N * G * splits
             if best is None or cost < best[0]:
                 best = cost, tile, splits, tiles
@@ -141,9 +142,11 @@ def choose_tile(product, M, G, terms):
     return tile, ceil_div(M, per_split), per_split, _why(tile, tiles, product.K * product.N * G)
 
 
-def _all_splits(tile, M):
-    """The numbers of splits to choose from."""
-    return range(1, 1 + max(1, min(_MOST_SPLITS, M // (_FEWEST_STAGES * tile.BK))))
+def _all_splits(tile, M, G):
+    """The numbers of splits to choose from: each has few enough pixels for 32 bits, all of them blocks of a grid."""
+    fewest = ceil_div(M, _MOST_PIXELS) or 1
+    most = min(_MOST_SPLITS, M // (_FEWEST_STAGES * tile.BK), MAX_GRID_Y // G)
+    return range(fewest, 1 + max(fewest, most))
 
 
 def _cost(tile, tiles, M, splits):

@@ -10,6 +10,7 @@ from numbacaps.fused.rung_5_warp_specialized.split_k_box import (
     columns_read,
     tensors,
 )
+from numbacaps.fused.rung_5_warp_specialized.tile import row_reach
 
 _FLOAT = 4  # bytes
 HELPER_REGISTERS = 32  # of a thread that transposes or copies
@@ -189,7 +190,8 @@ def why_not(tile, product, G, terms):
     if max(p.gathered[0], p.other[0]) >= 2**38:
         return "strides are too large for TMA"
     sizes, _, largest = zip(*tensors(tile, product, 1, G))
-    if max(map(max, sizes)) >= 2**31:
+    reach = row_reach(p, columns_read(tile, product)) * boxes(tile, product, G)[0].pixel
+    if max(reach, *map(max, sizes)) >= 2**31:
         return "rows are too long for TMA"
     if max(map(max, largest)) > LARGEST_BOX:
         return f"a box of {max(map(max, largest))} indices along an axis, more than {LARGEST_BOX}"

@@ -84,6 +84,7 @@ class Box:
         rows, columns = Window.of(product).patch(p, tile)
         pixel = p.D1 * product.D
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= LARGEST_BOX
+        whole_rows = whole_rows and row_reach(p, columns) * pixel < 2**31  # TMA's coordinates
         more = columns + 4 // gcd(4, pixel)  # runs stay multiples of 16 bytes
         if whole_rows and columns * pixel % (_BANKS // 2) == 0 and more * pixel <= LARGEST_BOX:
             columns = more  # or images would begin at the same banks
@@ -198,6 +199,12 @@ _PARTS = 8  # into which columns are cut beyond what they must be
 _NARROWER = 0.85
 # Of a tile's cycles: the last wave in parts of tiles must take fewer, to be worth another kernel.
 _WORTH = 0.9
+
+
+def row_reach(pixels, columns):
+    """Columns from the gathered array's first one to the furthest that a box of so many may read, on either side."""
+    step, start = pixels.left
+    return max(pixels.extent[1], pixels.columns * step) + abs(start) + columns
 
 
 def counted(product, dtype):
