@@ -97,7 +97,7 @@ def capsule_conv2d(
     y = call.result("y")
     if not call.is_empty:
         plan = call.plan()
-        plan.launch_forward(*call.operands(), y.array, call.stream)
+        plan.forward_operands(*call.operands(), y.operand, call.stream)
         plan.release()
     return call.deliver(y)
 
@@ -150,7 +150,7 @@ def capsule_votes(
     votes = call.result("votes")
     if not call.is_empty:
         plan = call.plan()
-        plan.launch_votes(*call.operands(), votes.array, call.stream)
+        plan.votes_operands(*call.operands(), votes.operand, call.stream)
         plan.release()
     return call.deliver(votes)
 
@@ -207,8 +207,8 @@ def capsule_conv2d_backward(
     if not call.is_empty:
         plan = call.plan()
         arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
-        gradients = (result and result.array for result in (dx, dw))
-        plan.launch_backward(*arrays, *gradients, call.stream)
+        gradients = (result and result.operand for result in (dx, dw))
+        plan.backward_operands(*arrays, *gradients, call.stream)
         plan.release()
     return call.deliver(dx), call.deliver(dw)
 

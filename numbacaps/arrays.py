@@ -4,22 +4,27 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
-import sys
-from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 from cuda.core.utils import StridedMemoryView
 
 from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
+from numbacaps.device.compiled import address_of, as_argument, run_as_argument
 from numbacaps.device.strided_copy import gather
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.streams import follow, numba_stream, torch_stream
+from numbacaps.device.target import SIMULATED, cuda, current_device
 
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
+_ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_SUCCESS = driver.CUresult.CUDA_SUCCESS
 
 
 Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
@@ -33,9 +38,10 @@ class _Interface:
         self.owner = owner
 
 
-@dataclass(frozen=True)
 class Operand:
     """A caller's array: its name in errors, the array, and what is known of it without touching it.
+
+    The array is asked once, by :func:`describe`.
 
     Attributes
     ----------
@@ -44,28 +50,40 @@ class Operand:
     strides : tuple of int
         In bytes, always given.
     dtype : numpy.dtype
+    is_contiguous : bool
+        C-contiguous, axes of size 1 apart.
+    address : int
+        Of the first element.
+    stream : int or None
+        Address of the stream that the array names.
+    read_only : bool
     """
 
-    name: str
-    array: object
-    on_device: bool
-    shape: tuple
-    strides: tuple
-    dtype: np.dtype
+    def __init__(self, name, array, on_device, shape, strides, dtype):
+        self.name, self.array, self.on_device = name, array, on_device
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.stream, self.read_only = None, False
+        contiguous = contiguous_strides(shape, dtype.itemsize)
+        self.is_contiguous = strides == contiguous or all(
+            size <= 1 or stride == wanted
+            for size, stride, wanted in zip(shape, strides, contiguous)
+        )
 
     @property
     def rank(self):
         return len(self.shape)
 
+    @cached_property
+    def address(self):
+        """Of an array on the host, or the simulator's."""
+        return _simulated(self.array).__array_interface__["data"][0]
+
     @property
-    def is_contiguous(self):
-        """C-contiguous, axes of size 1 apart."""
-        expected = self.dtype.itemsize
-        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size > 1 and stride != expected:
-                return False
-            expected *= size
-        return True
+    def argument(self):
+        """A C-contiguous array on the device as kernels take it; see :mod:`numbacaps.device.compiled`."""
+        if SIMULATED:
+            return as_argument(self.array)
+        return run_as_argument(self.address, prod(self.shape), self.dtype.itemsize)
 
     def reshaped(self, shape):
         """A C-contiguous array under another shape, in place, as a device array."""
@@ -74,50 +92,40 @@ class Operand:
         known = getattr(self.array, "__cuda_ndarray__", False) and self.array.shape == shape
         if known and self.array.is_c_contiguous():
             return self.array  # wrapping it anew would take longer than launching what reads it
-        interface = dict(self.array.__cuda_array_interface__)
-        interface.update(shape=shape, strides=None)
-        return self._wrapped(interface)
+        return self._wrapped(self.address, shape)
 
     def memory(self):
         """(all the memory that the array spans as one run of elements, where the array begins)."""
         low, high = self.byte_bounds()
         count = (high - low) // self.dtype.itemsize
+        first = (self.address - low) // self.dtype.itemsize
         if SIMULATED:
             forward = tuple(slice(None, None, -1 if step < 0 else 1) for step in self.strides)
             start = _simulated(self.array)[forward]  # begins at the lowest address
             run = np.lib.stride_tricks.as_strided(start, (count,), (self.dtype.itemsize,))
-            return type(self.array)(run), (self._address() - low) // self.dtype.itemsize
-        interface = dict(self.array.__cuda_array_interface__)
-        interface.update(shape=(count,), strides=None, data=(low, False))
-        return self._wrapped(interface), (self._address() - low) // self.dtype.itemsize
+            return type(self.array)(run), first
+        return self._wrapped(low, (count,)), first
 
-    def _wrapped(self, interface):
+    def _wrapped(self, address, shape):
         """A Numba device array of the operand's dtype, which an interface does not always tell."""
+        data, typestr = (address, False), self.dtype.str
+        interface = {"version": 3, "shape": shape, "typestr": typestr, "data": data}
         array = cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
         return array if array.dtype == self.dtype else array.view(self.dtype)
 
-    def _address(self):
-        """Address of the first element."""
-        if self.on_device and not SIMULATED:
-            return self.array.__cuda_array_interface__["data"][0]
-        return _simulated(self.array).__array_interface__["data"][0]
-
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
-        start = self._address()
+        start = self.address
+        if self.is_contiguous:
+            return start, start + prod(self.shape) * self.dtype.itemsize
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
         low = start + sum(step for step in steps if step < 0)
         return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
 
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
-        from cuda.bindings import driver
-
-        error, ordinal = driver.cuPointerGetAttribute(
-            driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            self.array.__cuda_array_interface__["data"][0],
-        )
-        if error != driver.CUresult.CUDA_SUCCESS:
+        error, ordinal = driver.cuPointerGetAttribute(_ORDINAL, self.address)
+        if error != _SUCCESS:
             raise ValueError(f"{self.name} does not point to CUDA memory ({error.name})")
         return ordinal
 
@@ -140,25 +148,27 @@ def describe(name, array):
     ValueError
         Its strides are not whole elements.
     """
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
     if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
         operand = Operand(name, array, False, array.shape, array.strides, array.dtype)
-    elif SIMULATED and getattr(array, "__cuda_ndarray__", False):
-        shape, strides = tuple(array.shape), tuple(array.strides)
-        operand = Operand(name, array, True, shape, strides, array.dtype)
+        operand.read_only = not array.flags.writeable
+    elif getattr(array, "__cuda_ndarray__", False):
+        operand = _describe_numba(name, array)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         _refuse_on_simulator(name, array)
         operand = _describe_interface(name, array, interface)
     elif _is_on_gpu_by_dlpack(array):
         _refuse_on_simulator(name, array)
-        array = _Interface(_interface_of_dlpack(array), array)
-        operand = _describe_interface(name, array, array.__cuda_array_interface__)
+        interface = _interface_of_dlpack(array)
+        operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
     if not is_taken(operand.dtype):
         raise TypeError(f"{name} has dtype {operand.dtype}; it takes {DTYPE_NAMES}")
-    if any(stride % operand.dtype.itemsize for stride in operand.strides):
+    if not operand.is_contiguous and any(
+        stride % operand.dtype.itemsize for stride in operand.strides
+    ):
         raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
     return operand
 
@@ -191,26 +201,44 @@ def _interface_of_dlpack(array):
     }
 
 
+@lru_cache(64)
 def is_taken(dtype):
     """Whether there is an algorithm for a ``numpy.dtype``."""
     return dtype in _DTYPES or is_bfloat16(dtype)
 
 
+def _describe_numba(name, array):
+    """An operand from one of Numba's arrays, or the simulator's."""
+    operand = Operand(name, array, True, tuple(array.shape), tuple(array.strides), array.dtype)
+    if not SIMULATED:
+        operand.address = address_of(array)
+        operand.stream = int(array.stream) if array.stream else None
+    return operand
+
+
 def _describe_interface(name, array, interface):
     """An operand from a ``__cuda_array_interface__``; TypeError if it is masked or broken."""
     try:
-        dtype, shape = dtype_of(interface["typestr"]), tuple(map(int, interface["shape"]))
+        dtype, shape = _dtype_of(interface["typestr"]), tuple(map(int, interface["shape"]))
         strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-        int(interface["data"][0])
+        address, read_only = interface["data"]
+        address = int(address)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TypeError(
             f"{name} has a __cuda_array_interface__ that cannot be read ({error!r})"
         ) from None
     if interface.get("mask") is not None:
         raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
-    return Operand(name, array, True, shape, tuple(strides), dtype)
+    operand = Operand(name, array, True, shape, tuple(strides), dtype)
+    operand.address, operand.read_only = address, read_only
+    operand.stream = interface.get("stream")
+    return operand
 
 
+_dtype_of = lru_cache(64)(dtype_of)  # of the few that interfaces name
+
+
+@lru_cache(1024)
 def contiguous_strides(shape, itemsize):
     """Byte strides of a C-contiguous array."""
     strides = []
@@ -242,14 +270,25 @@ def check_together(operands):
                 f"{other.name} is {places[other.on_device]}; it takes an array "
                 f"{places[first.on_device]}, as {first.name} is"
             )
-    if first.on_device and not SIMULATED:
-        current = cuda.get_current_device().id
-        for operand in operands:
-            if 0 not in operand.shape and (ordinal := operand.device_ordinal()) != current:
-                raise ValueError(
-                    f"{operand.name} is on device {ordinal}; it takes an array on the current "
-                    f"device, {current}"
-                )
+    check_device(operands)
+
+
+def check_device(operands):
+    """Refuse arrays that lie on another GPU than the current one.
+
+    Raises
+    ------
+    ValueError
+    """
+    if SIMULATED or not operands[0].on_device:
+        return
+    current = current_device()
+    for operand in operands:
+        if 0 not in operand.shape and (ordinal := operand.device_ordinal()) != current:
+            raise ValueError(
+                f"{operand.name} is on device {ordinal}; it takes an array on the current "
+                f"device, {current}"
+            )
 
 
 def check_out(out, shape, inputs):
@@ -263,8 +302,7 @@ def check_out(out, shape, inputs):
         raise ValueError(f"out has shape {out.shape}; it takes {shape}")
     if not out.is_contiguous:
         raise ValueError("out is not C-contiguous; it takes a C-contiguous array")
-    read_only = not out.array.flags.writeable if not out.on_device else _is_read_only(out.array)
-    if read_only:
+    if out.read_only:
         raise ValueError("out is read-only; it takes a writeable array")
     if 0 in shape:
         return
@@ -273,11 +311,6 @@ def check_out(out, shape, inputs):
         first, last = operand.byte_bounds()
         if first < high and low < last:
             raise ValueError(f"out overlaps {operand.name}; it takes memory of its own")
-
-
-def _is_read_only(array):
-    """Whether a device array's interface forbids writing."""
-    return not SIMULATED and array.__cuda_array_interface__["data"][1]
 
 
 def to_canonical(operand, order, capsule, stream):
@@ -329,56 +362,12 @@ def resolve_stream(stream, operands):
         ``stream`` is something else.
     """
     if SIMULATED:  # everything is synchronous there
-        _check_stream(stream)
+        numba_stream(stream)
         return 0
-    made_on = [
-        operand.array.__cuda_array_interface__.get("stream")
-        for operand in operands
-        if operand.on_device
-    ]
+    made_on = [operand.stream for operand in operands if operand.on_device]
     if stream is None:
-        stream = made_on[0] if made_on and made_on[0] else _torch_stream(operands)
-    stream = _numba_stream(stream)
-    for other in {address for address in made_on if address} - {_address(stream)}:
-        event = cuda.event(timing=False)
-        event.record(cuda.external_stream(other))
-        event.wait(stream)
+        stream = made_on[0] if made_on and made_on[0] else torch_stream(operands[0].array if operands else None)
+    stream = numba_stream(stream)
+    if any(made_on):
+        follow(stream, set(made_on) - {None})
     return stream
-
-
-def _torch_stream(operands):
-    """Address of PyTorch's current stream, if the first operand is a tensor: it names none itself; else 0."""
-    torch, first = sys.modules.get("torch"), operands[0].array if operands else None
-    if torch is None or not isinstance(first, torch.Tensor):
-        return 0
-    return torch.cuda.current_stream(first.device).cuda_stream
-
-
-def _address(stream):
-    """A Numba stream's CUDA address; 0 for the default stream."""
-    return int(stream) if stream else 0
-
-
-def _numba_stream(stream):
-    """Any library's stream as Numba's."""
-    _check_stream(stream)
-    if hasattr(stream, "auto_synchronize"):  # Numba's own
-        return stream
-    if hasattr(stream, "__cuda_stream__"):
-        stream = int(stream.__cuda_stream__()[1])
-    for attribute in ("cuda_stream", "ptr"):
-        stream = getattr(stream, attribute, stream)
-    return cuda.external_stream(int(stream)) if stream else 0
-
-
-def _check_stream(stream):
-    """TypeError unless ``stream`` is None or something that names a stream."""
-    is_address = isinstance(stream, (int, np.integer)) and not isinstance(stream, bool)
-    names_one = ("auto_synchronize", "__cuda_stream__", "cuda_stream", "ptr")
-    if stream is None or (is_address and stream >= 0):
-        return
-    if is_address or not any(hasattr(stream, attribute) for attribute in names_one):
-        raise TypeError(
-            f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
-            "cuda_stream or ptr, or a stream's address"
-        )

@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
     Array,
+    check_device,
     check_out,
-    check_together,
     describe,
     resolve_stream,
 )
@@ -22,17 +22,14 @@ from numbacaps.device.workspace import Workspaces
 _KEPT = 64  # plans of the public functions
 
 
-def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
+def kept_plan(signature, stream):
     """The plan of calls that are alike, of this thread's on a stream of this device.
 
     The last few are kept, so that calls of a small convolution again and again decide nothing and do not allocate.
 
     Parameters
     ----------
-    geometry : numbacaps.geometry.Geometry
-    dtype : numpy.dtype
-    algorithm, precision : str
-    workspace_limit : int or None
+    signature : numbacaps.signature.Signature
     stream : Numba stream or 0
 
     Returns
@@ -40,12 +37,13 @@ def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
     Plan
     """
     where = int(stream) if stream else 0, threading.get_ident(), current_device()
-    return _kept_plan(where, geometry, dtype, algorithm, precision, workspace_limit)
+    return _kept_plan(where, signature)
 
 
 @lru_cache(_KEPT)
-def _kept_plan(where, *how):
-    return Plan(*how)
+def _kept_plan(where, signature):
+    one = signature
+    return Plan(one.geometry, one.dtype, one.algorithm, one.precision, one.workspace_limit)
 
 
 class Plan:
@@ -173,6 +171,24 @@ class Plan:
         """Write the output, without the activation."""
         self._plain.forward(x, w, out, stream=stream, **self._where(packed))
 
+    def forward_operands(self, x, w, out, stream, packed=False):
+        """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked."""
+        self._plain.forward_operands(x, w, out, stream=stream, **self._where(packed))
+
+    def votes_operands(self, x, w, out, stream):
+        """The same of :meth:`launch_votes`."""
+        g = self.geometry
+        arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape), out.reshaped(g.votes_shape)
+        self.launch_votes(*arrays, stream)
+
+    def backward_operands(self, x, w, dy, dx, dw, stream, packed=False):
+        """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
+        run = self._plain.backward_operands
+        if dx is not None:
+            run(None, w, dy, dx, None, stream=stream, **self._where(packed))
+        if dw is not None:
+            run(x, None, dy, None, dw, stream=stream, **self._where(False))
+
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.
 
@@ -212,18 +228,12 @@ class Plan:
         TypeError, ValueError
             An array does not fit, or ``w`` is None and none was packed.
         """
-        inputs = self._inputs(x=x, w=w)
+        inputs = self._inputs((x, "x", self.x_shape), (w, "w", self.w_shape))
         result = self._result("out", out, self.y_shape, inputs)
-        stream = resolve_stream(stream, (*inputs, result))
-        g = self.geometry
-        packed = w is None and self.packs("forward")
-        self.launch_forward(
-            inputs[0].reshaped(g.input_shape),
-            inputs[1].reshaped(g.kernel_shape),
-            result.reshaped(g.output_shape),
-            stream,
-            packed,
-        )
+        operands = *inputs, result
+        check_device(operands)
+        stream = resolve_stream(stream, operands)
+        self.forward_operands(*operands, stream, w is None and self.packs("forward"))
         return out
 
     def pack(self, w: Array, *, stream: object = None) -> None:
@@ -245,7 +255,8 @@ class Plan:
         TypeError, ValueError
             The array does not fit.
         """
-        (kernel,) = self._inputs(w=w)
+        (kernel,) = self._inputs((w, "w", self.w_shape))
+        check_device((kernel,))
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
         for wanted in ("forward", "input"):
@@ -285,24 +296,17 @@ class Plan:
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
-        inputs = self._inputs(x=x, w=w, dy=dy)
-        wanted = {"dx": (dx, self.x_shape), "dw": (dw, self.w_shape)}
-        results = {
-            name: self._result(name, array, shape, inputs)
-            for name, (array, shape) in wanted.items()
-            if array is not None
-        }
-        stream = resolve_stream(stream, (*inputs, *results.values()))
-        g = self.geometry
-        shapes = (g.input_shape, g.kernel_shape, g.output_shape)
-        x, kernel, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
-        packed = w is None and self.packs("input")
-        if dx is not None:
-            self.launch_backward(
-                None, kernel, dy, results["dx"].reshaped(g.input_shape), None, stream, packed
-            )
-        if dw is not None:
-            self.launch_backward(x, None, dy, None, results["dw"].reshaped(g.kernel_shape), stream)
+        given = (x, "x", self.x_shape), (w, "w", self.w_shape), (dy, "dy", self.y_shape)
+        inputs = self._inputs(*given)
+        wanted = ("dx", dx, self.x_shape), ("dw", dw, self.w_shape)
+        results = [
+            None if array is None else self._result(name, array, shape, inputs)
+            for name, array, shape in wanted
+        ]
+        operands = [*inputs, *filter(None, results)]
+        check_device(operands)
+        stream = resolve_stream(stream, operands)
+        self.backward_operands(*inputs, *results, stream, w is None and self.packs("input"))
         return dx, dw
 
     def explain(self) -> str:
@@ -316,29 +320,28 @@ class Plan:
         found = passes.explain_forward()
         return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
-    def _inputs(self, **arrays):
-        """The operands, checked; of ``w`` None the packed one."""
-        shapes = {"x": self.x_shape, "w": self.w_shape, "dy": self.y_shape}
-        if arrays.get("w", 0) is None and self._packed is None:
-            raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
-        operands = [
-            self._packed if name == "w" and array is None else describe(name, array)
-            for name, array in arrays.items()
-        ]
-        for operand in operands:
-            if operand.shape != shapes[operand.name]:
-                raise ValueError(
-                    f"{operand.name} has shape {operand.shape}; the plan takes {shapes[operand.name]}"
-                )
+    def _inputs(self, *given):
+        """The operands of (array, name, shape), checked but for their device; of ``w`` None the packed one."""
+        operands = []
+        for array, name, shape in given:
+            if array is None and name == "w":
+                if self._packed is None:
+                    raise ValueError(
+                        "w is None, and no kernel was packed; it takes one, or pack(w) before"
+                    )
+                operands.append(self._packed)
+                continue
+            operand = describe(name, array)
+            if operand.shape != shape:
+                raise ValueError(f"{name} has shape {operand.shape}; the plan takes {shape}")
             self._check(operand)
-        check_together(operands)
+            operands.append(operand)
         return operands
 
     def _result(self, name, array, shape, inputs):
-        """The operand to write to, checked."""
+        """The operand to write to, checked but for its device."""
         result = describe(name, array)
         self._check(result)
-        check_together([inputs[0], result])
         check_out(result, shape, inputs)
         return result
 

@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.device.compiled import as_argument
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -24,7 +25,7 @@ class Workspace:
     def __init__(self, limit=None):
         self._limit = limit
         self._arrays = {}
-        self._asked, self._views = None, None  # by the last call
+        self._asked, self._views, self._arguments = None, None, None  # by the last call
 
     @property
     def limit(self):
@@ -51,12 +52,18 @@ class Workspace:
         -------
         dict of str to device array, contents undefined
         """
-        asked = tuple(shapes.items()), dtype
+        asked = shapes, dtype
         if asked != self._asked:
-            self._asked, self._views = None, None  # they hold memory
+            self._asked, self._views, self._arguments = None, None, None  # they hold memory
             self._views = self._fitted(shapes, dtype)
-            self._asked = asked
+            self._arguments = {name: as_argument(view) for name, view in self._views.items()}
+            self._asked = dict(shapes), dtype
         return self._views
+
+    def arguments(self, shapes, dtype):
+        """The same arrays, as arguments of kernels of :mod:`numbacaps.device.compiled`."""
+        self.arrays(shapes, dtype)
+        return self._arguments
 
     def _fitted(self, shapes, dtype):
         """Views of what there is, if it is large enough, or of new arrays."""

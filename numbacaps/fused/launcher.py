@@ -3,9 +3,12 @@
 A launcher is a kernel made ready for one :class:`numbacaps.fused.implicit_gemm.Product`: its table of offsets is on the
 GPU, its grid is worked out, it is compiled. Launchers of the gathering passes, forward and the input's gradient,
 first ``pack`` the kernel, where their rung wants it in another order, then ``multiply``.
+
+Their launches are prepared too: who launches a pass describes each array once (:func:`numbacaps.device.compiled.as_argument`)
+for all of its launches, and names the stream by its address. Called alone, a launcher takes arrays.
 """
 
-from numbacaps.device.compiled import address_of
+from numbacaps.device.compiled import as_argument, where
 from numbacaps.device.instructions import CHUNK
 from numbacaps.fused.epilogue import fit
 
@@ -47,11 +50,26 @@ class Launcher:
         where the result is its gradient.
         """
         activated = result if activated is None else activated
+        arrays = [gathered, kernel, result, activated]
+        gathered, kernel, result, activated = map(as_argument, arrays)
+        room = None if packed is None else as_argument(packed)
         ready = self.ready_for(gathered, kernel, result, activated)
-        ready.pack(kernel, packed, stream)
-        ready.multiply(gathered, kernel, packed, result, activated, stream)
+        ready.pack(kernel, room, stream)
+        ready.multiply(gathered, kernel, room, result, activated, stream)
 
 
-def aligned(array):
-    """Whether an array begins at a multiple of 16 bytes."""
-    return address_of(array) % CHUNK == 0
+class SplitKLauncher:
+    """What the products of the kernel's gradient have in common: how they are launched alone."""
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""
+        room = None if partial is None else as_argument(partial)
+        self.reduce(*map(as_argument, (x, dy, dw)), room, stream)
+
+
+def aligned(*arrays):
+    """Whether arrays, as arguments, begin at multiples of 16 bytes."""
+    for array in arrays:
+        if where(array) % CHUNK:
+            return False
+    return True
