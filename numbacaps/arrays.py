@@ -4,7 +4,7 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
+_KEPT = 1024  # forms, and addresses
 _ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
@@ -38,6 +39,56 @@ class _Interface:
         self.owner = owner
 
 
+class Form:
+    """Shape, strides and dtype of arrays, and what follows from these; the same object for arrays that are alike.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    strides : tuple of int
+        In bytes.
+    dtype : numpy.dtype
+    size, nbytes : int
+        Elements, and the bytes that these take.
+    is_contiguous : bool
+        C-contiguous, axes of size 1 apart.
+    refusal : Exception type and str, or None
+        Why no array of the form is taken.
+    """
+
+    def __init__(self, shape, strides, dtype):
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.size = prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        self.is_contiguous = all(
+            size <= 1 or stride == wanted
+            for size, stride, wanted in zip(
+                shape, strides, contiguous_strides(shape, dtype.itemsize)
+            )
+        )
+        self.refusal = None
+        if not is_taken(dtype):
+            self.refusal = TypeError, f"has dtype {dtype}; it takes {DTYPE_NAMES}"
+        elif any(stride % dtype.itemsize for stride in strides):
+            self.refusal = ValueError, f"has strides {strides}; it takes whole elements"
+
+
+@lru_cache(_KEPT)
+def form_of(shape, strides, dtype):
+    """The :class:`Form` of arrays; ``strides`` of None are those of C-contiguous ones."""
+    shape = tuple(map(int, shape))
+    contiguous = contiguous_strides(shape, dtype.itemsize)
+    if strides is None:
+        return form_of(shape, contiguous, dtype)
+    return Form(shape, tuple(map(int, strides)), dtype)
+
+
+@lru_cache(_KEPT)
+def _form_of_interface(shape, strides, typestr):
+    """The form that a ``__cuda_array_interface__`` describes."""
+    return form_of(shape, strides, dtype_of(typestr))
+
+
 class Operand:
     """A caller's array: its name in errors, the array, and what is known of it without touching it.
 
@@ -45,13 +96,10 @@ class Operand:
 
     Attributes
     ----------
+    form : Form
+    shape, strides, dtype, is_contiguous
+        The form's.
     on_device : bool
-    shape : tuple of int
-    strides : tuple of int
-        In bytes, always given.
-    dtype : numpy.dtype
-    is_contiguous : bool
-        C-contiguous, axes of size 1 apart.
     address : int
         Of the first element.
     stream : int or None
@@ -59,31 +107,28 @@ class Operand:
     read_only : bool
     """
 
-    def __init__(self, name, array, on_device, shape, strides, dtype):
-        self.name, self.array, self.on_device = name, array, on_device
-        self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.stream, self.read_only = None, False
-        contiguous = contiguous_strides(shape, dtype.itemsize)
-        self.is_contiguous = strides == contiguous or all(
-            size <= 1 or stride == wanted
-            for size, stride, wanted in zip(shape, strides, contiguous)
-        )
+    def __init__(self, name, array, form, on_device, address=None, stream=None, read_only=False):
+        self.name, self.array, self.form, self.on_device = name, array, form, on_device
+        self.stream, self.read_only, self._address = stream, read_only, address
+
+    shape = property(lambda self: self.form.shape)
+    strides = property(lambda self: self.form.strides)
+    dtype = property(lambda self: self.form.dtype)
+    is_contiguous = property(lambda self: self.form.is_contiguous)
+    rank = property(lambda self: len(self.form.shape))
 
     @property
-    def rank(self):
-        return len(self.shape)
-
-    @cached_property
     def address(self):
-        """Of an array on the host, or the simulator's."""
-        return _simulated(self.array).__array_interface__["data"][0]
+        if self._address is None:  # on the host, or the simulator's
+            self._address = _simulated(self.array).__array_interface__["data"][0]
+        return self._address
 
     @property
     def argument(self):
         """A C-contiguous array on the device as kernels take it; see :mod:`numbacaps.device.compiled`."""
         if SIMULATED:
             return as_argument(self.array)
-        return run_as_argument(self.address, prod(self.shape), self.dtype.itemsize)
+        return run_as_argument(self._address, self.form.size, self.form.dtype.itemsize)
 
     def reshaped(self, shape):
         """A C-contiguous array under another shape, in place, as a device array."""
@@ -116,18 +161,37 @@ class Operand:
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
         start = self.address
-        if self.is_contiguous:
-            return start, start + prod(self.shape) * self.dtype.itemsize
+        if self.form.is_contiguous:
+            return start, start + self.form.nbytes
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
         low = start + sum(step for step in steps if step < 0)
         return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
 
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
-        error, ordinal = driver.cuPointerGetAttribute(_ORDINAL, self.address)
-        if error != _SUCCESS:
-            raise ValueError(f"{self.name} does not point to CUDA memory ({error.name})")
-        return ordinal
+        try:
+            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self.address)
+        except LookupError as error:
+            raise ValueError(f"{self.name} does not point to CUDA memory ({error})") from None
+
+
+def _ordinal(address):
+    """Number of the GPU that holds an address; LookupError where none does."""
+    error, ordinal = driver.cuPointerGetAttribute(_ORDINAL, address)
+    if error is not _SUCCESS:
+        raise LookupError(error.name)
+    return ordinal
+
+
+_kept_ordinal = lru_cache(_KEPT)(
+    _ordinal
+)  # where there is one GPU, memory does not change over to another
+
+
+@cache
+def _gpus():
+    """GPUs of this process."""
+    return len(cuda.gpus)
 
 
 def _simulated(array):
@@ -151,34 +215,32 @@ def describe(name, array):
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
-        operand = Operand(name, array, False, array.shape, array.strides, array.dtype)
-        operand.read_only = not array.flags.writeable
+        form = form_of(array.shape, array.strides, array.dtype)
+        operand = Operand(name, array, form, False, read_only=not array.flags.writeable)
     elif getattr(array, "__cuda_ndarray__", False):
         operand = _describe_numba(name, array)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
-        _refuse_on_simulator(name, array)
+        if SIMULATED:
+            _refuse_on_simulator(name, array)
         operand = _describe_interface(name, array, interface)
     elif _is_on_gpu_by_dlpack(array):
-        _refuse_on_simulator(name, array)
+        if SIMULATED:
+            _refuse_on_simulator(name, array)
         interface = _interface_of_dlpack(array)
         operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
-    if not is_taken(operand.dtype):
-        raise TypeError(f"{name} has dtype {operand.dtype}; it takes {DTYPE_NAMES}")
-    if not operand.is_contiguous and any(
-        stride % operand.dtype.itemsize for stride in operand.strides
-    ):
-        raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
+    if operand.form.refusal is not None:
+        error, said = operand.form.refusal
+        raise error(f"{name} {said}")
     return operand
 
 
 def _refuse_on_simulator(name, array):
-    if SIMULATED:
-        raise TypeError(
-            f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
-            "which takes NumPy arrays and Numba's own"
-        )
+    raise TypeError(
+        f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
+        "which takes NumPy arrays and Numba's own"
+    )
 
 
 def _is_on_gpu_by_dlpack(array):
@@ -201,7 +263,6 @@ def _interface_of_dlpack(array):
     }
 
 
-@lru_cache(64)
 def is_taken(dtype):
     """Whether there is an algorithm for a ``numpy.dtype``."""
     return dtype in _DTYPES or is_bfloat16(dtype)
@@ -209,18 +270,19 @@ def is_taken(dtype):
 
 def _describe_numba(name, array):
     """An operand from one of Numba's arrays, or the simulator's."""
-    operand = Operand(name, array, True, tuple(array.shape), tuple(array.strides), array.dtype)
-    if not SIMULATED:
-        operand.address = address_of(array)
-        operand.stream = int(array.stream) if array.stream else None
-    return operand
+    form = form_of(array.shape, array.strides, array.dtype)
+    if SIMULATED:
+        return Operand(name, array, form, True)
+    stream = int(array.stream) if array.stream else None
+    return Operand(name, array, form, True, address_of(array), stream)
 
 
 def _describe_interface(name, array, interface):
     """An operand from a ``__cuda_array_interface__``; TypeError if it is masked or broken."""
     try:
-        dtype, shape = _dtype_of(interface["typestr"]), tuple(map(int, interface["shape"]))
-        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
+        strides = tuple(strides) if strides else None
+        form = _form_of_interface(shape, strides, interface["typestr"])
         address, read_only = interface["data"]
         address = int(address)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -229,16 +291,9 @@ def _describe_interface(name, array, interface):
         ) from None
     if interface.get("mask") is not None:
         raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
-    operand = Operand(name, array, True, shape, tuple(strides), dtype)
-    operand.address, operand.read_only = address, read_only
-    operand.stream = interface.get("stream")
-    return operand
+    return Operand(name, array, form, True, address, interface.get("stream"), read_only)
 
 
-_dtype_of = lru_cache(64)(dtype_of)  # of the few that interfaces name
-
-
-@lru_cache(1024)
 def contiguous_strides(shape, itemsize):
     """Byte strides of a C-contiguous array."""
     strides = []
@@ -260,7 +315,7 @@ def check_together(operands):
     """
     first = operands[0]
     for other in operands[1:]:
-        if other.dtype != first.dtype:
+        if other.form.dtype is not first.form.dtype and other.dtype != first.dtype:
             raise TypeError(
                 f"{other.name} has dtype {other.dtype}; it takes {first.dtype}, as {first.name} has"
             )
@@ -284,7 +339,7 @@ def check_device(operands):
         return
     current = current_device()
     for operand in operands:
-        if 0 not in operand.shape and (ordinal := operand.device_ordinal()) != current:
+        if operand.form.size and (ordinal := operand.device_ordinal()) != current:
             raise ValueError(
                 f"{operand.name} is on device {ordinal}; it takes an array on the current "
                 f"device, {current}"
@@ -298,13 +353,14 @@ def check_out(out, shape, inputs):
     ------
     ValueError
     """
-    if out.shape != shape:
+    form = out.form
+    if form.shape != shape:
         raise ValueError(f"out has shape {out.shape}; it takes {shape}")
-    if not out.is_contiguous:
+    if not form.is_contiguous:
         raise ValueError("out is not C-contiguous; it takes a C-contiguous array")
     if out.read_only:
         raise ValueError("out is read-only; it takes a writeable array")
-    if 0 in shape:
+    if not form.size:
         return
     low, high = out.byte_bounds()
     for operand in inputs:
@@ -366,7 +422,11 @@ def resolve_stream(stream, operands):
         return 0
     made_on = [operand.stream for operand in operands if operand.on_device]
     if stream is None:
-        stream = made_on[0] if made_on and made_on[0] else torch_stream(operands[0].array if operands else None)
+        stream = (
+            made_on[0]
+            if made_on and made_on[0]
+            else torch_stream(operands[0].array if operands else None)
+        )
     stream = numba_stream(stream)
     if any(made_on):
         follow(stream, set(made_on) - {None})

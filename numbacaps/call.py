@@ -16,7 +16,6 @@ from numbacaps.arrays import (
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.target import cuda
 from numbacaps.plan import kept_plan
-from numbacaps.product import inverse
 from numbacaps.signature import signature_of
 
 
@@ -79,7 +78,7 @@ class Call:
         votes=False,
     ):
         given = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
-        x, w = given[:2]
+        x, w = given[0].form, given[1].form
         options = product, algorithm, precision, workspace_limit, votes
         how = stride, padding, dilation, *options
         self.signature = signature_of(x.shape, w.shape, x.dtype, *how)
@@ -97,11 +96,6 @@ class Call:
         self._given = given
         self.stream = resolve_stream(stream, operands)
 
-    @property
-    def is_empty(self):
-        """There are no images."""
-        return self.signature.geometry.N == 0
-
     def plan(self):
         """The plan that runs it."""
         return kept_plan(self.signature, self.stream)
@@ -116,7 +110,7 @@ class Call:
     def _canonical(self, operand, which):
         """An operand on the device, C-contiguous, in the kernels' order of axes: as it lies, if it is that."""
         s = self.signature
-        if operand.on_device and operand.is_contiguous and s.in_order[which]:
+        if operand.on_device and operand.form.is_contiguous and s.in_order[which]:
             return operand
         array = to_canonical(operand, s.orders[which], s.layouts[which][4:], self.stream)
         return describe(operand.name, array)
@@ -124,14 +118,13 @@ class Call:
     def result(self, which):
         """Room for the gradient of x or w, for y or for the votes: straight in ``out`` if that can be."""
         s, shape = self.signature, self.signature.shapes[which]
-        order = inverse(s.orders[which])
-        out = self._out
-        if self.is_empty and which != "w":
+        order, out = s.back[which], self._out
+        if s.is_empty and which != "w":
             return Result(None, shape, order, out)
         if out is not None and out.on_device and s.in_order[which]:
             return Result(out, shape, order, out, in_place=True)
         layout, in_place = s.layouts[which], False
-        if self.is_empty:
+        if s.is_empty:
             array = to_device(np.zeros(layout, s.dtype), self.stream)
         elif out is None and self._given[0].on_device and s.in_order[which]:
             array, in_place = cuda.device_array(shape, s.dtype, stream=self.stream), True

@@ -14,6 +14,7 @@ from numbacaps.arrays import (
     check_device,
     check_out,
     describe,
+    form_of,
     resolve_stream,
 )
 from numbacaps.device.target import current_device
@@ -95,6 +96,9 @@ class Plan:
             g.kernel_shape,
             g.output_shape,
         )
+        shapes = self.x_shape, self.w_shape, self.y_shape
+        x, w, y = (form_of(shape, None, dtype) for shape in shapes)
+        self._forms = {"x": x, "dx": x, "w": w, "dw": w, "dy": y, "out": y}
         found = find_algorithm(algorithm, dtype, precision)
         self.algorithm, self.capturable = resolve(algorithm), found.capturable
         self._make = found.passes
@@ -228,8 +232,8 @@ class Plan:
         TypeError, ValueError
             An array does not fit, or ``w`` is None and none was packed.
         """
-        inputs = self._inputs((x, "x", self.x_shape), (w, "w", self.w_shape))
-        result = self._result("out", out, self.y_shape, inputs)
+        inputs = self._input("x", x), self._kernel(w)
+        result = self._result("out", out, inputs)
         operands = *inputs, result
         check_device(operands)
         stream = resolve_stream(stream, operands)
@@ -255,7 +259,7 @@ class Plan:
         TypeError, ValueError
             The array does not fit.
         """
-        (kernel,) = self._inputs((w, "w", self.w_shape))
+        kernel = self._kernel(w)
         check_device((kernel,))
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
@@ -296,17 +300,14 @@ class Plan:
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
-        given = (x, "x", self.x_shape), (w, "w", self.w_shape), (dy, "dy", self.y_shape)
-        inputs = self._inputs(*given)
-        wanted = ("dx", dx, self.x_shape), ("dw", dw, self.w_shape)
-        results = [
-            None if array is None else self._result(name, array, shape, inputs)
-            for name, array, shape in wanted
-        ]
-        operands = [*inputs, *filter(None, results)]
+        inputs = self._input("x", x), self._kernel(w), self._input("dy", dy)
+        into_x = None if dx is None else self._result("dx", dx, inputs)
+        into_w = None if dw is None else self._result("dw", dw, inputs)
+        operands = [*inputs, *filter(None, (into_x, into_w))]
         check_device(operands)
         stream = resolve_stream(stream, operands)
-        self.backward_operands(*inputs, *results, stream, w is None and self.packs("input"))
+        packed = w is None and self.packs("input")
+        self.backward_operands(*inputs, into_x, into_w, stream, packed)
         return dx, dw
 
     def explain(self) -> str:
@@ -320,29 +321,29 @@ class Plan:
         found = passes.explain_forward()
         return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
-    def _inputs(self, *given):
-        """The operands of (array, name, shape), checked but for their device; of ``w`` None the packed one."""
-        operands = []
-        for array, name, shape in given:
-            if array is None and name == "w":
-                if self._packed is None:
-                    raise ValueError(
-                        "w is None, and no kernel was packed; it takes one, or pack(w) before"
-                    )
-                operands.append(self._packed)
-                continue
-            operand = describe(name, array)
-            if operand.shape != shape:
-                raise ValueError(f"{name} has shape {operand.shape}; the plan takes {shape}")
+    def _input(self, name, array):
+        """An operand that is read, checked but for its device."""
+        operand, form = describe(name, array), self._forms[name]
+        if operand.form is not form or not operand.on_device:
+            if operand.shape != form.shape:
+                raise ValueError(f"{name} has shape {operand.shape}; the plan takes {form.shape}")
             self._check(operand)
-            operands.append(operand)
-        return operands
+        return operand
 
-    def _result(self, name, array, shape, inputs):
+    def _kernel(self, w):
+        """The same of the kernel; of None the packed one."""
+        if w is not None:
+            return self._input("w", w)
+        if self._packed is None:
+            raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
+        return self._packed
+
+    def _result(self, name, array, inputs):
         """The operand to write to, checked but for its device."""
-        result = describe(name, array)
-        self._check(result)
-        check_out(result, shape, inputs)
+        result, form = describe(name, array), self._forms[name]
+        if result.form is not form or not result.on_device:
+            self._check(result)
+        check_out(result, form.shape, inputs)
         return result
 
     def _check(self, operand):

@@ -9,7 +9,7 @@ import numpy as np
 from numbacaps.algorithms.registry import find_algorithm, resolve
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
-from numbacaps.product import parse_product
+from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
 
 _KEPT = 256  # signatures
@@ -41,8 +41,12 @@ class Signature:
         Of the same in the kernels' layout.
     orders : dict of str to tuple
         Of the same the caller's capsule axes, as numbers of the kernels'.
+    back : dict of str to tuple
+        Of the same the permutation from the kernels' to the caller's.
     in_order : dict of str to bool
-        Whether those come in the kernels' order.
+        Whether both are alike.
+    is_empty : bool
+        There are no images.
 
     Raises
     ------
@@ -78,15 +82,18 @@ class Signature:
         self.layouts = dict(zip(self.shapes, layouts))
         orders = product.x_order, product.w_order, product.y_order, product.y_order
         self.orders = dict(zip(self.shapes, orders))
+        self.back = {name: inverse(order) for name, order in self.orders.items()}
         self.in_order = {
             name: order == tuple(range(len(order))) for name, order in self.orders.items()
         }
+        self.is_empty = g.N == 0
 
 
 def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):
     """The signature of a call, kept if there was a call like it; parameters as those of :class:`Signature`."""
     pairs = stride, padding, dilation
-    key = x_shape, w_shape, dtype, *map(_typed, pairs), *options
+    typed = pairs if type(stride) is type(padding) is type(dilation) is int else map(_typed, pairs)
+    key = x_shape, w_shape, dtype, *typed, *options
     try:
         found = _kept.get(key)
     except TypeError:  # of an option that is no key: it is refused by name

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from weakref import WeakValueDictionary
 
 from numbacaps.algorithms.passes import Passes
+from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.fused import implicit_gemm
@@ -123,7 +124,7 @@ class FusedPasses(Passes):
         return any(launcher.packed for launcher in self._launchers(wanted))
 
     def pack(self, wanted, w, *, stream, room):
-        places = self._places(wanted, room)
+        places, stream = self._places(wanted, room), launch_stream(stream)
         (w,) = runs(self.geometry, w=w)
         for i, launcher in enumerate(self._launchers(wanted)):
             launcher.pack(w, places.get(i), stream)
@@ -173,8 +174,7 @@ class FusedPasses(Passes):
 
     def _launch(self, wanted, gathered, kernel, result, activated, stream, room, packed):
         """Launch the products of a pass on arguments: first all packing, which goes on side by side."""
-        stream = int(stream) if stream else 0
-        places = self._places(wanted, room)
+        places, stream = self._places(wanted, room), launch_stream(stream)
         ready = [
             one.ready_for(gathered, kernel, result, activated) for one in self._launchers(wanted)
         ]
@@ -188,7 +188,7 @@ class FusedPasses(Passes):
         """Launch the product of the kernel's gradient on arguments."""
         launcher = self.kernel_launcher
         place = room["kernel"].arguments(launcher.partial_shape, self.sums)
-        launcher.reduce(x, dy, dw, place.get("partial"), int(stream) if stream else 0)
+        launcher.reduce(x, dy, dw, place.get("partial"), launch_stream(stream))
 
     def explain(self):
         """Which kernels run, with which tiles, and why; what making them ready took.

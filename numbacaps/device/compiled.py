@@ -6,10 +6,11 @@ handles are, is Numba's own business; all that leans on it is in this file and i
 :mod:`numbacaps.device.instructions.ptx`. On the simulator nothing is compiled, and Numba launches.
 
 What is launched again and again is prepared (``prepared = compiled.on(grid, block, shared)``), and an array that
-several launches take is described once (:func:`as_argument`): ``prepared(stream, *as_argument(a), *as_argument(b), 3)``.
+several launches take is described once (:func:`as_argument`): ``prepared(stream, (*as_argument(a), *as_argument(b), 3))``.
 """
 
 from functools import lru_cache
+from operator import itemgetter
 
 import numpy as np
 from cuda.bindings import driver
@@ -19,7 +20,7 @@ from numba.core import types
 
 from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
-from numbacaps.device.kernel_cache import note_launch
+from numbacaps.device.kernel_cache import note_launch, watching
 from numbacaps.device.target import SIMULATED, cuda
 
 _KEPT = 1024  # launch configurations
@@ -59,19 +60,24 @@ class _Compiled:
         self._source = kernel
 
     def on(self, grid, block, shared=0):
-        """Launches on a grid: a function of a stream (Numba's, its address, or 0) and of arguments."""
-        kernel, source, config = self._kernel, self._source, _config(grid, block, shared, self._early)
+        """Launches on a grid: a function of a stream (of :func:`launch_stream`) and a tuple of arguments."""
+        kernel, source, config = (
+            self._kernel,
+            self._source,
+            _config(grid, block, shared, self._early),
+        )
 
-        def launched(stream, *arguments):
-            note_launch(source)
-            launch(_stream(int(stream) if stream else 0), config, kernel, *arguments)
+        def launched(stream, arguments):
+            if watching:
+                note_launch(source)
+            launch(stream, config, kernel, *arguments)
 
         return launched
 
     def __getitem__(self, how):
         grid, block, stream, shared = how
-        launched = self.on(grid, block, shared)
-        return lambda *arguments: launched(stream, *values(arguments))
+        launched, stream = self.on(grid, block, shared), launch_stream(stream)
+        return lambda *arguments: launched(stream, values(arguments))
 
 
 def _starts_early():
@@ -111,7 +117,7 @@ class _Simulated:
         self._kernel = kernel
 
     def on(self, grid, block, shared=0):
-        return lambda stream, *arguments: self[grid, block, stream, shared](*arguments)
+        return lambda stream, arguments: self[grid, block, stream, shared](*arguments)
 
     def __getitem__(self, how):
         kernel = self._kernel[how]
@@ -123,6 +129,11 @@ class _Simulated:
 
 
 Compiled = _Simulated if SIMULATED else _Compiled
+
+
+def launch_stream(stream):
+    """A Numba stream, or 0, as prepared launches take it."""
+    return stream if SIMULATED else _stream(int(stream) if stream else 0)
 
 
 def as_argument(array):
@@ -143,9 +154,17 @@ def run_as_argument(address, size, itemsize):
     return 0, 0, size, itemsize, address, size, itemsize
 
 
-def where(argument):
-    """Where an array begins, of :func:`as_argument`; on the simulator all lie as copies want it, at 0."""
-    return 0 if SIMULATED else argument[4]
+where = itemgetter(4)  # of such integers the address
+
+
+def aligned(multiple, *arguments):
+    """Whether arrays, as :func:`as_argument` has them, begin at multiples of some bytes; on the simulator all do."""
+    if SIMULATED:
+        return True
+    for argument in arguments:
+        if where(argument) % multiple:
+            return False
+    return True
 
 
 def address_of(array):

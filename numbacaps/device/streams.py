@@ -131,7 +131,9 @@ def torch_stream(tensor):
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return 0
-    return torch.cuda.current_stream(tensor.device).cuda_stream
+    device = tensor.get_device()
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object for the stream
+    return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
 
 
 def follow(stream, addresses):

@@ -57,12 +57,13 @@ class Workspace:
             self._asked, self._views, self._arguments = None, None, None  # they hold memory
             self._views = self._fitted(shapes, dtype)
             self._arguments = {name: as_argument(view) for name, view in self._views.items()}
-            self._asked = dict(shapes), dtype
+            self._asked = asked
         return self._views
 
     def arguments(self, shapes, dtype):
         """The same arrays, as arguments of kernels of :mod:`numbacaps.device.compiled`."""
-        self.arrays(shapes, dtype)
+        if self._asked is None or self._asked[0] is not shapes or self._asked[1] is not dtype:
+            self.arrays(shapes, dtype)
         return self._arguments
 
     def _fitted(self, shapes, dtype):

@@ -5,11 +5,11 @@ GPU, its grid is worked out, it is compiled. Launchers of the gathering passes, 
 first ``pack`` the kernel, where their rung wants it in another order, then ``multiply``.
 
 Their launches are prepared too: who launches a pass describes each array once (:func:`numbacaps.device.compiled.as_argument`)
-for all of its launches, and names the stream by its address. Called alone, a launcher takes arrays.
+for all of its launches, and the stream (:func:`numbacaps.device.compiled.launch_stream`). Called alone, a launcher
+takes arrays and a Numba stream.
 """
 
-from numbacaps.device.compiled import as_argument, where
-from numbacaps.device.instructions import CHUNK
+from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.fused.epilogue import fit
 
 
@@ -53,6 +53,7 @@ class Launcher:
         arrays = [gathered, kernel, result, activated]
         gathered, kernel, result, activated = map(as_argument, arrays)
         room = None if packed is None else as_argument(packed)
+        stream = launch_stream(stream)
         ready = self.ready_for(gathered, kernel, result, activated)
         ready.pack(kernel, room, stream)
         ready.multiply(gathered, kernel, room, result, activated, stream)
@@ -64,12 +65,4 @@ class SplitKLauncher:
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""
         room = None if partial is None else as_argument(partial)
-        self.reduce(*map(as_argument, (x, dy, dw)), room, stream)
-
-
-def aligned(*arrays):
-    """Whether arrays, as arguments, begin at multiples of 16 bytes."""
-    for array in arrays:
-        if where(array) % CHUNK:
-            return False
-    return True
+        self.reduce(*map(as_argument, (x, dy, dw)), room, launch_stream(stream))

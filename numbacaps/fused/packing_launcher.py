@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import spread
-from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
@@ -52,7 +52,7 @@ class PackingLauncher(Launcher):
 
     def ready_for(self, gathered, kernel, result, activated):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
-        if aligned(gathered, result, activated):
+        if aligned(CHUNK, gathered, result, activated):
             return self
         if self.epilogue.activates or self.epilogue.differentiates:
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
@@ -60,7 +60,7 @@ class PackingLauncher(Launcher):
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
-        self._pack(stream, *kernel, *packed)
+        self._pack(stream, (*kernel, *packed))
 
     @cached_property
     def _unaligned(self):

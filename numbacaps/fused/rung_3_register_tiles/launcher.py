@@ -56,7 +56,7 @@ class RegisterTilesLauncher(Launcher):
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on arrays as arguments; ``ahead`` says that the kernel was packed some time ago."""
-        self._launch(stream, *gathered, *kernel, *result, *activated, *self._always)
+        self._launch(stream, (*gathered, *kernel, *result, *activated, *self._always))
 
     def __str__(self):
         return f"register_tiles {self.tile} ({self.why}){self._behind}"
@@ -83,7 +83,7 @@ class Splits:
     def add(self, partial, dw, stream):
         """Launch the second kernel on arrays as arguments, where there is more than one split."""
         if self.count > 1:
-            self._add(stream, *partial, *dw)
+            self._add(stream, (*partial, *dw))
 
     def __str__(self):
         return f"{self.count} splits"
@@ -127,7 +127,7 @@ class RegisterTilesSplitK(SplitKLauncher):
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
-        self._launch(stream, *x, *dy, *whole, *self._always)
+        self._launch(stream, (*x, *dy, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

@@ -4,11 +4,11 @@ from functools import cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
-from numbacaps.fused.launcher import SplitKLauncher, aligned
+from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import Splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
@@ -44,7 +44,7 @@ class WgmmaLauncher(PackingLauncher):
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on arrays as arguments."""
-        self._launch(stream, *gathered, *packed, *result, *activated, *self._always)
+        self._launch(stream, (*gathered, *packed, *result, *activated, *self._always))
 
     def __str__(self):
         return f"wgmma {self.tile} ({self.why}){self._behind}"
@@ -94,8 +94,8 @@ class MmaSplitK(SplitKLauncher):
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
-        launch = self._launch if aligned(x, dy, whole) else self._unaligned
-        launch(stream, *x, *dy, *whole, *self._always)
+        launch = self._launch if aligned(CHUNK, x, dy, whole) else self._unaligned
+        launch(stream, (*x, *dy, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

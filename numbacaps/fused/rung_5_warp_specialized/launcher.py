@@ -4,13 +4,14 @@ from functools import cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
-from numbacaps.fused.launcher import SplitKLauncher, aligned
+from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
@@ -94,7 +95,7 @@ class PersistentLaunch:
     def __call__(self, gathered, packed, result, activated, waits, stream):
         """Launch it on arrays as arguments; for ``waits`` see the kernel."""
         words = self._maps(gathered)
-        self._launch(stream, *packed, *result, *words, *activated, *self._counts, waits)
+        self._launch(stream, (*packed, *result, *words, *activated, *self._counts, waits))
 
     def __str__(self):
         return f"{self._counts[2]} tiles of {self.tile.TH}x{self.tile.TW}"
@@ -153,11 +154,11 @@ class WarpSpecializedSplitK(SplitKLauncher):
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
-        if not aligned(x, dy, partial):
+        if not aligned(CHUNK, x, dy, partial):
             self._unaligned.reduce(x, dy, dw, partial, stream)
             return
-        self._launch(stream, *partial, *self._table, *self._maps(x, dy))
-        self._add(stream, *partial, *self._table, *dw)
+        self._launch(stream, (*partial, *self._table, *self._maps(x, dy)))
+        self._add(stream, (*partial, *self._table, *dw))
 
     def __str__(self):
         terms = "1 term" if self.terms == 1 else f"{self.terms} terms"

@@ -2,11 +2,12 @@
 
 from functools import cached_property
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
-from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import BM, LANES
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
@@ -44,7 +45,7 @@ class SwapABLauncher(Launcher):
 
     def ready_for(self, *arrays):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
-        return self if aligned(*arrays) else self._unaligned
+        return self if aligned(CHUNK, *arrays) else self._unaligned
 
     @cached_property
     def _unaligned(self):
@@ -56,7 +57,7 @@ class SwapABLauncher(Launcher):
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on arrays as arguments."""
         words = self._maps(gathered)
-        self._launch(stream, *kernel, *result, *words, *gathered, self._images)
+        self._launch(stream, (*kernel, *result, *words, *gathered, self._images))
 
     def __str__(self):
         return f"swap_ab {self.tile} ({self.why})"
