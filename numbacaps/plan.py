@@ -232,7 +232,7 @@ class Plan:
         TypeError, ValueError
             An array does not fit, or ``w`` is None and none was packed.
         """
-        inputs = self._input("x", x), self._kernel(w)
+        inputs = self._operand("x", x), self._kernel(w)
         result = self._result("out", out, inputs)
         operands = *inputs, result
         check_device(operands)
@@ -300,7 +300,7 @@ class Plan:
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
-        inputs = self._input("x", x), self._kernel(w), self._input("dy", dy)
+        inputs = self._operand("x", x), self._kernel(w), self._operand("dy", dy)
         into_x = None if dx is None else self._result("dx", dx, inputs)
         into_w = None if dw is None else self._result("dw", dw, inputs)
         operands = [*inputs, *filter(None, (into_x, into_w))]
@@ -321,7 +321,7 @@ class Plan:
         found = passes.explain_forward()
         return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
-    def _input(self, name, array):
+    def _operand(self, name, array):
         """An operand that is read, checked but for its device."""
         operand, form = describe(name, array), self._forms[name]
         if operand.form is not form or not operand.on_device:
@@ -333,7 +333,7 @@ class Plan:
     def _kernel(self, w):
         """The same of the kernel; of None the packed one."""
         if w is not None:
-            return self._input("w", w)
+            return self._operand("w", w)
         if self._packed is None:
             raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
         return self._packed
