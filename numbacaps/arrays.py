@@ -170,7 +170,7 @@ class Operand:
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
         try:
-            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self.address)
+            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self._address)
         except LookupError as error:
             raise ValueError(f"{self.name} does not point to CUDA memory ({error})") from None
 

@@ -150,11 +150,13 @@ def as_argument(array):
 
 
 def run_as_argument(address, size, itemsize):
-    """The same of what lies at an address of a GPU: two owners that there are not, elements, bytes of one, address, shape, strides."""
+    """The same of a run of elements at an address: two owners that there are not, elements, bytes of one, address, shape,
+    strides.
+    """
     return 0, 0, size, itemsize, address, size, itemsize
 
 
-where = itemgetter(4)  # of such integers the address
+where = itemgetter(4)  # the address among such integers
 
 
 def aligned(multiple, *arguments):

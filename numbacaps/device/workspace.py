@@ -61,7 +61,10 @@ class Workspace:
         return self._views
 
     def arguments(self, shapes, dtype):
-        """The same arrays, as arguments of kernels of :mod:`numbacaps.device.compiled`."""
+        """The same arrays, as arguments of kernels of :mod:`numbacaps.device.compiled`.
+
+        Who asks again and again gives the same ``shapes`` and ``dtype``, so that they need not be compared.
+        """
         if self._asked is None or self._asked[0] is not shapes or self._asked[1] is not dtype:
             self.arrays(shapes, dtype)
         return self._arguments
