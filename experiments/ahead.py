@@ -51,7 +51,8 @@ def pretend(capability, multiprocessors):
     from numba.cuda.cudadrv.driver import MemoryPointer, binding
     from numba.cuda.dispatcher import _Kernel
 
-    from numbacaps.device import compiled, gpu, streams, tensor_map
+    from numbacaps import arrays
+    from numbacaps.device import compiled, gpu, streams, target, tensor_map
 
     def nothing(*arguments, **options):
         pass
@@ -88,11 +89,19 @@ def pretend(capability, multiprocessors):
     devicearray.DeviceNDArray.copy_to_device = nothing
     _Kernel.launch = nothing
     cuda.is_available = lambda: True
-    attributes = compiled.driver.CUfunction_attribute
-    compiled.driver = SimpleNamespace(cuKernelSetAttribute=nothing, CUfunction_attribute=attributes)
+    driver = compiled.driver
+    success = driver.CUresult.CUDA_SUCCESS
+    compiled.driver = arrays.driver = target.driver = SimpleNamespace(
+        CUresult=driver.CUresult,
+        CUfunction_attribute=driver.CUfunction_attribute,
+        cuKernelSetAttribute=nothing,
+        cuCtxGetDevice=lambda: (success, 0),
+        cuPointerGetAttribute=lambda attribute, address: (success, 0),
+    )
     compiled._config = compiled._stream = compiled.launch = nothing
-    tensor_map._encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
+    tensor_map.encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
+    arrays._gpus = lambda: 1
     measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
 
 

@@ -96,9 +96,9 @@ def capsule_conv2d(
     options |= {"algorithm": algorithm, "precision": precision}
     call = Call((x, w), stride, padding, dilation, product, **options)
     y = call.result("y")
-    if not call.is_empty:
+    if not call.signature.is_empty:
         plan = call.plan()
-        plan.launch_forward(*call.operands(), y.array, call.stream)
+        plan.forward_operands(*call.operands(), y.operand, call.stream)
         plan.release()
     return call.deliver(y)
 
@@ -149,9 +149,9 @@ def capsule_votes(
     options |= {"algorithm": algorithm, "votes": True}
     call = Call((x, w), stride, padding, dilation, product, **options)
     votes = call.result("votes")
-    if not call.is_empty:
+    if not call.signature.is_empty:
         plan = call.plan()
-        plan.launch_votes(*call.operands(), votes.array, call.stream)
+        plan.votes_operands(*call.operands(), votes.operand, call.stream)
         plan.release()
     return call.deliver(votes)
 
@@ -205,11 +205,11 @@ def capsule_conv2d_backward(
     needs = _check_needs(needs)
     dx = call.result("x") if "input" in needs else None
     dw = call.result("w") if "kernel" in needs else None
-    if not call.is_empty:
+    if not call.signature.is_empty:
         plan = call.plan()
         arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
-        gradients = (result and result.array for result in (dx, dw))
-        plan.launch_backward(*arrays, *gradients, call.stream)
+        gradients = (result and result.operand for result in (dx, dw))
+        plan.backward_operands(*arrays, *gradients, call.stream)
         plan.release()
     return call.deliver(dx), call.deliver(dw)
 

@@ -4,22 +4,28 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
-import sys
-from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 from cuda.core.utils import StridedMemoryView
 
 from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
+from numbacaps.device.compiled import address_of, as_argument, run_as_argument
 from numbacaps.device.strided_copy import gather
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.streams import follow, numba_stream, torch_stream
+from numbacaps.device.target import SIMULATED, cuda, current_device
 
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
 DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
+_KEPT = 1024  # forms, and addresses
+_ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_SUCCESS = driver.CUresult.CUDA_SUCCESS
 
 
 Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
@@ -33,39 +39,96 @@ class _Interface:
         self.owner = owner
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A caller's array: its name in errors, the array, and what is known of it without touching it.
+class Form:
+    """Shape, strides and dtype of arrays, and what follows from these; the same object for arrays that are alike.
 
     Attributes
     ----------
-    on_device : bool
     shape : tuple of int
     strides : tuple of int
-        In bytes, always given.
+        In bytes.
     dtype : numpy.dtype
+    size, nbytes : int
+        Elements, and the bytes that these take.
+    is_contiguous : bool
+        C-contiguous, axes of size 1 apart.
+    refusal : Exception type and str, or None
+        Why no array of the form is taken.
     """
 
-    name: str
-    array: object
-    on_device: bool
-    shape: tuple
-    strides: tuple
-    dtype: np.dtype
+    def __init__(self, shape, strides, dtype):
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.size = prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        self.is_contiguous = all(
+            size <= 1 or stride == wanted
+            for size, stride, wanted in zip(
+                shape, strides, contiguous_strides(shape, dtype.itemsize)
+            )
+        )
+        self.refusal = None
+        if not is_taken(dtype):
+            self.refusal = TypeError, f"has dtype {dtype}; it takes {DTYPE_NAMES}"
+        elif any(stride % dtype.itemsize for stride in strides):
+            self.refusal = ValueError, f"has strides {strides}; it takes whole elements"
+
+
+@lru_cache(_KEPT)
+def form_of(shape, strides, dtype):
+    """The :class:`Form` of arrays; ``strides`` of None are those of C-contiguous ones."""
+    shape = tuple(map(int, shape))
+    contiguous = contiguous_strides(shape, dtype.itemsize)
+    if strides is None:
+        return form_of(shape, contiguous, dtype)
+    return Form(shape, tuple(map(int, strides)), dtype)
+
+
+@lru_cache(_KEPT)
+def _form_of_interface(shape, strides, typestr):
+    """The form that a ``__cuda_array_interface__`` describes."""
+    return form_of(shape, strides, dtype_of(typestr))
+
+
+class Operand:
+    """A caller's array: its name in errors, the array, and what is known of it without touching it.
+
+    The array is asked once, by :func:`describe`.
+
+    Attributes
+    ----------
+    form : Form
+    shape, strides, dtype, is_contiguous
+        The form's.
+    on_device : bool
+    address : int
+        Of the first element.
+    stream : int or None
+        Address of the stream that the array names.
+    read_only : bool
+    """
+
+    def __init__(self, name, array, form, on_device, address=None, stream=None, read_only=False):
+        self.name, self.array, self.form, self.on_device = name, array, form, on_device
+        self.stream, self.read_only, self._address = stream, read_only, address
+
+    shape = property(lambda self: self.form.shape)
+    strides = property(lambda self: self.form.strides)
+    dtype = property(lambda self: self.form.dtype)
+    is_contiguous = property(lambda self: self.form.is_contiguous)
+    rank = property(lambda self: len(self.form.shape))
 
     @property
-    def rank(self):
-        return len(self.shape)
+    def address(self):
+        if self._address is None:  # on the host, or the simulator's
+            self._address = _simulated(self.array).__array_interface__["data"][0]
+        return self._address
 
     @property
-    def is_contiguous(self):
-        """C-contiguous, axes of size 1 apart."""
-        expected = self.dtype.itemsize
-        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size > 1 and stride != expected:
-                return False
-            expected *= size
-        return True
+    def argument(self):
+        """A C-contiguous array on the device as kernels take it; see :mod:`numbacaps.device.compiled`."""
+        if SIMULATED:
+            return as_argument(self.array)
+        return run_as_argument(self._address, self.form.size, self.form.dtype.itemsize)
 
     def reshaped(self, shape):
         """A C-contiguous array under another shape, in place; one on the GPU as a device array."""
@@ -74,52 +137,61 @@ class Operand:
         known = getattr(self.array, "__cuda_ndarray__", False) and self.array.shape == shape
         if known and self.array.is_c_contiguous():
             return self.array  # wrapping it anew would take longer than launching what reads it
-        interface = dict(self.array.__cuda_array_interface__)
-        interface.update(shape=shape, strides=None)
-        return self._wrapped(interface)
+        return self._wrapped(self.address, shape)
 
     def memory(self):
         """(all the memory that the array spans as one run of elements, where the array begins)."""
         low, high = self.byte_bounds()
         count = (high - low) // self.dtype.itemsize
+        first = (self.address - low) // self.dtype.itemsize
         if SIMULATED:
             forward = tuple(slice(None, None, -1 if step < 0 else 1) for step in self.strides)
             start = _simulated(self.array)[forward]  # begins at the lowest address
             run = np.lib.stride_tricks.as_strided(start, (count,), (self.dtype.itemsize,))
-            return type(self.array)(run), (self._address() - low) // self.dtype.itemsize
-        interface = dict(self.array.__cuda_array_interface__)
-        interface.update(shape=(count,), strides=None, data=(low, False))
-        return self._wrapped(interface), (self._address() - low) // self.dtype.itemsize
+            return type(self.array)(run), first
+        return self._wrapped(low, (count,)), first
 
-    def _wrapped(self, interface):
+    def _wrapped(self, address, shape):
         """A Numba device array of the operand's dtype, which an interface does not always tell."""
+        data, typestr = (address, False), self.dtype.str
+        interface = {"version": 3, "shape": shape, "typestr": typestr, "data": data}
         array = cuda.as_cuda_array(_Interface(interface, self.array), sync=False)
         return array if array.dtype == self.dtype else array.view(self.dtype)
 
-    def _address(self):
-        """Address of the first element."""
-        if self.on_device and not SIMULATED:
-            return self.array.__cuda_array_interface__["data"][0]
-        return _simulated(self.array).__array_interface__["data"][0]
-
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
-        start = self._address()
+        start = self.address
+        if self.form.is_contiguous:
+            return start, start + self.form.nbytes
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
         low = start + sum(step for step in steps if step < 0)
         return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
 
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
-        from cuda.bindings import driver
+        try:
+            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self._address)
+        except LookupError as error:
+            raise ValueError(f"{self.name} does not point to CUDA memory ({error})") from None
 
-        error, ordinal = driver.cuPointerGetAttribute(
-            driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            self.array.__cuda_array_interface__["data"][0],
-        )
-        if error != driver.CUresult.CUDA_SUCCESS:
-            raise ValueError(f"{self.name} does not point to CUDA memory ({error.name})")
-        return ordinal
+
+def _ordinal(address):
+    """Number of the GPU that holds an address; LookupError where none does."""
+    error, ordinal = driver.cuPointerGetAttribute(_ORDINAL, address)
+    if error is not _SUCCESS:
+        raise LookupError(error.name)
+    return ordinal
+
+
+_kept_ordinal = lru_cache(_KEPT)(
+    _ordinal
+)  # where there is one GPU, memory does not change over to another
+
+
+@cache
+def _gpus():
+    """GPUs of this process."""
+    return len(cuda.gpus)
 
 
 def _simulated(array):
@@ -140,35 +212,35 @@ def describe(name, array):
     ValueError
         Its strides are not whole elements.
     """
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
     if isinstance(array, np.ndarray):
-        operand = Operand(name, array, False, array.shape, array.strides, array.dtype)
-    elif SIMULATED and getattr(array, "__cuda_ndarray__", False):
-        shape, strides = tuple(array.shape), tuple(array.strides)
-        operand = Operand(name, array, True, shape, strides, array.dtype)
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
+        form = form_of(array.shape, array.strides, array.dtype)
+        operand = Operand(name, array, form, False, read_only=not array.flags.writeable)
+    elif getattr(array, "__cuda_ndarray__", False):
+        operand = _describe_numba(name, array)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
-        _refuse_on_simulator(name, array)
+        if SIMULATED:
+            _refuse_on_simulator(name, array)
         operand = _describe_interface(name, array, interface)
     elif _is_on_gpu_by_dlpack(array):
-        _refuse_on_simulator(name, array)
-        array = _Interface(_interface_of_dlpack(array), array)
-        operand = _describe_interface(name, array, array.__cuda_array_interface__)
+        if SIMULATED:
+            _refuse_on_simulator(name, array)
+        interface = _interface_of_dlpack(array)
+        operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
-    if not is_taken(operand.dtype):
-        raise TypeError(f"{name} has dtype {operand.dtype}; it takes {DTYPE_NAMES}")
-    if any(stride % operand.dtype.itemsize for stride in operand.strides):
-        raise ValueError(f"{name} has strides {operand.strides}; it takes whole elements")
+    if operand.form.refusal is not None:
+        error, said = operand.form.refusal
+        raise error(f"{name} {said}")
     return operand
 
 
 def _refuse_on_simulator(name, array):
-    if SIMULATED:
-        raise TypeError(
-            f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
-            "which takes NumPy arrays and Numba's own"
-        )
+    raise TypeError(
+        f"{name} is a {type(array).__name__} on a GPU, but kernels run on the simulator, "
+        "which takes NumPy arrays and Numba's own"
+    )
 
 
 def _is_on_gpu_by_dlpack(array):
@@ -196,19 +268,30 @@ def is_taken(dtype):
     return dtype in _DTYPES or is_bfloat16(dtype)
 
 
+def _describe_numba(name, array):
+    """An operand from one of Numba's arrays, or the simulator's."""
+    form = form_of(array.shape, array.strides, array.dtype)
+    if SIMULATED:
+        return Operand(name, array, form, True)
+    stream = int(array.stream) if array.stream else None
+    return Operand(name, array, form, True, address_of(array), stream)
+
+
 def _describe_interface(name, array, interface):
     """An operand from a ``__cuda_array_interface__``; TypeError if it is masked or broken."""
     try:
-        dtype, shape = dtype_of(interface["typestr"]), tuple(map(int, interface["shape"]))
-        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-        int(interface["data"][0])
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
+        strides = tuple(strides) if strides else None
+        form = _form_of_interface(shape, strides, interface["typestr"])
+        address, read_only = interface["data"]
+        address = int(address)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TypeError(
             f"{name} has a __cuda_array_interface__ that cannot be read ({error!r})"
         ) from None
     if interface.get("mask") is not None:
         raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
-    return Operand(name, array, True, shape, tuple(strides), dtype)
+    return Operand(name, array, form, True, address, interface.get("stream"), read_only)
 
 
 def contiguous_strides(shape, itemsize):
@@ -232,7 +315,7 @@ def check_together(operands):
     """
     first = operands[0]
     for other in operands[1:]:
-        if other.dtype != first.dtype:
+        if other.form.dtype is not first.form.dtype and other.dtype != first.dtype:
             raise TypeError(
                 f"{other.name} has dtype {other.dtype}; it takes {first.dtype}, as {first.name} has"
             )
@@ -242,14 +325,25 @@ def check_together(operands):
                 f"{other.name} is {places[other.on_device]}; it takes an array "
                 f"{places[first.on_device]}, as {first.name} is"
             )
-    if first.on_device and not SIMULATED:
-        current = cuda.get_current_device().id
-        for operand in operands:
-            if 0 not in operand.shape and (ordinal := operand.device_ordinal()) != current:
-                raise ValueError(
-                    f"{operand.name} is on device {ordinal}; it takes an array on the current "
-                    f"device, {current}"
-                )
+    check_device(operands)
+
+
+def check_device(operands):
+    """Refuse arrays that lie on another GPU than the current one.
+
+    Raises
+    ------
+    ValueError
+    """
+    if SIMULATED or not operands[0].on_device:
+        return
+    current = current_device()
+    for operand in operands:
+        if operand.form.size and (ordinal := operand.device_ordinal()) != current:
+            raise ValueError(
+                f"{operand.name} is on device {ordinal}; it takes an array on the current "
+                f"device, {current}"
+            )
 
 
 def check_out(out, shape, inputs):
@@ -259,25 +353,20 @@ def check_out(out, shape, inputs):
     ------
     ValueError
     """
-    if out.shape != shape:
+    form = out.form
+    if form.shape != shape:
         raise ValueError(f"out has shape {out.shape}; it takes {shape}")
-    if not out.is_contiguous:
+    if not form.is_contiguous:
         raise ValueError("out is not C-contiguous; it takes a C-contiguous array")
-    read_only = not out.array.flags.writeable if not out.on_device else _is_read_only(out.array)
-    if read_only:
+    if out.read_only:
         raise ValueError("out is read-only; it takes a writeable array")
-    if 0 in shape:
+    if not form.size:
         return
     low, high = out.byte_bounds()
     for operand in inputs:
         first, last = operand.byte_bounds()
         if first < high and low < last:
             raise ValueError(f"out overlaps {operand.name}; it takes memory of its own")
-
-
-def _is_read_only(array):
-    """Whether a device array's interface forbids writing."""
-    return not SIMULATED and array.__cuda_array_interface__["data"][1]
 
 
 def to_canonical(operand, order, capsule, stream):
@@ -335,56 +424,16 @@ def resolve_stream(stream, operands):
         ``stream`` is something else.
     """
     if SIMULATED:  # everything is synchronous there
-        _check_stream(stream)
+        numba_stream(stream)
         return 0
-    made_on = [
-        operand.array.__cuda_array_interface__.get("stream")
-        for operand in operands
-        if operand.on_device
-    ]
+    made_on = [operand.stream for operand in operands if operand.on_device]
     if stream is None:
-        stream = made_on[0] if made_on and made_on[0] else _torch_stream(operands)
-    stream = _numba_stream(stream)
-    for other in {address for address in made_on if address} - {_address(stream)}:
-        event = cuda.event(timing=False)
-        event.record(cuda.external_stream(other))
-        event.wait(stream)
-    return stream
-
-
-def _torch_stream(operands):
-    """Address of PyTorch's current stream, if the first operand is a tensor: it names none itself; else 0."""
-    torch, first = sys.modules.get("torch"), operands[0].array if operands else None
-    if torch is None or not isinstance(first, torch.Tensor):
-        return 0
-    return torch.cuda.current_stream(first.device).cuda_stream
-
-
-def _address(stream):
-    """A Numba stream's CUDA address; 0 for the default stream."""
-    return int(stream) if stream else 0
-
-
-def _numba_stream(stream):
-    """Any library's stream as Numba's."""
-    _check_stream(stream)
-    if hasattr(stream, "auto_synchronize"):  # Numba's own
-        return stream
-    if hasattr(stream, "__cuda_stream__"):
-        stream = int(stream.__cuda_stream__()[1])
-    for attribute in ("cuda_stream", "ptr"):
-        stream = getattr(stream, attribute, stream)
-    return cuda.external_stream(int(stream)) if stream else 0
-
-
-def _check_stream(stream):
-    """TypeError unless ``stream`` is None or something that names a stream."""
-    is_address = isinstance(stream, (int, np.integer)) and not isinstance(stream, bool)
-    names_one = ("auto_synchronize", "__cuda_stream__", "cuda_stream", "ptr")
-    if stream is None or (is_address and stream >= 0):
-        return
-    if is_address or not any(hasattr(stream, attribute) for attribute in names_one):
-        raise TypeError(
-            f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
-            "cuda_stream or ptr, or a stream's address"
+        stream = (
+            made_on[0]
+            if made_on and made_on[0]
+            else torch_stream(operands[0].array if operands else None)
         )
+    stream = numba_stream(stream)
+    if any(made_on):
+        follow(stream, set(made_on) - {None})
+    return stream

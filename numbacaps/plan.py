@@ -11,9 +11,10 @@ from functools import cached_property, lru_cache
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
     Array,
+    check_device,
     check_out,
-    check_together,
     describe,
+    form_of,
     resolve_stream,
 )
 from numbacaps.device.target import current_device
@@ -22,31 +23,29 @@ from numbacaps.device.workspace import Workspaces
 _KEPT = 64  # plans of the public functions
 
 
-def kept_plan(geometry, dtype, algorithm, precision, workspace_limit, stream):
+def kept_plan(signature, stream):
     """The plan of calls that are alike, of this thread's on a stream of this device.
 
     The last few are kept, so that calls of a small convolution again and again decide nothing and do not allocate.
 
     Parameters
     ----------
-    geometry : numbacaps.geometry.Geometry
-    dtype : numpy.dtype
-    algorithm, precision : str
-    workspace_limit : int or None
+    signature : numbacaps.signature.Signature
     stream : Numba stream or 0
 
     Returns
     -------
     Plan
     """
-    device = None if ALGORITHMS[algorithm].on_host else current_device()
+    device = None if ALGORITHMS[signature.algorithm].on_host else current_device()
     where = int(stream) if stream else 0, threading.get_ident(), device
-    return _kept_plan(where, geometry, dtype, algorithm, precision, workspace_limit)
+    return _kept_plan(where, signature)
 
 
 @lru_cache(_KEPT)
-def _kept_plan(where, *how):
-    return Plan(*how)
+def _kept_plan(where, signature):
+    one = signature
+    return Plan(one.geometry, one.dtype, one.algorithm, one.precision, one.workspace_limit)
 
 
 class Plan:
@@ -98,6 +97,9 @@ class Plan:
             g.kernel_shape,
             g.output_shape,
         )
+        shapes = self.x_shape, self.w_shape, self.y_shape
+        x, w, y = (form_of(shape, None, dtype) for shape in shapes)
+        self._forms = {"x": x, "dx": x, "w": w, "dw": w, "dy": y, "out": y}
         found = find_algorithm(algorithm, dtype, precision)
         self.algorithm, self.capturable = resolve(algorithm), found.capturable
         self._stays_on_host = found.stays_on_host
@@ -175,6 +177,24 @@ class Plan:
         """Write the output, without the activation."""
         self._plain.forward(x, w, out, stream=stream, **self._where(packed))
 
+    def forward_operands(self, x, w, out, stream, packed=False):
+        """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked."""
+        self._plain.forward_operands(x, w, out, stream=stream, **self._where(packed))
+
+    def votes_operands(self, x, w, out, stream):
+        """The same of :meth:`launch_votes`."""
+        g = self.geometry
+        arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape), out.reshaped(g.votes_shape)
+        self.launch_votes(*arrays, stream)
+
+    def backward_operands(self, x, w, dy, dx, dw, stream, packed=False):
+        """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
+        run = self._plain.backward_operands
+        if dx is not None:
+            run(None, w, dy, dx, None, stream=stream, **self._where(packed))
+        if dw is not None:
+            run(x, None, dy, None, dw, stream=stream, **self._where(False))
+
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.
 
@@ -214,18 +234,12 @@ class Plan:
         TypeError, ValueError
             An array does not fit, or ``w`` is None and none was packed.
         """
-        inputs = self._inputs(x=x, w=w)
-        result = self._result("out", out, self.y_shape, inputs)
-        stream = resolve_stream(stream, (*inputs, result))
-        g = self.geometry
-        packed = w is None and self.packs("forward")
-        self.launch_forward(
-            inputs[0].reshaped(g.input_shape),
-            inputs[1].reshaped(g.kernel_shape),
-            result.reshaped(g.output_shape),
-            stream,
-            packed,
-        )
+        inputs = self._operand("x", x), self._kernel(w)
+        result = self._result("out", out, inputs)
+        operands = *inputs, result
+        check_device(operands)
+        stream = resolve_stream(stream, operands)
+        self.forward_operands(*operands, stream, w is None and self.packs("forward"))
         return out
 
     def pack(self, w: Array, *, stream: object = None) -> None:
@@ -247,7 +261,8 @@ class Plan:
         TypeError, ValueError
             The array does not fit.
         """
-        (kernel,) = self._inputs(w=w)
+        kernel = self._kernel(w)
+        check_device((kernel,))
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
         for wanted in ("forward", "input"):
@@ -287,24 +302,14 @@ class Plan:
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
-        inputs = self._inputs(x=x, w=w, dy=dy)
-        wanted = {"dx": (dx, self.x_shape), "dw": (dw, self.w_shape)}
-        results = {
-            name: self._result(name, array, shape, inputs)
-            for name, (array, shape) in wanted.items()
-            if array is not None
-        }
-        stream = resolve_stream(stream, (*inputs, *results.values()))
-        g = self.geometry
-        shapes = (g.input_shape, g.kernel_shape, g.output_shape)
-        x, kernel, dy = (operand.reshaped(shape) for operand, shape in zip(inputs, shapes))
+        inputs = self._operand("x", x), self._kernel(w), self._operand("dy", dy)
+        into_x = None if dx is None else self._result("dx", dx, inputs)
+        into_w = None if dw is None else self._result("dw", dw, inputs)
+        operands = [*inputs, *filter(None, (into_x, into_w))]
+        check_device(operands)
+        stream = resolve_stream(stream, operands)
         packed = w is None and self.packs("input")
-        if dx is not None:
-            self.launch_backward(
-                None, kernel, dy, results["dx"].reshaped(g.input_shape), None, stream, packed
-            )
-        if dw is not None:
-            self.launch_backward(x, None, dy, None, results["dw"].reshaped(g.kernel_shape), stream)
+        self.backward_operands(*inputs, into_x, into_w, stream, packed)
         return dx, dw
 
     def explain(self) -> str:
@@ -318,30 +323,29 @@ class Plan:
         found = passes.explain_forward()
         return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
-    def _inputs(self, **arrays):
-        """The operands, checked; of ``w`` None the packed one."""
-        shapes = {"x": self.x_shape, "w": self.w_shape, "dy": self.y_shape}
-        if arrays.get("w", 0) is None and self._packed is None:
-            raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
-        operands = [
-            self._packed if name == "w" and array is None else describe(name, array)
-            for name, array in arrays.items()
-        ]
-        for operand in operands:
-            if operand.shape != shapes[operand.name]:
-                raise ValueError(
-                    f"{operand.name} has shape {operand.shape}; the plan takes {shapes[operand.name]}"
-                )
+    def _operand(self, name, array):
+        """An operand that is read, checked but for its device."""
+        operand, form = describe(name, array), self._forms[name]
+        if operand.form is not form or not operand.on_device:
+            if operand.shape != form.shape:
+                raise ValueError(f"{name} has shape {operand.shape}; the plan takes {form.shape}")
             self._check(operand)
-        check_together(operands)
-        return operands
+        return operand
 
-    def _result(self, name, array, shape, inputs):
-        """The operand to write to, checked."""
-        result = describe(name, array)
-        self._check(result)
-        check_together([inputs[0], result])
-        check_out(result, shape, inputs)
+    def _kernel(self, w):
+        """The same of the kernel; of None the packed one."""
+        if w is not None:
+            return self._operand("w", w)
+        if self._packed is None:
+            raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
+        return self._packed
+
+    def _result(self, name, array, inputs):
+        """The operand to write to, checked but for its device."""
+        result, form = describe(name, array), self._forms[name]
+        if result.form is not form or not result.on_device:
+            self._check(result)
+        check_out(result, form.shape, inputs)
         return result
 
     def _check(self, operand):

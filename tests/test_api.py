@@ -20,6 +20,7 @@ from numbacaps.arrays import contiguous
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.plan import kept_plan
+from numbacaps.signature import signature_of
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
@@ -291,12 +292,25 @@ def test_registry_names():
 
 def test_plans_that_are_kept():
     """Of the same calls on a stream the same one, with its workspace, but not for another thread."""
-    g = numbacaps.Geometry(1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1)
-    how = np.dtype(np.float32), "fused", "ieee", None, 0
-    mine = kept_plan(g, *how)
-    assert kept_plan(g, *how) is mine and kept_plan(g, how[0], "indexed", *how[2:]) is not mine
+    how = (1, 1, 2, 2), (1, 1, 1, 1), np.dtype(np.float32), 1, 0, 1, ",->"
+
+    def signature(algorithm):
+        return signature_of(*how, algorithm, "ieee", None, False)
+
+    mine = kept_plan(signature("fused"), 0)
+    assert kept_plan(signature("fused"), 0) is mine
+    assert kept_plan(signature("indexed"), 0) is not mine
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(kept_plan, g, *how).result() is not mine
+        assert pool.submit(kept_plan, signature("fused"), 0).result() is not mine
+
+
+@pytest.mark.parametrize("stride", [True, 1.0, (1, True), (1.0, 1), [1, True], None])
+def test_options_that_equal_a_kept_call_are_refused_all_the_same(stride, rng):
+    x, w, _ = _random("ab,bc->ac", rng)
+    for right in (1, (1, 1), [1, 1], np.int64(1), np.array([1, 1])):
+        assert capsule_conv2d(x, w, stride=right).shape == capsule_conv2d(x, w).shape
+    with pytest.raises(TypeError, match="stride is .*; it takes an int or a pair of ints"):
+        capsule_conv2d(x, w, stride=stride)
 
 
 def test_added_axes_are_contiguous(rng):

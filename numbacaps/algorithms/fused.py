@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from weakref import WeakValueDictionary
 
 from numbacaps.algorithms.passes import Passes
+from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.fused import implicit_gemm
@@ -38,6 +39,7 @@ class FusedPasses(Passes):
         self._forced = {wanted: (rung, tile) for wanted, rung, tile in rungs}
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
         self.choices = {}  # pass to list of Choice
+        self._shapes = {}  # pass to its workspace
 
     def _launcher(self, wanted, chosen):
         """The launcher of a choice, its time counted."""
@@ -87,7 +89,7 @@ class FusedPasses(Passes):
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)
 
-    @property
+    @cached_property
     def sums(self):
         """Dtype of the workspaces."""
         return sum_dtype(self.dtype)
@@ -102,9 +104,18 @@ class FusedPasses(Passes):
 
     def make_ready(self, room):
         """Compile every pass, and allocate its workspace."""
-        room["forward"].arrays(_packed_shape(self.forward_launchers), self.sums)
-        room["input"].arrays(_packed_shape(self.input_launchers), self.sums)
+        for wanted in ("forward", "input"):
+            self._places(wanted, room)
         room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
+
+    def _places(self, wanted, room):
+        """Room for what each launcher of a pass packs, by the launcher's number; none for those that pack nothing."""
+        shapes = self._shapes.get(wanted)
+        if shapes is None:
+            launchers = enumerate(self._launchers(wanted))
+            shapes = {i: (one.packed,) for i, one in launchers if one.packed}
+            self._shapes[wanted] = shapes
+        return room[wanted].arguments(shapes, self.sums)
 
     def _launchers(self, wanted):
         return self.forward_launchers if wanted == "forward" else self.input_launchers
@@ -113,11 +124,10 @@ class FusedPasses(Passes):
         return any(launcher.packed for launcher in self._launchers(wanted))
 
     def pack(self, wanted, w, *, stream, room):
-        launchers = self._launchers(wanted)
-        places = room[wanted].arrays(_packed_shape(launchers), self.sums)
+        places, stream = self._places(wanted, room), launch_stream(stream)
         (w,) = runs(self.geometry, w=w)
-        for i, launcher in enumerate(launchers):
-            launcher.pack(w, places.get(f"packed {i}"), stream)
+        for i, launcher in enumerate(self._launchers(wanted)):
+            launcher.pack(w, places.get(i), stream)
 
     def forward(self, x, w, out, *, stream, room, packed=False):
         """Write the output; ``packed`` says that :meth:`pack` left the kernel in the same room."""
@@ -139,9 +149,19 @@ class FusedPasses(Passes):
             result, kernel, gathered = runs(self.geometry, dx=dx, w=w, dy=dy)
             self._launch("input", gathered, kernel, result, result, stream, room, packed)
         if dw is not None:
-            x, dy, dw = runs(self.geometry, x=x, dy=dy, dw=dw)
-            place = room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
-            self.kernel_launcher(x, dy, dw, stream, place.get("partial"))
+            self._reduce(*runs(self.geometry, x=x, dy=dy, dw=dw), stream, room)
+
+    def forward_operands(self, x, w, out, *, stream, room, packed=False):
+        x, w, out = x.argument, w.argument, out.argument
+        self._launch("forward", x, w, out, out, stream, room, packed)
+
+    def backward_operands(self, x, w, dy, dx, dw, *, stream, room, packed=False):
+        dy = dy.argument
+        if dx is not None:
+            result = dx.argument
+            self._launch("input", dy, w.argument, result, result, stream, room, packed)
+        if dw is not None:
+            self._reduce(x.argument, dy, dw.argument, stream, room)
 
     def backward_differentiated(self, w, dy, sums, dx, *, stream, room, packed=False):
         """The input's gradient behind that of an activation, where they ``differentiate``.
@@ -153,19 +173,22 @@ class FusedPasses(Passes):
         self._launch("input", gathered, kernel, result, sums, stream, room, packed)
 
     def _launch(self, wanted, gathered, kernel, result, activated, stream, room, packed):
-        """Launch the products of a pass on runs of elements: first all packing, which goes on side by side."""
-        launchers = self._launchers(wanted)
-        places = room[wanted].arrays(_packed_shape(launchers), self.sums)
-        arrays = gathered, kernel, result, activated
+        """Launch the products of a pass on arguments: first all packing, which goes on side by side."""
+        places, stream = self._places(wanted, room), launch_stream(stream)
         ready = [
-            (launcher.ready_for(*arrays), places.get(f"packed {i}"))
-            for i, launcher in enumerate(launchers)
+            one.ready_for(gathered, kernel, result, activated) for one in self._launchers(wanted)
         ]
         if not packed:
-            for launcher, place in ready:
-                launcher.pack(kernel, place, stream)
-        for launcher, place in ready:
-            launcher.multiply(gathered, kernel, place, result, activated, stream, packed)
+            for i, launcher in enumerate(ready):
+                launcher.pack(kernel, places.get(i), stream)
+        for i, launcher in enumerate(ready):
+            launcher.multiply(gathered, kernel, places.get(i), result, activated, stream, packed)
+
+    def _reduce(self, x, dy, dw, stream, room):
+        """Launch the product of the kernel's gradient on arguments."""
+        launcher = self.kernel_launcher
+        place = room["kernel"].arguments(launcher.partial_shape, self.sums)
+        launcher.reduce(x, dy, dw, place.get("partial"), launch_stream(stream))
 
     def explain(self):
         """Which kernels run, with which tiles, and why; what making them ready took.
@@ -187,11 +210,6 @@ class FusedPasses(Passes):
     def explain_forward(self):
         kernels = "; ".join(map(str, self.forward_launchers))
         return kernels if self.activation else f"{kernels}, LeakyReLU apart"
-
-
-def _packed_shape(launchers):
-    """The workspace of the products of a pass: room for what each packs."""
-    return {f"packed {i}": (one.packed,) for i, one in enumerate(launchers) if one.packed}
 
 
 _alive = WeakValueDictionary()

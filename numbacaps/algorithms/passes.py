@@ -57,6 +57,20 @@ class Passes:
         run = {"stream": stream, "workspace": room["backward"]}
         self._functions.backward(self.geometry, x, w, dy, dx, dw, **run)
 
+    def forward_operands(self, x, w, out, *, stream, room, packed=False):
+        """:meth:`forward` of operands (:class:`numbacaps.arrays.Operand`), C-contiguous on the device."""
+        g = self.geometry
+        arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape), out.reshaped(g.output_shape)
+        self.forward(*arrays, stream=stream, room=room, packed=packed)
+
+    def backward_operands(self, x, w, dy, dx, dw, *, stream, room, packed=False):
+        """The same of :meth:`backward`; None where nothing is read or written."""
+        g = self.geometry
+        shapes = g.input_shape, g.kernel_shape, g.output_shape, g.input_shape, g.kernel_shape
+        operands = zip((x, w, dy, dx, dw), shapes)
+        arrays = (one and one.reshaped(shape) for one, shape in operands)
+        self.backward(*arrays, stream=stream, room=room, packed=packed)
+
     def explain(self):
         """A line for each kernel, and why it was chosen."""
         return "kernels are compiled at the first call"

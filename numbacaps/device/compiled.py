@@ -4,9 +4,13 @@ Numba finds out the type of every argument at every launch. Here it is known: fl
 memory, 64-bit integers, tuples of them. What a kernel takes for an array, and where a compiled kernel's
 handles are, is Numba's own business; all that leans on it is in this file and in
 :mod:`numbacaps.device.instructions.ptx`. On the simulator nothing is compiled, and Numba launches.
+
+What is launched again and again is prepared (``prepared = compiled.on(grid, block, shared)``), and an array that
+several launches take is described once (:func:`as_argument`): ``prepared(stream, (*as_argument(a), *as_argument(b), 3))``.
 """
 
 from functools import lru_cache
+from operator import itemgetter
 
 import numpy as np
 from cuda.bindings import driver
@@ -16,7 +20,7 @@ from numba.core import types
 
 from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
-from numbacaps.device.kernel_cache import note_launch
+from numbacaps.device.kernel_cache import note_launch, watching
 from numbacaps.device.target import SIMULATED, cuda
 
 _KEPT = 1024  # launch configurations
@@ -26,7 +30,7 @@ class _Compiled:
     """A kernel for flat arrays of some dtypes, then 64-bit integers; ``words`` are a tuple behind the second array.
 
     ``compiled[grid, block, stream, shared](*arguments)`` launches it, as Numba's kernels do. An array
-    is a C-contiguous Numba device array of any shape; nothing is checked.
+    is a C-contiguous Numba device array of any shape; nothing is checked. :meth:`on` prepares such launches.
 
     Parameters
     ----------
@@ -55,16 +59,25 @@ class _Compiled:
         self._kernel, self._early = function.kernel, early and _starts_early()
         self._source = kernel
 
-    def __getitem__(self, how):
-        grid, block, stream, shared = how
-        config = _config(grid, block, shared, self._early)
-        stream = _stream(int(stream) if stream else 0)
+    def on(self, grid, block, shared=0):
+        """Launches on a grid: a function of a stream (of :func:`launch_stream`) and a tuple of arguments."""
+        kernel, source, config = (
+            self._kernel,
+            self._source,
+            _config(grid, block, shared, self._early),
+        )
 
-        def launched(*arguments):
-            note_launch(self._source)
-            launch(stream, config, self._kernel, *values(arguments))
+        def launched(stream, arguments):
+            if watching:
+                note_launch(source)
+            launch(stream, config, kernel, *arguments)
 
         return launched
+
+    def __getitem__(self, how):
+        grid, block, stream, shared = how
+        launched, stream = self.on(grid, block, shared), launch_stream(stream)
+        return lambda *arguments: launched(stream, values(arguments))
 
 
 def _starts_early():
@@ -85,10 +98,7 @@ def _stream(address):
 
 
 def values(arguments):
-    """What a compiled kernel takes for its arguments.
-
-    Of an array: two owners that there are not, elements, bytes of one, address, shape, strides.
-    """
+    """What a compiled kernel takes for its arguments: integers, tuples of them, and arrays."""
     found = []
     for argument in arguments:
         if isinstance(argument, int):
@@ -96,8 +106,7 @@ def values(arguments):
         elif isinstance(argument, tuple):
             found.extend(argument)
         else:
-            size, itemsize = argument.size, argument.dtype.itemsize
-            found += (0, 0, size, itemsize, address_of(argument), size, itemsize)
+            found.extend(as_argument(argument))
     return found
 
 
@@ -106,6 +115,9 @@ class _Simulated:
 
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         self._kernel = kernel
+
+    def on(self, grid, block, shared=0):
+        return lambda stream, arguments: self[grid, block, stream, shared](*arguments)
 
     def __getitem__(self, how):
         kernel = self._kernel[how]
@@ -117,6 +129,44 @@ class _Simulated:
 
 
 Compiled = _Simulated if SIMULATED else _Compiled
+
+
+def launch_stream(stream):
+    """A Numba stream, or 0, as prepared launches take it."""
+    return stream if SIMULATED else _stream(int(stream) if stream else 0)
+
+
+def as_argument(array):
+    """A C-contiguous Numba device array, of any shape, as compiled kernels take it.
+
+    Returns
+    -------
+    tuple
+        On a GPU of 7 integers (:func:`run_as_argument`); on the simulator of the array, flat.
+    """
+    if SIMULATED:
+        return (array.reshape(array.size),)
+    return run_as_argument(address_of(array), array.size, array.dtype.itemsize)
+
+
+def run_as_argument(address, size, itemsize):
+    """The same of a run of elements at an address: two owners that there are not, elements, bytes of one, address, shape,
+    strides.
+    """
+    return 0, 0, size, itemsize, address, size, itemsize
+
+
+where = itemgetter(4)  # the address among such integers
+
+
+def aligned(multiple, *arguments):
+    """Whether arrays, as :func:`as_argument` has them, begin at multiples of some bytes; on the simulator all do."""
+    if SIMULATED:
+        return True
+    for argument in arguments:
+        if where(argument) % multiple:
+            return False
+    return True
 
 
 def address_of(array):

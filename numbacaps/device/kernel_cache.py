@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
-_watching = []  # sets that get the kernels that are launched
+watching = []  # sets that get the kernels that are launched
 
 
 def kept_on_disk(kernel):
@@ -77,19 +77,19 @@ def launched():
             note_launch(kernel)
         return call(kernel, *arguments)
 
-    _watching.append(found)
+    watching.append(found)
     CUDADispatcher.call = noted
     try:
         yield found
     finally:
         CUDADispatcher.call = call
-        _watching.pop()
+        watching.pop()
 
 
 def note_launch(kernel):
-    """Tell whoever watches, if anyone does, that a kernel is launched."""
-    if _watching:
-        _watching[-1].add(kernel)
+    """Tell whoever watches, if anyone is in :data:`watching`, that a kernel is launched."""
+    if watching:
+        watching[-1].add(kernel)
 
 
 @cache

@@ -9,7 +9,7 @@ paid once; rows shorter than a block share one.
 from functools import cache
 from math import prod
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, as_argument
 from numbacaps.device.target import SIMULATED
 
 # On the simulator a thread takes long to begin, so there one block walks all repeats.
@@ -26,7 +26,13 @@ def ceil_div(a, b):
 
 
 def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1, blocks=None):
-    """Launch an elementwise kernel over ``count`` elements of ``rows`` rows, ``repeats`` times.
+    """Launch an elementwise kernel on :func:`spread`'s grid."""
+    grid, block = spread(count, repeats, threads, rows, blocks)
+    kernel[grid, block, stream, 0](*arguments)
+
+
+def spread(count, repeats=1, threads=THREADS, rows=1, blocks=None):
+    """Grid and block for ``count`` elements of ``rows`` rows, ``repeats`` times.
 
     ``threads`` is the most that a block has; about ``blocks`` (:data:`BLOCKS`) share the work, unless
     one walk of all rows and repeats takes more.
@@ -38,7 +44,7 @@ def launch(kernel, count, repeats, arguments, stream=0, threads=THREADS, rows=1,
     down = min(rows, max(1, threads // across), _MAX_BLOCK_Z)
     y = min(repeats, MAX_GRID_Y, ceil_div(blocks, x))
     z = min(ceil_div(rows, down), MAX_GRID_Y, ceil_div(blocks, x * y))
-    kernel[(x, y, z), (across, 1, down), stream, 0](*arguments)
+    return (x, y, z), (across, 1, down)
 
 
 def early(kernel, arguments):
@@ -87,9 +93,7 @@ def flat_operands(geometry, **arrays):
 
 
 def runs(geometry, **arrays):
-    """The same for :class:`numbacaps.device.compiled.Compiled` kernels, which need no reshaping on a GPU."""
-    if SIMULATED:
-        return flat_operands(geometry, **arrays)
+    """The same, as arguments of kernels of :mod:`numbacaps.device.compiled`."""
     for name, array in arrays.items():
         check_run(name, array, geometry.shape_of(name))
-    return list(arrays.values())
+    return [as_argument(array) for array in arrays.values()]

@@ -1,7 +1,11 @@
 """Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
 
+import sys
 import warnings
 from contextlib import suppress
+from functools import lru_cache
+
+import numpy as np
 
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -72,6 +76,74 @@ class Stream:
         """Wait for the stream's work."""
         if self.numba:
             self.numba.synchronize()
+
+
+_KEPT = 256  # streams of other libraries
+
+
+def numba_stream(stream):
+    """Any library's stream as Numba's; 0 for the default stream, None, and on the simulator.
+
+    Parameters
+    ----------
+    stream
+        A Numba stream, an object with ``__cuda_stream__`` (cuda.core), ``cuda_stream`` (PyTorch) or ``ptr`` (CuPy), a
+        stream's address, or None.
+
+    Raises
+    ------
+    TypeError
+        ``stream`` is something else.
+    """
+    if type(stream) is not int or stream < 0:
+        _check_stream(stream)
+    if not stream or SIMULATED:
+        return 0
+    if hasattr(stream, "auto_synchronize"):  # Numba's own
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        stream = int(stream.__cuda_stream__()[1])
+    for attribute in ("cuda_stream", "ptr"):
+        stream = getattr(stream, attribute, stream)
+    return _external(int(stream)) if stream else 0
+
+
+@lru_cache(_KEPT)
+def _external(address):
+    return cuda.external_stream(address)
+
+
+def _check_stream(stream):
+    """TypeError unless ``stream`` is None or something that names a stream."""
+    is_address = isinstance(stream, (int, np.integer)) and not isinstance(stream, bool)
+    names_one = ("auto_synchronize", "__cuda_stream__", "cuda_stream", "ptr")
+    if stream is None or (is_address and stream >= 0):
+        return
+    if is_address or not any(hasattr(stream, attribute) for attribute in names_one):
+        raise TypeError(
+            f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
+            "cuda_stream or ptr, or a stream's address"
+        )
+
+
+def torch_stream(tensor):
+    """Address of PyTorch's current stream, if it is a tensor: tensors name none themselves; else 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return 0
+    device = tensor.get_device()
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object for the stream
+    return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
+
+
+def follow(stream, addresses):
+    """Let a Numba stream wait for what is queued by now on others, which are known by their addresses."""
+    own = int(stream) if stream else 0
+    for address in addresses:
+        if address and address != own:
+            event = cuda.event(timing=False)
+            event.record(_external(address))
+            event.wait(stream)
 
 
 class Beside:

@@ -1,18 +1,18 @@
 """The tensor map of an array in capsule layout: what TMA has to know to fetch a box of it."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from cuda.bindings import driver
 
-from numbacaps.device.compiled import address_of
+from numbacaps.device.compiled import address_of, where
 from numbacaps.device.instructions.simulated.block import memory
 from numbacaps.device.instructions.simulated.registers import to_tf32
 from numbacaps.device.target import SIMULATED
 
 _FLOAT = 4  # bytes
 _ALL = (1, 1, 1, 1, 1)
-_KEPT = 256  # maps of as many arrays
+_KEPT = 64  # places of arrays
 
 
 MAP_WORDS = 16  # of 64 bits
@@ -48,12 +48,11 @@ def tensor_map(array, sizes, strides, box, steps=_ALL, swizzled=False):
     if SIMULATED:
         map = SimulatedMap(array, sizes, strides, box, steps, swizzled)
         return map, *[0] * (MAP_WORDS - 1)
-    return _encoded(address_of(array), sizes, strides, box, steps, swizzled)
+    return encoded(address_of(array), sizes, strides, box, steps, swizzled)
 
 
-@lru_cache(_KEPT)
-def _encoded(address, sizes, strides, box, steps, swizzled):
-    """What the driver makes of it."""
+def encoded(address, sizes, strides, box, steps=_ALL, swizzled=False):
+    """The map of an array at an address, as :func:`tensor_map`: what the driver makes of it."""
     kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     kind, swizzle = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
     if swizzled:
@@ -78,6 +77,31 @@ def _encoded(address, sizes, strides, box, steps, swizzled):
         )
     signed = (int(word) for word in made.opaque)
     return tuple(word - (word >> 63 << 64) for word in signed)
+
+
+class TensorMaps:
+    """The tensor maps that a kernel takes: of the last arrays that it was given, kept by where these begin.
+
+    Parameters
+    ----------
+    tensors : tuple
+        For each array what :func:`tensor_map` takes behind it.
+    """
+
+    def __init__(self, *tensors):
+        self._tensors = tensors
+        self._kept = lru_cache(_KEPT)(partial(_all_encoded, tensors))
+
+    def __call__(self, *arrays):
+        """All maps as the kernel takes them, of arrays as :func:`numbacaps.device.compiled.as_argument` has them."""
+        if SIMULATED:
+            maps = (tensor_map(array, *of) for (array,), of in zip(arrays, self._tensors))
+            return (sum(maps, ()),)
+        return self._kept(*map(where, arrays))
+
+
+def _all_encoded(tensors, *addresses):
+    return sum((encoded(address, *of) for address, of in zip(addresses, tensors)), ())
 
 
 class SimulatedMap:

@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.device.compiled import as_argument
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -24,7 +25,7 @@ class Workspace:
     def __init__(self, limit=None):
         self._limit = limit
         self._arrays = {}
-        self._asked, self._views = None, None  # by the last call
+        self._asked, self._views, self._arguments = None, None, None  # by the last call
 
     @property
     def limit(self):
@@ -51,12 +52,22 @@ class Workspace:
         -------
         dict of str to device array, contents undefined
         """
-        asked = tuple(shapes.items()), dtype
+        asked = shapes, dtype
         if asked != self._asked:
-            self._asked, self._views = None, None  # they hold memory
+            self._asked, self._views, self._arguments = None, None, None  # they hold memory
             self._views = self._fitted(shapes, dtype)
+            self._arguments = {name: as_argument(view) for name, view in self._views.items()}
             self._asked = asked
         return self._views
+
+    def arguments(self, shapes, dtype):
+        """The same arrays, as arguments of kernels of :mod:`numbacaps.device.compiled`.
+
+        Who asks again and again gives the same ``shapes`` and ``dtype``, so that they need not be compared.
+        """
+        if self._asked is None or self._asked[0] is not shapes or self._asked[1] is not dtype:
+            self.arrays(shapes, dtype)
+        return self._arguments
 
     def _fitted(self, shapes, dtype):
         """Views of what there is, if it is large enough, or of new arrays."""

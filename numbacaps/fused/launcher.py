@@ -3,10 +3,13 @@
 A launcher is a kernel made ready for one :class:`numbacaps.fused.implicit_gemm.Product`: its table of offsets is on the
 GPU, its grid is worked out, it is compiled. Launchers of the gathering passes, forward and the input's gradient,
 first ``pack`` the kernel, where their rung wants it in another order, then ``multiply``.
+
+Their launches are prepared too: who launches a pass describes each array once (:func:`numbacaps.device.compiled.as_argument`)
+for all of its launches, and the stream (:func:`numbacaps.device.compiled.launch_stream`). Called alone, a launcher
+takes arrays and a Numba stream.
 """
 
-from numbacaps.device.compiled import address_of
-from numbacaps.device.instructions import CHUNK
+from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.fused.epilogue import fit
 
 
@@ -47,11 +50,19 @@ class Launcher:
         where the result is its gradient.
         """
         activated = result if activated is None else activated
+        arrays = [gathered, kernel, result, activated]
+        gathered, kernel, result, activated = map(as_argument, arrays)
+        room = None if packed is None else as_argument(packed)
+        stream = launch_stream(stream)
         ready = self.ready_for(gathered, kernel, result, activated)
-        ready.pack(kernel, packed, stream)
-        ready.multiply(gathered, kernel, packed, result, activated, stream)
+        ready.pack(kernel, room, stream)
+        ready.multiply(gathered, kernel, room, result, activated, stream)
 
 
-def aligned(array):
-    """Whether an array begins at a multiple of 16 bytes."""
-    return address_of(array) % CHUNK == 0
+class SplitKLauncher:
+    """What the products of the kernel's gradient have in common: how they are launched alone."""
+
+    def __call__(self, x, dy, dw, stream, partial):
+        """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""
+        room = None if partial is None else as_argument(partial)
+        self.reduce(*map(as_argument, (x, dy, dw)), room, launch_stream(stream))

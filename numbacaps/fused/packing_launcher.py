@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.launch import launch
-from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.device.launch import spread
+from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
@@ -46,14 +46,13 @@ class PackingLauncher(Launcher):
         depths, columns = (p.channels, p.D, Window.of(p).taps), (p.n, p.kernel_steps)
         which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype.itemsize, run)
         packing = Packing(*depths, *columns, *which)
-        self._elements = packing.elements
-        self.packed = self._elements * dtype.itemsize // sum_dtype(dtype).itemsize
-        pack = make_pack(packing, dtype, follows)
-        self._pack = Compiled(pack, (dtype, dtype), 0, early=True)
+        self.packed = packing.elements * dtype.itemsize // sum_dtype(dtype).itemsize
+        pack = Compiled(make_pack(packing, dtype, follows), (dtype, dtype), 0, early=True)
+        self._pack = pack.on(*spread(packing.elements))
 
     def ready_for(self, gathered, kernel, result, activated):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
-        if all(map(aligned, (gathered, result, activated))):
+        if aligned(CHUNK, gathered, result, activated):
             return self
         if self.epilogue.activates or self.epilogue.differentiates:
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
@@ -61,7 +60,7 @@ class PackingLauncher(Launcher):
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
-        launch(self._pack, self._elements, 1, (kernel, packed), stream)
+        self._pack(stream, (*kernel, *packed))
 
     @cached_property
     def _unaligned(self):

@@ -8,6 +8,7 @@ import pytest
 import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
@@ -84,8 +85,10 @@ def _gather(g, name, terms, forward, rng, chosen=None):
         found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
         gather = WarpSpecializedLauncher(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
-        gather.pack(kernel, _as(packed, dtype), 0)
-        gather.multiply(gathered, kernel, packed, result, result, 0)
+        stream, arrays = launch_stream(0), (gathered, kernel, result, packed)
+        read, factor, wanted, room = map(as_argument, arrays)
+        gather.pack(factor, as_argument(_as(packed, dtype)), stream)
+        gather.multiply(read, factor, room, wanted, wanted, stream)
     which = 0 if forward else 1
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
     return gather

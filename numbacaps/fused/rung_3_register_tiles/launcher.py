@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, as_argument
 from numbacaps.device.dtypes import sum_dtype
-from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
-from numbacaps.fused.launcher import Launcher
+from numbacaps.fused.launcher import Launcher, SplitKLauncher
 from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import (
     ADD_THREADS,
@@ -42,8 +42,10 @@ class RegisterTilesLauncher(Launcher):
         self.table = cuda.to_device(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
+        kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
+        self._launch = kernel.on(self.grid, tile.threads)
+        self._always = *as_argument(self.table), self.M
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -53,9 +55,8 @@ class RegisterTilesLauncher(Launcher):
         """Nothing: it reads the kernel as it lies."""
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Launch the product on runs of elements; ``ahead`` says that the kernel was packed some time ago."""
-        arguments = (gathered, kernel, result, activated, self.table, self.M)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+        """Launch the product on arrays as arguments; ``ahead`` says that the kernel was packed some time ago."""
+        self._launch(stream, (*gathered, *kernel, *result, *activated, *self._always))
 
     def __str__(self):
         return f"register_tiles {self.tile} ({self.why}){self._behind}"
@@ -74,22 +75,21 @@ class Splits:
     def __init__(self, splits, size, dtype):
         self.count = splits
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
-        self._grid = ceil_div(size, ADDED)
         if splits > 1:
             types = (sum_dtype(dtype), dtype)
-            add = make_add_splits(splits, size, dtype)
-            self._add = Compiled(add, types, 0, early=True)
+            add = Compiled(make_add_splits(splits, size, dtype), types, 0, early=True)
+            self._add = add.on(ceil_div(size, ADDED), ADD_THREADS)
 
     def add(self, partial, dw, stream):
-        """Launch the second kernel, where there is more than one split."""
+        """Launch the second kernel on arrays as arguments, where there is more than one split."""
         if self.count > 1:
-            launch_tiles(self._add, self._grid, ADD_THREADS, (partial, dw), stream)
+            self._add(stream, (*partial, *dw))
 
     def __str__(self):
         return f"{self.count} splits"
 
 
-class RegisterTilesSplitK:
+class RegisterTilesSplitK(SplitKLauncher):
     """The product of the kernel's gradient by ordinary arithmetic.
 
     Parameters
@@ -114,7 +114,8 @@ class RegisterTilesSplitK:
         which = (product.pixels, product.N, product.K, tile, count, size, dtype)
         kernel = make_reduction(*which)
         types = (dtype, dtype, sums if count > 1 else dtype, np.int64)
-        self.kernel = Compiled(kernel, types, 2)
+        self._launch = Compiled(kernel, types, 2).on(self.grid, tile.threads)
+        self._always = *as_argument(self.table), self.M, self.per_split
 
     @staticmethod
     def cut(product, images, G, dtype):
@@ -123,11 +124,10 @@ class RegisterTilesSplitK:
         blocks = ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN) * G
         return tile, why, *choose_splits(blocks, product.M(images), tile.BK)
 
-    def __call__(self, x, dy, dw, stream, partial):
-        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+    def reduce(self, x, dy, dw, partial, stream):
+        """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
-        arguments = (x, dy, whole, self.table, self.M, self.per_split)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream)
+        self._launch(stream, (*x, *dy, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

@@ -4,11 +4,11 @@ from functools import cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
-from numbacaps.fused.launcher import aligned
+from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import Splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
@@ -36,20 +36,21 @@ class WgmmaLauncher(PackingLauncher):
         self.table = cuda.to_device(p.table)
         which = (p.pixels, window, p.shape, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
-        self.kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
+        kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
         blocks = warpgroup_tiles.blocks_of(tile, p, images)
         self.grid = (blocks, ceil_div(p.N, tile.BN), G)
+        self._launch = kernel.on(self.grid, tile.threads, self.shared)
+        self._always = *as_argument(self.table), images
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Launch the product on runs of elements."""
-        arguments = (gathered, packed, result, activated, self.table, self.images)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        """Launch the product on arrays as arguments."""
+        self._launch(stream, (*gathered, *packed, *result, *activated, *self._always))
 
     def __str__(self):
         return f"wgmma {self.tile} ({self.why}){self._behind}"
 
 
-class MmaSplitK:
+class MmaSplitK(SplitKLauncher):
     """The same by products of the tensor cores.
 
     Arrays that do not begin at a multiple of 16 bytes are copied 4 bytes at a time, by a kernel that is
@@ -73,29 +74,28 @@ class MmaSplitK:
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
         self.table = cuda.to_device(product.table)
+        self._always = *as_argument(self.table), self.M, self.per_split
         depths = product.D, product.pixels.other[3]  # D2 and D3
-        self.kernel = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
+        self._launch = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
 
     def _made(self, runs):
-        """The kernel whose copies take this many bytes of each operand."""
+        """Launches of the kernel whose copies take this many bytes of each operand."""
         p = self._product
         which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
         kernel = make_mma_reduction(p.pixels, p.shape, runs, *which)
         types = (self._dtype, self._dtype, self._dtype, np.int64)
-        return Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
+        compiled = Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
+        return compiled.on(self.grid, self.tile.threads, self.tile.shared_bytes)
 
     @cached_property
     def _unaligned(self):
         return self._made((4, 4))
 
-    def __call__(self, x, dy, dw, stream, partial):
-        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
+    def reduce(self, x, dy, dw, partial, stream):
+        """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
-        kernel = self.kernel if all(map(aligned, (x, dy, whole))) else self._unaligned
-        arguments = (x, dy, whole, self.table, self.M, self.per_split)
-        launch_tiles(
-            kernel, self.grid, self.tile.threads, arguments, stream, self.tile.shared_bytes
-        )
+        launch = self._launch if aligned(CHUNK, x, dy, whole) else self._unaligned
+        launch(stream, (*x, *dy, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

@@ -4,13 +4,14 @@ from functools import cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.gpu import multiprocessors
-from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
-from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
-from numbacaps.fused.launcher import aligned
+from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
+from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
@@ -53,7 +54,7 @@ class WarpSpecializedLauncher(PackingLauncher):
             self._launches.append(PersistentLaunch(*which, part, count - rest, cut))
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Launch the product on runs of elements."""
+        """Launch the product on arrays as arguments."""
         waits = 0 if self._follows else 2 if ahead else 1
         for launch in self._launches:
             launch(gathered, packed, result, activated, waits, stream)
@@ -81,26 +82,26 @@ class PersistentLaunch:
     def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, count):
         p, self.tile = product, tile
         spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue)
-        self._box = spec.box.tensor(p, images, G)
+        self._maps = TensorMaps(spec.box.tensor(p, images, G))
         self.shared = spec.rings.bytes
         kernel = make_bulk_wgmma(spec)
         types = (sum_dtype(dtype), dtype, dtype)
-        self.kernel = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
+        compiled = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
         self.grid = min(count, multiprocessors())
+        self._launch = compiled.on(self.grid, tile.threads, self.shared)
         later = bulk_tiles.later(tile, p, G, terms, count, self.grid)
         self._counts = images, first, count, later
 
     def __call__(self, gathered, packed, result, activated, waits, stream):
-        """Launch it on runs of elements; for ``waits`` see the kernel."""
-        words = tensor_map(gathered, *self._box)
-        arguments = (packed, result, words, activated, *self._counts, waits)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        """Launch it on arrays as arguments; for ``waits`` see the kernel."""
+        words = self._maps(gathered)
+        self._launch(stream, (*packed, *result, *words, *activated, *self._counts, waits))
 
     def __str__(self):
         return f"{self._counts[2]} tiles of {self.tile.TH}x{self.tile.TW}"
 
 
-class WarpSpecializedSplitK:
+class WarpSpecializedSplitK(SplitKLauncher):
     """The same by TMA, which takes two tensor maps.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaSplitK`, or :class:`RegisterTilesSplitK` of
@@ -135,13 +136,15 @@ class WarpSpecializedSplitK:
         self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
         spec = ReductionSpec.of(p, G, dtype, terms, tile, strips)
         add = make_add_tiles(spec)
-        self._add = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
-        self._add_grid = ceil_div(sums // 4, ADDED)
+        compiled = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
+        self._add = compiled.on(ceil_div(sums // 4, ADDED), ADD_THREADS)
+        self._table = as_argument(self.table)
         self.shared = spec.rings.bytes
-        self.tensors = bulk_reduction_tiles.tensors(tile, p, images, G)
+        self._maps = TensorMaps(*bulk_reduction_tiles.tensors(tile, p, images, G))
         kernel = make_bulk_reduction(spec)
         types = (np.float32, np.int64)
-        self.kernel = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
+        compiled = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
+        self._launch = compiled.on(self.grid, tile.threads, self.shared)
 
     @cached_property
     def _unaligned(self):
@@ -149,15 +152,13 @@ class WarpSpecializedSplitK:
             return RegisterTilesSplitK(*self._ordinary[:-1])
         return MmaSplitK(*self._ordinary)
 
-    def __call__(self, x, dy, dw, stream, partial):
-        """Launch it on runs of elements; ``partial`` is room for the splits' sums."""
-        if not all(map(aligned, (x, dy, partial))):
-            self._unaligned(x, dy, dw, stream, partial)
+    def reduce(self, x, dy, dw, partial, stream):
+        """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
+        if not aligned(CHUNK, x, dy, partial):
+            self._unaligned.reduce(x, dy, dw, partial, stream)
             return
-        maps = (tensor_map(a, *of) for a, of in zip((x, dy), self.tensors))
-        arguments = (partial, self.table, sum(maps, ()))
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
-        launch_tiles(self._add, self._add_grid, ADD_THREADS, (partial, self.table, dw), stream)
+        self._launch(stream, (*partial, *self._table, *self._maps(x, dy)))
+        self._add(stream, (*partial, *self._table, *dw))
 
     def __str__(self):
         terms = "1 term" if self.terms == 1 else f"{self.terms} terms"

@@ -2,11 +2,12 @@
 
 from functools import cached_property
 
-from numbacaps.device.compiled import Compiled
+from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.gpu import multiprocessors
-from numbacaps.device.launch import ceil_div, launch_tiles
-from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
-from numbacaps.fused.launcher import Launcher, aligned
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
+from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import BM, LANES
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
@@ -34,16 +35,17 @@ class SwapABLauncher(Launcher):
         self.tile, self.why, self._images = tile, why, images
         self._ordinary = (p, images, G, dtype)
         slots = t.Slots.of(p)
-        self._box = *slots.tensor(p, images, G), True
+        self._maps = TensorMaps((*slots.tensor(p, images, G), True))
         self.shared = t.shared_bytes(tile, p, slots)
         kernel = make_swapped_wgmma(SwapSpec.of(p, tile))
         arrays = (dtype, dtype, dtype)
-        self.kernel = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
+        compiled = Compiled(kernel, arrays, 1, self.shared, MAP_WORDS, early=True)
         self.grid = (t.blocks_of(p, images, G, multiprocessors()), ceil_div(p.N, BM), G)
+        self._launch = compiled.on(self.grid, tile.threads, self.shared)
 
     def ready_for(self, *arrays):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
-        return self if all(map(aligned, arrays)) else self._unaligned
+        return self if aligned(CHUNK, *arrays) else self._unaligned
 
     @cached_property
     def _unaligned(self):
@@ -53,10 +55,9 @@ class SwapABLauncher(Launcher):
         """Nothing: it reads the kernel as it lies."""
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Launch the product on runs of elements."""
-        box_map = tensor_map(gathered, *self._box)
-        arguments = (kernel, result, box_map, gathered, self._images)
-        launch_tiles(self.kernel, self.grid, self.tile.threads, arguments, stream, self.shared)
+        """Launch the product on arrays as arguments."""
+        words = self._maps(gathered)
+        self._launch(stream, (*kernel, *result, *words, *gathered, self._images))
 
     def __str__(self):
         return f"swap_ab {self.tile} ({self.why})"

@@ -1,0 +1,117 @@
+"""The signature of a call: shapes, dtype and options, from which all else about it follows.
+
+Calls that are alike have one signature, which is checked and worked out once. It is found by a key that is cheap:
+tuples of numbers and short strings.
+"""
+
+import numpy as np
+
+from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
+from numbacaps.device.target import check_target
+from numbacaps.device.workspace import check_limit
+from numbacaps.product import inverse, parse_product
+from numbacaps.shapes import geometry_of, output_shape
+
+_KEPT = 256  # signatures
+_kept = {}
+
+
+class Signature:
+    """What calls have in common that are alike.
+
+    Parameters
+    ----------
+    x_shape, w_shape : tuple of int
+    dtype : numpy.dtype
+    stride, padding, dilation, product, algorithm, precision, workspace_limit
+        As :func:`numbacaps.capsule_conv2d` takes them.
+    votes : bool
+        The result is the votes.
+
+    Attributes
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    algorithm, precision : str
+        The algorithm's own name, where ``"auto"`` was asked for.
+    workspace_limit : int or None
+    shapes : dict of str to tuple
+        Of "x", "w", "y" and "votes" as the caller sees them.
+    layouts : dict of str to tuple
+        Of the same in the kernels' layout.
+    orders : dict of str to tuple
+        Of the same the caller's capsule axes, as numbers of the kernels'.
+    back : dict of str to tuple
+        Of the same the permutation from the kernels' to the caller's.
+    in_order : dict of str to bool
+        Whether both are alike.
+    is_empty : bool
+        There are no images.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, ImportError
+        As :func:`numbacaps.capsule_conv2d`.
+    """
+
+    def __init__(
+        self,
+        x_shape,
+        w_shape,
+        dtype,
+        stride,
+        padding,
+        dilation,
+        product,
+        algorithm,
+        precision,
+        workspace_limit=None,
+        votes=False,
+    ):
+        product = parse_product(product)
+        g = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
+        self.geometry, self.dtype, self.precision = g, dtype, precision
+        self.workspace_limit = check_limit(workspace_limit)
+        self.algorithm = resolve(algorithm, votes)
+        if not ALGORITHMS[self.algorithm].on_host:
+            check_target()
+        find_algorithm(algorithm, dtype, precision, votes)
+        y_shape = output_shape(g, product, x_shape, w_shape)
+        votes_shape = g.votes_shape[:7] + y_shape[4:]
+        self.shapes = {"x": x_shape, "w": w_shape, "y": y_shape, "votes": votes_shape}
+        layouts = g.input_shape, g.kernel_shape, g.output_shape, g.votes_shape
+        self.layouts = dict(zip(self.shapes, layouts))
+        orders = product.x_order, product.w_order, product.y_order, product.y_order
+        self.orders = dict(zip(self.shapes, orders))
+        self.back = {name: inverse(order) for name, order in self.orders.items()}
+        self.in_order = {
+            name: order == tuple(range(len(order))) for name, order in self.orders.items()
+        }
+        self.is_empty = g.N == 0
+
+
+def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):
+    """The signature of a call, kept if there was a call like it; parameters as those of :class:`Signature`."""
+    pairs = stride, padding, dilation
+    typed = pairs if type(stride) is type(padding) is type(dilation) is int else map(_typed, pairs)
+    key = x_shape, w_shape, dtype, *typed, *options
+    try:
+        found = _kept.get(key)
+    except TypeError:  # of an option that is no key: it is refused by name
+        found = None
+    if found is None:
+        found = Signature(x_shape, w_shape, dtype, *pairs, *options)
+        if len(_kept) >= _KEPT:
+            _kept.clear()
+        _kept[key] = found
+    return found
+
+
+def _typed(pair):
+    """A number or pair as part of a key: 1, 1.0 and True are equal, but not all are taken."""
+    if type(pair) is int:
+        return pair
+    given = pair.tolist() if isinstance(pair, np.ndarray) else pair
+    if isinstance(given, (list, tuple)):
+        return tuple((type(number), number) for number in given)
+    return type(given), given
