@@ -6,6 +6,7 @@ geometry keep what was chosen, with its tables on the GPU, and launch it.
 
 import time
 from functools import cached_property, lru_cache
+from math import prod
 from weakref import WeakValueDictionary
 
 from numbacaps.algorithms.passes import Passes
@@ -13,7 +14,7 @@ from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import Job, choose, choose_split_k
+from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
 
 _KEPT = 64  # geometries whose tables stay on the GPU
 
@@ -50,9 +51,14 @@ class FusedPasses(Passes):
         return made
 
     def _gather(self, wanted, product, activation, follows=False):
-        g = self.geometry
-        job = Job(product, g.N, g.G, self.dtype, self.precision, activation, follows)
+        job = self._job(wanted, product, activation, follows)
         return self._launcher(wanted, choose(job, *self._forced.get(wanted, ())))
+
+    def _job(self, wanted, product, activation=None, follows=False):
+        g = self.geometry
+        result = g.output_shape if wanted == "forward" else g.input_shape
+        how = self.dtype, self.precision, activation, follows
+        return Job(product, g.N, g.G, *how, result=prod(result))
 
     @property
     def _is_backward(self):
@@ -75,7 +81,12 @@ class FusedPasses(Passes):
 
     def _input_launchers(self, activation):
         launchers, self.choices["backward_input"] = [], []
-        for product in implicit_gemm.backward_input(self.geometry):
+        products = implicit_gemm.backward_input(self.geometry)
+        jobs = [self._job("backward_input", product) for product in products]
+        together = choose_together(jobs, *self._forced.get("backward_input", ()))
+        if together:
+            return [self._launcher("backward_input", together)]
+        for product in products:
             follows = any(launcher.packed for launcher in launchers)
             launchers.append(self._gather("backward_input", product, activation, follows))
         return launchers

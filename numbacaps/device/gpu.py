@@ -14,6 +14,7 @@ from functools import lru_cache
 from numbacaps.device import target
 
 WARPGROUPS = (9, 0)  # the one compute capability that has warpgroup products
+MMA_SYNC = (8, 0)  # the first with products of warps of TF32, float16 and bfloat16, and cp.async
 BFLOAT16 = (8, 0)  # the first compute capability that rounds to bfloat16
 EARLY_START = (9, 0)  # the first with programmatic dependent launch
 # Bytes of shared memory that a block gets without asking the driver for more; so on every GPU.
@@ -156,6 +157,11 @@ class Gpu:
     def has_warpgroups(self):
         """It has warpgroup products."""
         return self.compute_capability == WARPGROUPS
+
+    @property
+    def has_mma_sync(self):
+        """It has products of warps (mma.sync) of TF32, float16 and bfloat16."""
+        return self.compute_capability >= MMA_SYNC
 
     @property
     def has_bfloat16(self):

@@ -16,7 +16,11 @@ from numbacaps.device.gpu import GH100, multiprocessors
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
-from numbacaps.fused.precision import TERMS, has_warpgroups, terms_of
+from numbacaps.fused.mma_sync import launcher as mma_sync
+from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
+from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
+from numbacaps.fused.mma_sync import tile as mma_sync_tiles
+from numbacaps.fused.precision import TERMS, has_tensor_cores, has_warpgroups, terms_of
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
 from numbacaps.fused.rung_3_register_tiles.launcher import (
     RegisterTilesLauncher,
@@ -56,6 +60,8 @@ class Job:
         Another product of the pass is packed, and multiplied, before this one.
     size : int
         Elements of the kernel; for its gradient.
+    result : int
+        Elements of the array that a gathering product writes to, or writes a part of.
     """
 
     product: implicit_gemm.Product
@@ -66,6 +72,7 @@ class Job:
     activation: Activation | None = None
     follows: bool = False
     size: int = 0
+    result: int = 0
 
     @property
     def terms(self):
@@ -203,9 +210,29 @@ def _refuse(why):
         raise NotPossible(why)
 
 
+def _mma_sync(job, tile=None):
+    return _mma_sync_together([job], tile)
+
+
+def _mma_sync_together(jobs, tile=None):
+    job, terms = jobs[0], jobs[0].terms
+    if not terms:
+        raise NotPossible(f"mma_sync takes no {job.dtype} at precision {job.precision!r}")
+    if not has_tensor_cores():
+        raise NotPossible("mma_sync takes a GPU of compute capability 8.0 or later")
+    forced = None if tile is None else _tile_of(mma_sync_tiles.Tile, tile)
+    products = [job.product for job in jobs]
+    which = products, job.images, job.G, job.dtype, terms
+    how, why = mma_sync.choose(*which, tile=forced)
+    _refuse(None if how else why or "a thread would have too many copies")
+    make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how)
+    return Choice("mma_sync", make, how.tile, how.predicted, how.why)
+
+
 # The rungs that gather one operand, from the simplest to the fastest.
 GATHERING = {
     "register_tiles": _register_tiles,
+    "mma_sync": _mma_sync,
     "wgmma": _wgmma,
     "warp_specialized": _warp_specialized,
     "swap_ab": _swap_ab,
@@ -234,18 +261,53 @@ def choose(job, rung=None, tile=None):
     """
     if rung is not None:
         return GATHERING[rung](job, tile)
-    if job.terms and has_warpgroups() and not SIMULATED:
-        fast = _possible(_warp_specialized, job)
-        small = _possible(_swap_ab, job) if job.precision == "tf32" else None
-        if small and not (fast and fast.predicted + GH100.pack_cycles < small.predicted):
-            return small
-        if fast:
-            return fast
+    fastest = _on_hopper(job)
+    if fastest:
+        return fastest
+    if job.terms and not SIMULATED:
+        found = _possible(_mma_sync, job)
+        if found:
+            return found
     if job.precision == "tf32" and job.product.K >= _FEWEST_K:
         found = _possible(_wgmma, job)
         if found:
             return found
     return _register_tiles(job)
+
+
+def choose_together(jobs, rung=None, tile=None):
+    """One launch for all products of a pass, where that should take less time than one for each; or None.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        Of one gathered array, one kernel and one result.
+    rung, tile : optional
+        As for :func:`choose`.
+
+    Returns
+    -------
+    Choice or None
+    """
+    if rung is not None:
+        return _mma_sync_together(jobs, tile) if rung == "mma_sync" and jobs else None
+    if len(jobs) < 2 or SIMULATED or all(map(_on_hopper, jobs)):
+        return None
+    try:
+        return _mma_sync_together(jobs)
+    except NotPossible:
+        return None
+
+
+def _on_hopper(job):
+    """The choice of the rungs whose copies are TMA's; None where none of them is possible."""
+    if not job.terms or not has_warpgroups() or SIMULATED:
+        return None
+    fast = _possible(_warp_specialized, job)
+    small = _possible(_swap_ab, job) if job.precision == "tf32" else None
+    if small and not (fast and fast.predicted + GH100.pack_cycles < small.predicted):
+        return small
+    return fast
 
 
 def _possible(rung, job):
@@ -288,10 +350,25 @@ def _warp_specialized_split_k(job, tile=None):
     return Choice("warp_specialized_split_k", make, chosen, None, why)
 
 
+def _mma_sync_split_k(job, tile=None):
+    terms = job.terms
+    if not terms:
+        raise NotPossible(f"mma_sync_split_k takes no {job.dtype} at precision {job.precision!r}")
+    if not has_tensor_cores():
+        raise NotPossible("mma_sync_split_k takes a GPU of compute capability 8.0 or later")
+    forced = None if tile is None else _tile_of(mma_sync_split_k_tiles.SplitKTile, tile)
+    which = job.product, job.images, job.G, job.size, job.dtype, terms
+    how, why = mma_sync_split_k.choose_split_k(*which, forced)
+    _refuse(None if how else why)
+    make = partial(mma_sync_split_k.MmaSyncSplitK, *which, how)
+    return Choice("mma_sync_split_k", make, how.tile, None, how.why)
+
+
 # The rungs of the kernel's gradient.
 SPLIT_K = {
     "register_tiles_split_k": _register_tiles_split_k,
     "mma_split_k": _mma_split_k,
+    "mma_sync_split_k": _mma_sync_split_k,
     "warp_specialized_split_k": _warp_specialized_split_k,
 }
 
@@ -304,6 +381,10 @@ def choose_split_k(job, rung=None, tile=None):
     if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
         slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
         found = None if slow else _possible(_warp_specialized_split_k, job)
+        if found:
+            return found
+    if job.terms and not SIMULATED:
+        found = _possible(_mma_sync_split_k, job)
         if found:
             return found
     return _mma_split_k(job) if on_tensor_cores else _register_tiles_split_k(job)

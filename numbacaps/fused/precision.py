@@ -32,7 +32,7 @@ def precisions(dtype):
         return ()
     if dtype != np.float32:
         return ("ieee",)
-    return ("ieee", *TERMS) if has_warpgroups() else ("ieee",)
+    return ("ieee", *TERMS) if has_tensor_cores() else ("ieee",)
 
 
 def terms_of(dtype, precision):
@@ -43,3 +43,8 @@ def terms_of(dtype, precision):
 def has_warpgroups():
     """Whether this device, or the simulator, has products of warpgroups (wgmma)."""
     return gpu.current().has_warpgroups
+
+
+def has_tensor_cores():
+    """Whether this device, or the simulator, has products of warps (mma.sync)."""
+    return gpu.current().has_mma_sync

@@ -39,15 +39,15 @@ from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.factors import make_keep
 from numbacaps.fused.mma_sync.table import (
-    ABSENT,
     A_COLUMN,
     A_D1,
     A_G,
     A_IMAGE,
     A_ROW,
-    BIAS,
+    ABSENT,
     B_COLUMNS_AT,
     B_G,
+    BIAS,
     C_COLUMN,
     C_COLUMNS_AT,
     C_D1,

@@ -11,7 +11,13 @@ import numpy as np
 
 from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import CHUNK, let_next_start, short, store_run, wait_for_last
+from numbacaps.device.instructions import (
+    CHUNK,
+    let_next_start,
+    short,
+    store_run,
+    wait_for_last,
+)
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 
@@ -38,6 +44,7 @@ def make_pack_pixels(dtype):
         D,
         image,  # elements of one
         row,
+        first,  # where it begins in its array
     ):
         let_next_start()
         run = cuda.local.array(EACH, held)
@@ -53,7 +60,7 @@ def make_pack_pixels(dtype):
                 offset = table[at(k + i)]
                 run[i] = source[at(base + offset)] if offset >= 0 else as_element(ZERO)
             images = cuda.gridDim.z // G
-            store_run(EACH, packed, ((g * images + n) * pixels + q) * row + k, run)
+            store_run(EACH, packed, first + ((g * images + n) * pixels + q) * row + k, run)
 
     return pack_pixels_kernel
 
@@ -75,6 +82,7 @@ def make_pack_matrix(dtype):
         rows,
         row,
         step,  # from one g to the next
+        begin,  # where it begins in its array
     ):
         let_next_start()
         run = cuda.local.array(EACH, held)
@@ -90,6 +98,6 @@ def make_pack_matrix(dtype):
                 known = first >= 0 and column >= 0
                 where = g * step + first + column
                 run[i] = source[at(where)] if known else as_element(ZERO)
-            store_run(EACH, packed, (g * rows + k) * row + n, run)
+            store_run(EACH, packed, begin + (g * rows + k) * row + n, run)
 
     return pack_matrix_kernel

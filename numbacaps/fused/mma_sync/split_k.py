@@ -142,7 +142,8 @@ def make_mma_sync_split_k(spec):
         splits,
         per_split,  # pixels, a multiple of BK
         size,
-        c_first,  # where dy begins in its array
+        a_first,  # where x and dy begin in their arrays
+        c_first,
     ):
         let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
@@ -172,7 +173,7 @@ def make_mma_sync_split_k(spec):
         first = short(split * per_split)
         last = min(M, short(first + per_split))
         steps = short((last - first + BK - 1) // BK)
-        a_start = np.int64(g) * table[at(A_G)]
+        a_start = a_first + np.int64(g) * table[at(A_G)]
         c_start = c_first + np.int64(g) * table[at(C_G)]
         a_k = short(thread // (4 * A_LANES) % A_GROUPS * ABREAST + thread % A_LANES * A_EACH)
         a_m = short(thread // (4 * A_LANES * A_GROUPS) * 4 + thread // A_LANES % 4)

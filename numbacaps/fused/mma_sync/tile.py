@@ -92,7 +92,9 @@ _MULTIPLIED = 430  # products of 4 bytes a cycle
 _ROW = {16: 3.3, 8: 4.8, 4: 5.5, 2: 14}  # a row of 64 bytes, by the bytes of a copy
 _BEGIN = 1500  # of a block, besides its stages
 _WRITTEN = 28  # bytes of results
-_SCATTERED = 2.5  # times longer take rows of a kernel as it lies, and results that are stored one by one
+_SCATTERED = (
+    2.5  # times longer take rows of a kernel as it lies, and results that are stored one by one
+)
 _PACKED = 10  # bytes read and written by packing
 _LAUNCH = 2000  # one more
 

@@ -1,0 +1,95 @@
+"""The launchers of :mod:`numbacaps.fused.mma_sync.pack`, and the workspace that they write to."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.fused.mma_sync import pack
+from numbacaps.fused.mma_sync.table import ABSENT
+
+
+def seen_as(workspace, dtype):
+    """Workspace as an argument of elements of a dtype; a compiled kernel knows only where it begins."""
+    return (workspace[0].view(stored(dtype)),) if SIMULATED else workspace
+
+
+def round_up(count, each):
+    """A count as a whole multiple of another."""
+    return ceil_div(count, each) * each
+
+
+class PixelPacking:
+    """The packing of the array that a product gathers.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images, G : int
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, product, images, G, dtype):
+        p, each = product.pixels, CHUNK // dtype.itemsize
+        H, W = p.extent
+        k = np.arange(round_up(product.channels * product.D, each))
+        lies = k // product.D * product.channel_steps[0] + k % product.D
+        table = np.where(k < product.channels * product.D, lies, ABSENT)
+        self._table = cuda.to_device(table.astype(np.int32))
+        self._argument = as_argument(self._table)
+        pixels, image = H * W * p.D1, product.channels * H * W * G * p.D1 * product.D
+        self.elements = G * images * pixels * k.size
+        self._numbers = pixels, p.D1, G, product.D, image, k.size
+        grid = ceil_div(pixels, pack.THREADS), k.size // each, images * G
+        types = dtype, dtype, np.int32
+        made = Compiled(pack.make_pack_pixels(dtype), types, 7, early=True)
+        self._launch = made.on(grid, pack.THREADS)
+
+    def __call__(self, source, packed, first, stream):
+        """Launch it; it writes from element ``first`` on."""
+        self._launch(stream, (*source, *packed, *self._argument, *self._numbers, first))
+
+
+class MatrixPacking:
+    """The packing of the kernel for some products: a row of columns for every k of each.
+
+    Parameters
+    ----------
+    walks : sequence of numbacaps.fused.mma_sync.table.Walk
+    G : int
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, walks, G, dtype):
+        each = CHUNK // dtype.itemsize
+        lies, columns = np.concatenate([walk.kernel for walk in walks]), walks[0].in_kernel
+        self.row = round_up(columns.size, each)
+        filling = np.full(self.row - columns.size, ABSENT)
+        table = np.concatenate([lies, columns, filling]).astype(np.int32)
+        self._table = cuda.to_device(table)
+        self._argument = as_argument(self._table)
+        self.elements = G * lies.size * self.row
+        self._numbers = lies.size, self.row, walks[0].steps[1]
+        grid = max(1, ceil_div(lies.size * self.row // each, pack.THREADS)), G
+        types = dtype, dtype, np.int32
+        made = Compiled(pack.make_pack_matrix(dtype), types, 4, early=True)
+        self._launch = made.on(grid, pack.THREADS)
+
+    def walks(self, walks):
+        """The same walks through the packed kernel."""
+        made, first = [], 0
+        for walk in walks:
+            kernel = (first + np.arange(walk.K)) * self.row
+            steps = walk.steps[0], self._numbers[0] * self.row, walk.steps[2]
+            columns = np.arange(walk.in_kernel.size)
+            made.append(replace(walk, kernel=kernel, in_kernel=columns, steps=steps))
+            first += walk.K
+        return made
+
+    def __call__(self, source, packed, first, stream):
+        """Launch it; it writes from element ``first`` on."""
+        self._launch(stream, (*source, *packed, *self._argument, *self._numbers, first))
