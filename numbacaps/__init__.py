@@ -2,13 +2,11 @@
 
 The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
 :func:`capsule_votes`; :func:`plan` makes one ready to be run many times and captured into a graph,
-and :func:`explain` says what it would run;
-:func:`warmup` compiles ahead. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the
-paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
+and :func:`explain` says what it would run; :func:`warmup` compiles ahead. The algorithms they can run
+are in :data:`ALGORITHMS`; the steps of the paper's pipeline, to be run one at a time, are in
+:mod:`numbacaps.stages`.
 """
 
-from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
-from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from importlib import import_module
 
 from numbacaps.device.target import (
