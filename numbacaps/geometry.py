@@ -153,6 +153,21 @@ class Geometry:
         """The same with N = 1: what kernels that take N as an argument are compiled for."""
         return replace(self, N=1)
 
+    @property
+    def without_window(self):
+        """The same convolution of arrays that lie the same, where the window is the whole input; else itself.
+
+        There is one output position. So every input capsule is a channel of its own: C * H * W of them, under a window
+        of one.
+        """
+        window = self.KH, self.KW
+        if window != (self.H, self.W) or window == (1, 1):
+            return self
+        if self.padding != (0, 0) or self.dilation != (1, 1):
+            return self
+        C = self.C * self.H * self.W
+        return replace(self, C=C, H=1, W=1, KH=1, KW=1, stride=1)
+
     def shape_of(self, operand):
         """Shape of ``x``, ``w``, ``out``, ``votes``, ``dy``, ``dx`` or ``dw``."""
         return {

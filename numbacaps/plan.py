@@ -102,7 +102,7 @@ class Plan:
         self._forms = {"x": x, "dx": x, "w": w, "dw": w, "dy": y, "out": y}
         found = find_algorithm(algorithm, dtype, precision)
         self.algorithm, self.capturable = resolve(algorithm), found.capturable
-        self._stays_on_host = found.stays_on_host
+        self._on_host, self._stays_on_host = found.on_host, found.stays_on_host
         self._make = found.passes
         self._activation, self._before, self._rungs = activation, before, rungs
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
@@ -326,7 +326,7 @@ class Plan:
     def _operand(self, name, array):
         """An operand that is read, checked but for its device."""
         operand, form = describe(name, array), self._forms[name]
-        if operand.form is not form or not operand.on_device:
+        if operand.form is not form or operand.on_device is self._on_host:
             if operand.shape != form.shape:
                 raise ValueError(f"{name} has shape {operand.shape}; the plan takes {form.shape}")
             self._check(operand)
@@ -343,7 +343,7 @@ class Plan:
     def _result(self, name, array, inputs):
         """The operand to write to, checked but for its device."""
         result, form = describe(name, array), self._forms[name]
-        if result.form is not form or not result.on_device:
+        if result.form is not form or result.on_device is self._on_host:
             self._check(result)
         check_out(result, form.shape, inputs)
         return result

@@ -1,5 +1,9 @@
 """Shapes, slabs and counts, against numbers worked out by hand."""
 
+from dataclasses import replace
+from math import prod
+
+import numpy as np
 import pytest
 
 from numbacaps import Geometry
@@ -103,3 +107,22 @@ def test_refusals(change, message):
     sizes = {name: getattr(_LAYER_3, name) for name in ("N", "C", "P", "H", "W", "KH", "KW")}
     with pytest.raises(ValueError, match=message):
         Geometry(**(sizes | {"G": 1, "D1": 1, "D2": 1, "D3": 1} | change))
+
+
+def test_a_window_as_large_as_the_input_makes_every_capsule_a_channel(rng):
+    g = Geometry(2, 3, 4, 5, 2, 5, 2, 2, 2, 3, 2, (3, 1))
+    h = g.without_window
+    assert (h.C, h.H, h.W, h.KH, h.KW, h.stride) == (30, 1, 1, 1, 1, (1, 1))
+    x, w = rng.standard_normal(g.input_shape), rng.standard_normal(g.kernel_shape)
+    want = np.einsum("nchwgij,pchwgjk->npgik", x, w).reshape(g.output_shape)
+    same = np.einsum("ncabgij,pcabgjk->npgik", x.reshape(h.input_shape), w.reshape(h.kernel_shape))
+    np.testing.assert_allclose(same.reshape(g.output_shape), want)
+    assert prod(h.output_shape) == prod(g.output_shape)
+
+
+@pytest.mark.parametrize(
+    "other", [{"padding": 1}, {"dilation": (2, 1), "H": 9}, {"KH": 4}, {"KH": 1, "KW": 1}]
+)
+def test_other_windows_stay(other):
+    g = replace(Geometry(1, 2, 2, 5, 2, 5, 2, 1, 2, 2, 2), **other)
+    assert g.without_window is g

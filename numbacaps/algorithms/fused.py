@@ -17,6 +17,7 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
 
 _KEPT = 64  # geometries whose tables stay on the GPU
+_FEW_TAPS = 9  # of a window as large as the input, for which the window's own kernels were measured to be fast
 
 
 class FusedPasses(Passes):
@@ -35,7 +36,11 @@ class FusedPasses(Passes):
     """
 
     def __init__(self, geometry, dtype, precision, activation=None, rungs=()):
-        self.geometry, self.dtype, self.precision = geometry, dtype, precision
+        # Arrays are runs of elements here. A pixel that the window reads once has one tap of it, and the input's
+        # gradient would multiply zeros for all others.
+        many = geometry.KH * geometry.KW > _FEW_TAPS
+        self.geometry = geometry.without_window if many else geometry
+        self.dtype, self.precision = dtype, precision
         self.activation = activation
         self._forced = {wanted: (rung, tile) for wanted, rung, tile in rungs}
         self.seconds = 0.0  # of compiling, or of reading what was compiled before

@@ -154,12 +154,12 @@ def test_a_plan_takes_numpy_arrays(rng):
 
 def test_arrays_on_a_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(registry, "SIMULATED", False)
-    x, w = (cuda.to_device(np.ones((1,) * 6, np.float32)) for _ in range(2))
+    x, w, out = (cuda.to_device(np.ones((1,) * 6, np.float32)) for _ in range(3))
     message = "x is on the device; algorithm 'numpy' takes NumPy arrays"
     with pytest.raises(TypeError, match=message):
         capsule_conv2d(x, w, algorithm="numpy")
     with pytest.raises(TypeError, match=message):
-        numbacaps.plan(x, w, algorithm="numpy")(x, w, w)
+        numbacaps.plan(x, w, algorithm="numpy")(x, w, out)
 
 
 def test_what_it_does_not_take():

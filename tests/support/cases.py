@@ -30,7 +30,7 @@ SMALL = {
     "padded": Geometry(2, 1, 3, 2, 3, 3, 2, 1, 2, 1, 2, (1, 1), (2, 1)),
     "rank3": Geometry(1, 1, 2, 3, 3, 2, 2, 3, 2, 3, 2, (1, 1), (1, 0)),
     "scalar": Geometry(2, 3, 2, 5, 4, 3, 2, 1, 1, 1, 1, (2, 2), (1, 1)),
-    "whole": Geometry(2, 2, 3, 3, 2, 3, 2, 1, 1, 4, 2),  # the window is the image
+    "whole": Geometry(2, 2, 3, 4, 3, 4, 3, 1, 1, 4, 2),  # the window is the image
     "gaps": Geometry(1, 1, 1, 7, 7, 1, 2, 1, 2, 2, 1, (3, 3)),  # pixels no window covers
     "wide": Geometry(2, 1, 1, 6, 5, 5, 5, 1, 1, 2, 1, (1, 1), (2, 1)),  # 25 windows an element
     "long": Geometry(2, 1, 2, 3, 3, 2, 2, 1, 3, 9, 8),  # products that keep K' in registers
