@@ -62,7 +62,7 @@ def _conv_cuda(x, w, *how):
 def _input_gradient_cuda(dy, w, x_shape, *how):
     _check(dy=dy, w=w)
     x = dy.new_empty(x_shape)  # its shape and dtype are read alone
-    needs = {"needs": ("x",)}
+    needs = {"needs": ("input",)}
     dx, _ = numbacaps.capsule_conv2d_backward(x, w.detach(), dy.detach(), **needs, **_options(*how))
     return _as_tensor(dx, dy)
 
@@ -70,7 +70,7 @@ def _input_gradient_cuda(dy, w, x_shape, *how):
 def _kernel_gradient_cuda(x, dy, w_shape, *how):
     _check(x=x, dy=dy)
     w = x.new_empty(w_shape)
-    needs = {"needs": ("w",)}
+    needs = {"needs": ("kernel",)}
     _, dw = numbacaps.capsule_conv2d_backward(x.detach(), w, dy.detach(), **needs, **_options(*how))
     return _as_tensor(dw, x)
 
