@@ -74,7 +74,10 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
         return None, reason
     sizes = product.M(images), product.N, walk.K, G, terms
     runs = (each, each) if packs else runs
-    return SplitKHow(packs, *split_k_tile.choose_tile(*sizes, runs, dtype.itemsize, tile)), None
+    found = split_k_tile.choose_tile(*sizes, runs, dtype.itemsize, tile)
+    return (
+        (SplitKHow(packs, *found), None) if found else (None, "copies that are not shared evenly")
+    )
 
 
 class MmaSyncSplitK(SplitKLauncher):
