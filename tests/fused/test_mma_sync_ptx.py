@@ -96,7 +96,7 @@ def _compile(kind, which, variant, cc):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "which", "variant"), _variants())
+@pytest.mark.parametrize(("kind", "which", "variant"), list(_variants()))
 def test_every_variant(kind, which, variant):
     _compile(kind, which, variant, (9, 0))
 
