@@ -48,6 +48,7 @@ class Fault:
 _ALGORITHMS = "tests/algorithms/test_pipelines.py -k test_algorithm"
 _STAGES = "tests/stages/test_stages.py"
 _HOPPER = "tests/fused/test_hopper.py"
+_MMA_SYNC = "tests/fused/test_mma_sync.py"
 _NN_KERNELS = "tests/nn/test_nn_kernels.py"
 
 FAULTS = [
@@ -148,6 +149,20 @@ FAULTS = [
         "if first + j * LANES < SPLITS:",
         "if first + j * LANES < SPLITS - 1:",
         _ALGORITHMS,
+    ),
+    Fault(
+        "pixels that no tap reaches are cleared while others write there",
+        "numbacaps/fused/mma_sync/launcher.py",
+        "apart = len(products) > 1 and",
+        "apart = len(products) < 1 and",
+        f"{_MMA_SYNC} -k test_every_geometry[backward_input-float16-1-gaps]",
+    ),
+    Fault(
+        "infinities and NaN of the low parts reach a sum of three terms",
+        "numbacaps/fused/mma_sync/kernel.py",
+        "finite = acc[i] - acc[i] == ZERO",
+        "finite = True",
+        f"{_MMA_SYNC} -k test_infinities",
     ),
     Fault(
         "squash without its regulariser",

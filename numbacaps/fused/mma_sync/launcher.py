@@ -1,5 +1,7 @@
 """The launcher of the warps' tensor core kernel: one launch of products for a pass, whatever its residues.
 
+Where some pixels have no tap, one more launch clears them first: no block may write where another one does.
+
 Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.mma_sync.pack`).
 """
 
@@ -113,7 +115,7 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None):
 
 
 class MmaSyncLauncher(Launcher):
-    """The products of a gathering pass, all of them in one launch: forward, or the residues of dx.
+    """The products of a gathering pass, all that have taps in one launch: forward, or the residues of dx.
 
     Parameters
     ----------
@@ -142,12 +144,11 @@ class MmaSyncLauncher(Launcher):
         if "matrix" in how.packs:
             self._matrix = MatrixPacking(walks, G, dtype)
             walks = self._matrix.walks(walks)
-        self._walks = walks
+        apart = len(products) > 1 and first.taps == 0  # it writes where the others do
+        self._parts = [walks[:1], walks[1:]] if apart else [walks]
         K = max(walk.K for walk in walks)
         self._per_split = ceil_div(ceil_div(K, self.tile.WORDS * 4 // itemsize), self.splits)
-        rows = max(product.M(images) for product in products)
-        down, across = ceil_div(rows, self.tile.BM), ceil_div(first.N, self.tile.BN)
-        self.grid = down, across, G * len(products) * self.splits
+        self._across, self._deep = ceil_div(first.N, self.tile.BN), G * self.splits
         self.shared = self.tile.shared_bytes(self._along_k, itemsize)
         self._result = dtype if self.splits == 1 else _SUMS
         # The workspace, in elements of float32: sums, pixels, kernel.
@@ -164,16 +165,23 @@ class MmaSyncLauncher(Launcher):
             grid = ceil_div(size, THREADS)
             self._add = Compiled(add, (_SUMS, dtype), 2, early=True).on(grid, THREADS)
 
+    def _grid(self, walks):
+        """Blocks of a launch."""
+        rows = max(walk.product.M(self._images) for walk in walks)
+        return ceil_div(rows, self.tile.BM), self._across, self._deep * len(walks)
+
     def _made(self, a_run, b_run, paired):
-        """(launch, its table as an argument, the table) where copies take this many elements."""
+        """(launch, its table as an argument, products, the table) of each launch where copies take this many elements."""
         itemsize = self._dtype.itemsize
         which = a_run * itemsize, b_run * itemsize, self._along_k, paired, self.tile
         kernel = make_mma_sync(Spec(self._dtype, self._result, self.terms, *which))
         types = self._dtype, self._dtype, self._result, np.int32
-        table = make_table(self._walks, self._images, a_run)
-        made = Compiled(kernel, types, 6, self.shared, early=True)
-        table = cuda.to_device(table)
-        return made.on(self.grid, self.tile.threads, self.shared), as_argument(table), table
+        made, launches = Compiled(kernel, types, 6, self.shared, early=True), []
+        for walks in self._parts:
+            table = cuda.to_device(make_table(walks, self._images, a_run))
+            launch = made.on(self._grid(walks), self.tile.threads, self.shared)
+            launches.append((launch, as_argument(table), len(walks), table))
+        return launches
 
     @cached_property
     def _unaligned(self):
@@ -202,9 +210,9 @@ class MmaSyncLauncher(Launcher):
             b_first = self._matrix_at * 4 // self._dtype.itemsize
             kernel = seen_as(packed, self._dtype)
         fits = aligned(CHUNK, gathered, kernel, out)
-        launch, table, _ = self._whole if fits else self._unaligned
-        numbers = len(self._walks), self.splits, self._per_split, self.size, a_first, b_first
-        launch(stream, (*gathered, *kernel, *out, *table, *numbers))
+        numbers = self.splits, self._per_split, self.size, a_first, b_first
+        for launch, table, products, _ in self._whole if fits else self._unaligned:
+            launch(stream, (*gathered, *kernel, *out, *table, products, *numbers))
         if self.splits > 1:
             self._add(stream, (*packed, *result, self.splits, self.size))
 
