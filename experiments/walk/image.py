@@ -103,7 +103,6 @@ def read_image(path):
 
 def _read_npy(path):
     """The array of a .npy file, whose header is checked before anything is read by it."""
-    takes = "a .npy file of numbers"
     try:
         with open(path, "rb") as file:
             shape, by_columns, dtype = _header(file)
@@ -117,7 +116,8 @@ def _read_npy(path):
     except Refusal:
         raise
     except Exception as error:  # of many kinds, by what of it is damaged
-        raise Refusal("--image", f"{path} ({_reason(error)})", takes) from None
+        reason = getattr(error, "strerror", None) or "its header or its numbers are damaged"
+        raise Refusal("--image", f"{path} ({reason})", "a .npy file of numbers") from None
 
 
 def _header(file):
