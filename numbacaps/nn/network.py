@@ -1,7 +1,6 @@
 """A capsule network on the toolkit's kernels: to run, to train, to save."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import numpy as np
@@ -143,7 +142,7 @@ class CapsNet:
             ``x`` has another dtype or shape.
         """
         self._check_images(x)
-        with self._unsettled():
+        with _Unsettled(self):
             inference = self._inference(len(x))
             inference.run(x, (self.state.writes, self._steps))
         stream = self._computing.numba
@@ -202,7 +201,7 @@ class CapsNet:
             ``x`` or ``labels`` have another dtype or shape, or a label is out of range.
         """
         labels = self._check_batch(x, labels)
-        with self._unsettled():
+        with _Unsettled(self):
             self._training(len(x)).differentiate(x, labels)
         self._computing.synchronize()
         loss = self.state.losses.copy_to_host()[self.steps % PLACES]
@@ -222,7 +221,7 @@ class CapsNet:
             As :meth:`loss_and_gradients`.
         """
         labels = self._check_batch(x, labels)
-        with self._unsettled():
+        with _Unsettled(self):
             self._training(len(x)).step(x, labels)
             self._steps += 1
 
@@ -265,7 +264,7 @@ class CapsNet:
             out of range.
         """
         rows = self._check_rows(data, rows)
-        with self._unsettled():
+        with _Unsettled(self):
             self._training(len(rows)).step_rows(data, rows, self._steps)
             self._steps += 1
 
@@ -354,21 +353,13 @@ class CapsNet:
             self._steps = int(self.state.step.copy_to_host()[0])
             self._settled = True
 
-    @contextmanager
-    def _unsettled(self):
-        """Work that may break off anywhere; what comes after it settles that."""
-        self._settle()
-        self._settled = False
-        yield
-        self._settled = True
-
     def _runs(self):
         """Weights and moments as users see them, by :data:`numbacaps.nn.checkpoint.RUNS`."""
         return {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
 
     def _write(self, steps, began, runs):
         """Take over weights and moments, and so many steps."""
-        with self._unsettled():
+        with _Unsettled(self):
             self.state.step.copy_to_device(np.array([steps], np.int64))
             for name, arrays in runs.items():
                 self.state.write(getattr(self.state, name), arrays)
@@ -419,3 +410,18 @@ class CapsNet:
             raise ValueError(f"rows have shape {rows.shape}; they take (N,) with N of 1 or more")
         check_range("rows", rows, len(data))
         return rows
+
+
+class _Unsettled:
+    """A network's work, which may break off anywhere; what comes next settles that."""
+
+    def __init__(self, network):
+        self._network = network
+
+    def __enter__(self):
+        self._network._settle()
+        self._network._settled = False
+
+    def __exit__(self, error, *_):
+        if error is None:
+            self._network._settled = True
