@@ -20,20 +20,28 @@ def leaky_relu_backward(x, dy, slope):
 def squash(x, group):
     """a * (1 - exp(-n)) / n over each group a of x, with n = sqrt(|a|^2 + 1e-7)."""
     a = x.reshape(-1, group)
-    n = np.sqrt(np.sum(a * a, axis=1, keepdims=True) + 1e-7)
+    n, _ = _regularised_length(a)
     return (a * (-np.expm1(-n) / n)).reshape(x.shape)
+
+
+def _regularised_length(a):
+    """(n, overflows) of groups (..., E), each (..., 1): an |a|^2 that overflows counts as float32's largest number."""
+    with np.errstate(over="ignore"):
+        square = np.sum(a * a, axis=-1, keepdims=True) + a.dtype.type(1e-7)
+    overflows = np.isinf(square)
+    return np.sqrt(np.where(overflows, np.finfo(np.float32).max, square)), overflows
 
 
 def squash_jacobian(a):
     """d squash(a)[i] / d a[j] of groups (..., E): f on the diagonal, a[i] * a[j] * f'(n) / n everywhere.
 
-    With f(n) = (1 - exp(-n)) / n is f'(n) = (n * exp(-n) + exp(-n) - 1) / n^2.
+    With f(n) = (1 - exp(-n)) / n is f'(n) = (n * exp(-n) + exp(-n) - 1) / n^2; 0 where |a|^2 overflows.
     """
-    n = np.sqrt(np.sum(a * a, axis=-1) + 1e-7)[..., None, None]
+    n, overflows = (part[..., None] for part in _regularised_length(a))
     f = -np.expm1(-n) / n
-    slope = (n * np.exp(-n) + np.expm1(-n)) / n**2
-    outer = a[..., :, None] * a[..., None, :]
-    return f * np.eye(a.shape[-1], dtype=a.dtype) + outer * (slope / n)
+    slope = (n * np.exp(-n) + np.expm1(-n)) / n  # f'(n) * n
+    unit = np.where(overflows, 0, a[..., None] / n)
+    return f * np.eye(a.shape[-1], dtype=a.dtype) + unit * np.swapaxes(unit, -1, -2) * slope
 
 
 def squash_backward(x, dy, group):
@@ -79,8 +87,9 @@ def margin_loss_backward(lengths, labels):
 
 
 def hits(lengths, labels):
-    """How many images have their label's capsule longest, the first of those that tie."""
-    return int(np.sum(np.argmax(lengths, axis=1) == labels))
+    """How many images have their label's capsule longest, the first of those that tie; none with a length of NaN."""
+    known = ~np.isnan(lengths).any(axis=1)
+    return int(np.sum(known & (np.argmax(lengths, axis=1) == labels)))
 
 
 def adam(step, gradient, first, second, weight, rate=1e-2, beta1=0.9, beta2=0.999, epsilon=1e-8):

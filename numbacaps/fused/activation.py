@@ -6,6 +6,9 @@ Over each group a of consecutive elements of a = LeakyReLU(x), with n = sqrt(|a|
 
 ``expm1`` keeps the digits of 1 - exp(-n) where n is small. A reciprocal square root stands for root
 and division: those of IEEE branch, which costs more than all else here.
+
+An |a|^2 that overflows, that of float32 from |a| = 1.8e19 on, counts as the largest number of float32, and its
+gradient as that of a constant: so results and gradients of finite numbers are finite. Such a y is longer than 1.
 """
 
 from dataclasses import dataclass
@@ -16,7 +19,9 @@ from numbacaps.device.instructions import expm1, inverse_root
 from numbacaps.device.target import cuda
 
 EPSILON = 1e-7  # keeps the length's gradient finite; the published value
-_ZERO, _ONE = np.float32(0), np.float32(1)  # of a type that widens nothing
+# Of a type that widens nothing.
+_ZERO, _ONE, _INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)
+LARGEST = np.finfo(np.float32).max  # what |a|^2 counts as where it overflows
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ def leaky(x, slope):
 @cuda.jit(device=True, inline="always")
 def squash_factor(square):
     """What squash multiplies a group by, from |a|^2 + :data:`EPSILON`."""
+    square = LARGEST if square == _INFINITY else square  # NaN stays NaN
     inverse = inverse_root(square)
     return -expm1(-square * inverse) * inverse
 
@@ -58,26 +64,32 @@ def squash_factor(square):
 def squash_slopes(square):
     """(f, h) of squash's gradient dy * f + a * (a . dy) * h, from the same.
 
-    With n the length, f is :func:`squash_factor` and h is f'(n) / n = (exp(-n) - f) / n^2.
+    With n the length, f is :func:`squash_factor` and h is f'(n) / n = (exp(-n) - f) / n^2; 0 where |a|^2 overflows.
     """
+    overflows = square == _INFINITY
+    square = LARGEST if overflows else square
     inverse = inverse_root(square)
     length = square * inverse
     less = expm1(-length)
     f = -less * inverse
-    return f, (_ONE + less - f) * (inverse * inverse)
+    h = (_ONE + less - f) * (inverse * inverse)
+    return f, _ZERO if overflows else h
 
 
 @cuda.jit(device=True, inline="always")
 def squash_slopes_of_result(square):
     """(f, k) of the same gradient told by the result y: dy * f + y * (y . dy) * k.
 
-    Since y is a * f, k is h / f^2 = (exp(-n) - f) / (1 - exp(-n))^2.
+    Since y is a * f, k is h / f^2 = (exp(-n) - f) / (1 - exp(-n))^2; 0 where |a|^2 overflows.
     """
+    overflows = square == _INFINITY
+    square = LARGEST if overflows else square
     inverse = inverse_root(square)
     less = expm1(-square * inverse)
     f = -less * inverse
     other = inverse_root(less * less)
-    return f, (_ONE + less - f) * (other * other)
+    k = (_ONE + less - f) * (other * other)
+    return f, _ZERO if overflows else k
 
 
 @cuda.jit(device=True, inline="always")

@@ -4,6 +4,8 @@ With two slots in turn the next batch is copied, on a stream of its own, while t
 on the one before it. A slot's copies, too, are one graph launch.
 """
 
+from functools import partial
+
 import numpy as np
 
 from numbacaps.device.streams import Repeated
@@ -37,7 +39,8 @@ class Slot:
         self.labels = cuda.device_array(shape[:1], np.int64)
         self._copying, self._computing = copying, computing
         self._copied, self._read = copying.event(), computing.event()
-        self._copy = Repeated(self._launch_copies, copying, capturable=True)
+        copies = (self.x, self._host_x), (self.labels, self._host_labels)
+        self._copy = Repeated(partial(_launch_copies, copies, copying), copying, capturable=True)
 
     def fill(self, x, labels=None):
         """Queue the copy of a batch, and let the computing stream wait for it.
@@ -61,7 +64,7 @@ class Slot:
         """Say that all work which reads the batch is queued."""
         self._computing.record(self._read)
 
-    def _launch_copies(self):
-        stream = self._copying.numba
-        self.x.copy_to_device(self._host_x, stream=stream)
-        self.labels.copy_to_device(self._host_labels, stream=stream)
+
+def _launch_copies(copies, copying):
+    for to, host in copies:
+        to.copy_to_device(host, stream=copying.numba)

@@ -2,19 +2,27 @@
 
 import json
 import os
+import secrets
+import stat
+from math import prod
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 RUNS = ("weights", "first", "second")  # what a file holds of every layer
+_MOST_STEPS = 2**62  # int64 holds more, to count on
+_HEADER = 1 << 16  # most bytes of an array's description in a file
+_DESCRIPTION = 1 << 20  # most bytes of a network's; a layer takes 1 or 2 thousand
 
 
 def write(path, description, steps, runs):
-    """Write a file under a temporary name beside it, and rename it.
+    """Write a file under a temporary name of its own beside it, and rename it.
 
     Parameters
     ----------
     path : path
+        A symbolic link is followed, and a file that is there hands its mode on.
     description : dict
         Of the network, fit for JSON.
     steps : int
@@ -26,7 +34,7 @@ def write(path, description, steps, runs):
     ValueError
         A number is not finite: what comes after could not be undone.
     OSError
-        The file cannot be written; one that was there is as it was.
+        The file cannot be written, or ``path`` is there and is no regular file; what was there is as it was.
     """
     arrays = {"description": np.array(json.dumps(description)), "steps": np.array(steps)}
     for name in RUNS:
@@ -37,18 +45,36 @@ def write(path, description, steps, runs):
                     "was left as it was"
                 )
             arrays[f"{name}_{number}"] = array
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    target, mode = _target(path)
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             np.savez(file, **arrays)
-        os.replace(temporary, path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def _target(path):
+    """(the file that a path leads to, its mode or None where there is none); OSError if it is no regular file."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target, None
+    if not stat.S_ISREG(mode):
+        raise OSError(f"{path} is no regular file; it takes one, or a name that is not there yet")
+    return target, stat.S_IMODE(mode)
+
+
 def read(path, description, shapes, dtype):
     """Read a file that :func:`write` wrote of a network of this description.
+
+    Only what such a file holds is read, and of that no more than the network's arrays take.
 
     Parameters
     ----------
@@ -73,34 +99,57 @@ def read(path, description, shapes, dtype):
     kept = "the network keeps its weights"
     with open(path, "rb") as file:
         try:
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
-            found = json.loads(str(arrays["description"]))
-            steps = int(arrays["steps"])
-            runs = {
-                name: [arrays[f"{name}_{number}"] for number in range(len(found["layers"]))]
-                for name in RUNS
-            }
+            with NpzFile(file, allow_pickle=False) as content:
+                found = json.loads(str(_member(content, "description", _DESCRIPTION)))
+                difference = _difference(found, description)
+                if not difference:
+                    steps = _member(content, "steps", 8)
+                    runs = {
+                        name: [
+                            _member(content, f"{name}_{number}", prod(shape) * dtype.itemsize)
+                            for number, shape in enumerate(shapes)
+                        ]
+                        for name in RUNS
+                    }
         except Exception as damage:  # whatever zip, NumPy or JSON make of damaged bytes
             raise ValueError(
                 f"{path} is damaged, or no file of a network ({damage!r}); {kept}"
             ) from None
-    if difference := _difference(found, description):
+    if difference:
         raise ValueError(f"{path} holds another network: {difference}; {kept}")
+    if wrong := _wrong_steps(steps) or _wrong_runs(runs, shapes, dtype):
+        raise ValueError(f"{path} is damaged: {wrong}; {kept}")
+    return int(steps), runs
+
+
+def _member(content, name, most):
+    """An array of a file, of at most so many bytes."""
+    size = content.zip.getinfo(f"{name}.npy").file_size
+    if size > most + _HEADER:
+        raise ValueError(f"{name} has {size} bytes; it takes {most + _HEADER} at most")
+    return content[name]
+
+
+def _wrong_steps(steps):
+    """What is wrong with a number of steps, in words; None if nothing is."""
+    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= int(steps) <= _MOST_STEPS:
+        return f"it counts {steps} steps ({steps.dtype}); it takes an int of 0 to {_MOST_STEPS}"
+    return None
+
+
+def _wrong_runs(runs, shapes, dtype):
+    """What is wrong with weights and moments, in words; None if nothing is."""
     for name in RUNS:
         for number, (array, shape) in enumerate(zip(runs[name], shapes)):
+            which = f"{name} of layers[{number}]"
             if array.shape != shape or array.dtype != dtype:
-                raise ValueError(
-                    f"{path} is damaged: {name} of layers[{number}] have shape {array.shape} and "
-                    f"dtype {array.dtype}, not {shape} and {dtype}; {kept}"
-                )
+                found = f"shape {array.shape} and dtype {array.dtype}"
+                return f"{which} have {found}, not {shape} and {dtype}"
             if not np.isfinite(array).all():
-                raise ValueError(
-                    f"{path} is damaged: {name} of layers[{number}] are not all finite; {kept}"
-                )
-    if steps < 0:
-        raise ValueError(f"{path} is damaged: it counts {steps} steps; {kept}")
-    return steps, runs
+                return f"{which} are not all finite"
+            if name == "second" and (array < 0).any():
+                return f"{which} are not all 0 or more"
+    return None
 
 
 def _difference(found, wanted, where="network"):

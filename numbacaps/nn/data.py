@@ -24,7 +24,6 @@ class Data:
         self.kind, self._count = kind, len(x)
         self.x = cuda.to_device(contiguous(x))
         self.labels = cuda.to_device(contiguous(np.asarray(labels, np.int64)))
-        self.batches = {}  # those of its rows, and the step on one, by who trains on them
         cuda.synchronize()
 
     def __len__(self):
@@ -38,7 +37,8 @@ class RowBatch:
     """Where batches of one size lie, gathered from data by the row numbers that the host writes.
 
     The numbers of step t lie at place t % PLACES of a ring in pinned memory, where the kernels read
-    them. The host waits, once each half of a round, until the half that it enters has been read.
+    them. Each half of a round is a visit: the host, on a new one, waits until what it wrote on the last visit to this
+    half has been read. Visits are counted by steps, so steps on other data in between count too.
 
     Parameters
     ----------
@@ -63,17 +63,16 @@ class RowBatch:
         self._host[:] = 0
         self._rows, self.labels = cuda.device_array(N, np.int64), cuda.device_array(N, np.int64)
         self.x = cuda.device_array((N, *data.x.shape[1:]), data.x.dtype)
-        self._half, self._read = 0, [computing.event() for _ in range(2)]
+        self._visit, self._read = 0, [computing.event() for _ in range(2)]
 
     def write(self, rows, step):
         """Write the row numbers of a step that is about to be queued."""
-        place = step % self._places
-        half = 2 * place // self._places
-        if half != self._half:
-            self._computing.record(self._read[self._half])
-            self._computing.wait_for(self._read[half])
-            self._half = half
-        self._host[place] = rows
+        visit = 2 * step // self._places
+        if visit != self._visit:
+            self._computing.record(self._read[self._visit % 2])
+            self._computing.wait_for(self._read[visit % 2])
+            self._visit = visit
+        self._host[step % self._places] = rows
 
     def gather(self):
         """Queue the gathering of the step's batch."""

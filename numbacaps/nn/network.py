@@ -5,13 +5,20 @@ from dataclasses import asdict
 
 import numpy as np
 
-from numbacaps.arrays import FULL_DTYPES
 from numbacaps.device.streams import Beside, Stream
+from numbacaps.device.target import cuda
 from numbacaps.nn import checkpoint
+from numbacaps.nn.checks import (
+    check_adam,
+    check_dtype,
+    check_range,
+    check_seed,
+    refuse_masked,
+)
 from numbacaps.nn.data import Data
 from numbacaps.nn.kernels.adam import Adam
 from numbacaps.nn.layer import Layer, chain
-from numbacaps.nn.runs import Inference, Training
+from numbacaps.nn.runs import BySize, Inference, Training
 from numbacaps.nn.state import PLACES, State
 
 
@@ -20,7 +27,11 @@ class CapsNet:
 
     Work is queued: :meth:`step` returns before it is done. An inference pass and a training step
     run kernel by kernel the first time for each batch size, and are one CUDA graph launch from then
-    on, where graphs are there and every layer's algorithm can be captured.
+    on, where graphs are there and every layer's algorithm can be captured. What a batch size takes is kept for the
+    last few of them.
+
+    What is interrupted, by Ctrl-C for example, has been done or has not: the next call waits for what was queued, and
+    counts the steps that the device has taken.
 
     Parameters
     ----------
@@ -52,7 +63,7 @@ class CapsNet:
         dtype="float32",
         adam: Adam = Adam(),
     ):
-        self.dtype, self.adam = _check_dtype(dtype), _check_adam(adam)
+        self.dtype, self.adam = check_dtype(dtype), check_adam(adam)
         self.layers = chain(layers, input_shape, self.dtype)
         self.input_shape = tuple(map(int, input_shape))
         last = self.layers[-1]
@@ -63,11 +74,11 @@ class CapsNet:
                 "one: a class is one capsule"
             )
         self._kind = self.input_shape, str(self.dtype), self.classes  # what data must have too
-        self.state = State(self.layers, self.dtype, _check_seed(seed))
-        self.steps, self._began = 0, 0
+        self.state = State(self.layers, self.dtype, check_seed(seed))
+        self._steps, self._began, self._settled = 0, 0, True
         self._computing, self._copying = Stream(), Stream()
         self._beside = Beside(self._computing.numba)
-        self._inferences, self._trainings = {}, {}
+        self._inferences, self._trainings = BySize(Inference), BySize(Training)
 
     @classmethod
     def published(
@@ -94,6 +105,12 @@ class CapsNet:
         shapes = [self.input_shape, *(placed.output_shape for placed in self.layers)]
         chain = " -> ".join("x".join(map(str, shape)) for shape in shapes)
         return f"<CapsNet {chain}, {self.dtype}, {self.steps} steps>"
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, those before a :meth:`load` among them."""
+        self._settle()
+        return self._steps
 
     @property
     def classes(self) -> int:
@@ -125,8 +142,9 @@ class CapsNet:
             ``x`` has another dtype or shape.
         """
         self._check_images(x)
-        inference = self._inference(len(x))
-        inference.run(x, (self.state.writes, self.steps))
+        with _Unsettled(self):
+            inference = self._inference(len(x))
+            inference.run(x, (self.state.writes, self._steps))
         stream = self._computing.numba
         capsules = inference.forward.outputs[-1].copy_to_host(stream=stream)
         lengths = inference.forward.lengths.copy_to_host(stream=stream)
@@ -183,7 +201,8 @@ class CapsNet:
             ``x`` or ``labels`` have another dtype or shape, or a label is out of range.
         """
         labels = self._check_batch(x, labels)
-        self._training(len(x)).differentiate(x, labels)
+        with _Unsettled(self):
+            self._training(len(x)).differentiate(x, labels)
         self._computing.synchronize()
         loss = self.state.losses.copy_to_host()[self.steps % PLACES]
         return float(loss), self.state.read(self.state.gradients)
@@ -202,8 +221,9 @@ class CapsNet:
             As :meth:`loss_and_gradients`.
         """
         labels = self._check_batch(x, labels)
-        self._training(len(x)).step(x, labels)
-        self.steps += 1
+        with _Unsettled(self):
+            self._training(len(x)).step(x, labels)
+            self._steps += 1
 
     def place(self, x, labels) -> Data:
         """Copy images and their labels to the device, for :meth:`step_rows`.
@@ -244,8 +264,9 @@ class CapsNet:
             out of range.
         """
         rows = self._check_rows(data, rows)
-        self._training(len(rows)).step_rows(data, rows, self.steps)
-        self.steps += 1
+        with _Unsettled(self):
+            self._training(len(rows)).step_rows(data, rows, self._steps)
+            self._steps += 1
 
     def history(self, first: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Loss and hits of every step from ``first`` on; waits for the last one.
@@ -284,11 +305,15 @@ class CapsNet:
         ValueError
             A number is not finite; a file that was there is as it was.
         OSError
-            The file cannot be written.
+            The file cannot be written, or ``path`` is a folder, a FIFO or a device.
+
+        Notes
+        -----
+        A symbolic link is followed, and a file that was there keeps its mode.
         """
+        steps = self.steps
         self._computing.synchronize()
-        runs = {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
-        checkpoint.write(path, self.description, self.steps, runs)
+        checkpoint.write(path, self.description, steps, self._runs())
 
     def load(self, path) -> None:
         """Take over what :meth:`save` wrote of a network of the same layers.
@@ -302,11 +327,14 @@ class CapsNet:
         """
         shapes = [layer.kernel_shape for layer in self.layers]
         steps, runs = checkpoint.read(path, self.description, shapes, self.dtype)
+        before = self.steps, self._began
         self._computing.synchronize()
-        self.state.step.copy_to_device(np.array([steps]))
-        for name, arrays in runs.items():
-            self.state.write(getattr(self.state, name), arrays)
-        self.steps = self._began = steps
+        runs_before = self._runs()
+        try:
+            self._write(steps, steps, runs)
+        except BaseException:  # Ctrl-C too
+            self._write(*before, runs_before)
+            raise
 
     @property
     def description(self) -> dict:
@@ -318,19 +346,33 @@ class CapsNet:
             "adam": asdict(self.adam),
         }
 
+    def _settle(self):
+        """After work that broke off: wait for what was queued, and count the steps that the device has counted."""
+        if not self._settled:
+            cuda.synchronize()  # streams beside the computing one too
+            self._steps = int(self.state.step.copy_to_host()[0])
+            self._settled = True
+
+    def _runs(self):
+        """Weights and moments as users see them, by :data:`numbacaps.nn.checkpoint.RUNS`."""
+        return {name: self.state.read(getattr(self.state, name)) for name in checkpoint.RUNS}
+
+    def _write(self, steps, began, runs):
+        """Take over weights and moments, and so many steps."""
+        with _Unsettled(self):
+            self.state.step.copy_to_device(np.array([steps], np.int64))
+            for name, arrays in runs.items():
+                self.state.write(getattr(self.state, name), arrays)
+            self._steps, self._began = steps, began
+
     def _inference(self, N):
-        inference = self._inferences.get(N)
-        if inference is None:
-            inference = self._inferences[N] = Inference(self, N)
-        return inference
+        return self._inferences.of(self, N)
 
     def _training(self, N):
-        training = self._trainings.get(N)
-        if training is None:
-            training = self._trainings[N] = Training(self, N)
-        return training
+        return self._trainings.of(self, N)
 
     def _check_images(self, x):
+        refuse_masked("x", x)
         if not isinstance(x, np.ndarray):
             raise TypeError(f"x is a {type(x).__name__}; it takes a NumPy array")
         if x.dtype != self.dtype:
@@ -342,12 +384,13 @@ class CapsNet:
     def _check_batch(self, x, labels):
         """The labels as int64, after checking them and the images."""
         self._check_images(x)
+        refuse_masked("labels", labels)
         labels = np.asarray(labels)
         if labels.dtype.kind not in "iu":
             raise TypeError(f"labels have dtype {labels.dtype}; they take ints")
         if labels.shape != (len(x),):
             raise ValueError(f"labels have shape {labels.shape}; they take ({len(x)},), as x has")
-        _check_range("labels", labels, self.classes)
+        check_range("labels", labels, self.classes)
         return labels
 
     def _check_rows(self, data, rows):
@@ -359,43 +402,26 @@ class CapsNet:
                 "data has images (C, H, W, *T1), dtype and classes "
                 f"{data.kind}; the network takes {self._kind}"
             )
+        refuse_masked("rows", rows)
         rows = np.asarray(rows)
         if rows.dtype.kind not in "iu":
             raise TypeError(f"rows have dtype {rows.dtype}; they take ints")
         if rows.ndim != 1 or not rows.size:
             raise ValueError(f"rows have shape {rows.shape}; they take (N,) with N of 1 or more")
-        _check_range("rows", rows, len(data))
+        check_range("rows", rows, len(data))
         return rows
 
 
-def _check_dtype(dtype):
-    refusal = TypeError(f"dtype is {dtype!r}; it takes float32 or float64")
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise refusal from None
-    if found not in FULL_DTYPES:
-        raise refusal
-    return found
+class _Unsettled:
+    """A network's work, which may break off anywhere; what comes next settles that."""
 
+    def __init__(self, network):
+        self._network = network
 
-def _check_range(name, numbers, count):
-    """Refuse ints outside of 0 to count - 1."""
-    # A negative one is a large one without its sign.
-    if numbers.astype(np.int64, copy=False).view(np.uint64).max() >= count:
-        wrong = numbers[(numbers < 0) | (numbers >= count)][0]
-        raise ValueError(f"{name} hold {wrong}; they take 0 to {count - 1}")
+    def __enter__(self):
+        self._network._settle()
+        self._network._settled = False
 
-
-def _check_adam(adam):
-    if not isinstance(adam, Adam):
-        raise TypeError(f"adam is a {type(adam).__name__}; it takes an Adam")
-    return adam
-
-
-def _check_seed(seed):
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
-        raise TypeError(f"seed is {seed!r}; it takes an int")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed}; it takes 0 to 2^64 - 1")
-    return int(seed)
+    def __exit__(self, error, *_):
+        if error is None:
+            self._network._settled = True

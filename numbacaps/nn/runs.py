@@ -1,11 +1,51 @@
-"""Inference and training of one batch size: passes, the places of batches, and what is captured into graphs."""
+"""Inference and training of one batch size: passes, the places of batches, and what is captured into graphs.
 
+Nothing here refers to itself in a circle, so that the memory of a network, of a batch size or of data is given back
+when the last one who holds it lets go.
+"""
+
+from dataclasses import dataclass
 from functools import cached_property, partial
+from weakref import WeakKeyDictionary
 
-from numbacaps.device.streams import Repeated
+from numbacaps.device.streams import Beside, Repeated, Stream
+from numbacaps.device.target import cuda
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import RowBatch
+from numbacaps.nn.kernels.adam import Adam
+from numbacaps.nn.protocol import Backward
 from numbacaps.nn.resident.passes import backward_pass, forward_pass
+from numbacaps.nn.state import State
+
+
+KEPT = 8  # batch sizes
+
+
+class BySize:
+    """The inferences or the trainings of a network, for the last few batch sizes.
+
+    Parameters
+    ----------
+    make : type
+        :class:`Inference` or :class:`Training`.
+    """
+
+    def __init__(self, make):
+        self._make, self._kept = make, {}
+
+    def __len__(self):
+        return len(self._kept)
+
+    def of(self, network, N):
+        """The one of a batch size. A new one may take the place of the one that was asked for longest ago."""
+        if N in self._kept:
+            self._kept[N] = self._kept.pop(N)  # the last one now
+            return self._kept[N]
+        if len(self._kept) >= KEPT:
+            cuda.synchronize()  # nothing that is queued reads what goes
+            del self._kept[next(iter(self._kept))]
+        self._kept[N] = self._make(network, N)
+        return self._kept[N]
 
 
 class Inference:
@@ -16,10 +56,8 @@ class Inference:
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
         self.forward = forward_pass(network.layers, N, network.dtype, for_gradients=False)
         self._state, self._beside, self._packed = network.state, network._beside, None
-        operands = self._slot.x, self._state, self._beside
-        self._launch = Repeated(
-            lambda: self.forward.launch(*operands), computing, self.forward.capturable
-        )
+        launch = partial(self.forward.launch, self._slot.x, self._state, self._beside)
+        self._launch = Repeated(launch, computing, self.forward.capturable)
 
     def run(self, x, version):
         """Queue a batch; kernels are packed anew if weights of another version were packed last."""
@@ -33,17 +71,44 @@ class Inference:
         self._slot.release()
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a step on a batch launches, wherever the batch lies."""
+
+    backward: Backward
+    state: State
+    adam: Adam
+    computing: Stream
+    beside: Beside
+
+    def launch_gradients(self, batch):
+        self.beside.forget()
+        self.backward.differentiate(batch.x, batch.labels, self.state, self.beside)
+
+    def launch(self, batch):
+        self.launch_gradients(batch)
+        self.state.move(self.adam, self.computing.numba)
+
+    def launch_on_rows(self, batch):
+        batch.gather()
+        self.launch(batch)
+
+    def repeated(self, launch, batch):
+        """A launch on a batch that lies in one place, as one graph where it can be."""
+        return Repeated(partial(launch, batch), self.computing, self.backward.forward.capturable)
+
+
 class Training:
     """Steps of one batch size, captured for each place where a batch can lie."""
 
     def __init__(self, network, N):
-        self._computing, self._beside = network._computing, network._beside
-        self._state, self._adam = network.state, network.adam
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
         self.forward = forward_pass(network.layers, N, network.dtype)
-        self._backward = backward_pass(self.forward)
+        where = network._computing, network._beside
+        self._step = _Step(backward_pass(self.forward), network.state, network.adam, *where)
         self._turn = 0
+        self._row_steps = WeakKeyDictionary()  # (batch of its rows, step on it) by data
 
     @cached_property
     def _slots(self):
@@ -53,22 +118,7 @@ class Training:
     @cached_property
     def _steps(self):
         """A step for each of them."""
-        return [self._repeated(partial(self._launch_step, slot)) for slot in self._slots]
-
-    def _repeated(self, work):
-        return Repeated(work, self._computing, self.forward.capturable)
-
-    def _launch_gradients(self, batch):
-        self._beside.forget()
-        self._backward.differentiate(batch.x, batch.labels, self._state, self._beside)
-
-    def _launch_step(self, batch):
-        self._launch_gradients(batch)
-        self._state.move(self._adam, self._computing.numba)
-
-    def _launch_row_step(self, batch):
-        batch.gather()
-        self._launch_step(batch)
+        return [self._step.repeated(self._step.launch, slot) for slot in self._slots]
 
     def _fill(self, x, labels):
         """The number of the slot whose turn it is, filled."""
@@ -85,15 +135,15 @@ class Training:
     def differentiate(self, x, labels):
         """Queue a batch and its gradients."""
         slot = self._slots[self._fill(x, labels)]
-        self._launch_gradients(slot)
+        self._step.launch_gradients(slot)
         slot.release()
 
     def step_rows(self, data, rows, step):
         """Queue the gathering of a batch and its step."""
-        if self not in data.batches:
-            N = len(rows)
-            batch = RowBatch(data, N, self._state.step, self._computing)
-            data.batches[self] = batch, self._repeated(partial(self._launch_row_step, batch))
-        batch, launch = data.batches[self]
+        if data not in self._row_steps:
+            batch = RowBatch(data, len(rows), self._step.state.step, self._step.computing)
+            launch = self._step.repeated(self._step.launch_on_rows, batch)
+            self._row_steps[data] = batch, launch
+        batch, launch = self._row_steps[data]
         batch.write(rows, step)
         launch()

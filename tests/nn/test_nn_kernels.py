@@ -5,7 +5,8 @@ import pytest
 
 from numbacaps.device import launch
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.fused.activation import squash_slopes, squash_slopes_of_result
+from numbacaps.fused.activation import squash_factor, squash_slopes, squash_slopes_of_result
+from numbacaps.nn.kernels import adam as adam_module
 from numbacaps.nn.kernels.adam import Adam, adam_step
 from numbacaps.nn.kernels.capsule_length import capsule_length, capsule_length_backward
 from numbacaps.nn.kernels.he_normal import he_normal
@@ -265,3 +266,124 @@ def test_slopes_of_squash_at_any_length(dtype):
     # exp(-n) - f loses digits where n is small.
     np.testing.assert_allclose(h, slope, rtol=lost)
     np.testing.assert_allclose(k, slope / wanted**2, rtol=lost)
+
+
+# ---- numbers at the ends of what a dtype holds
+
+
+_HUGE = {"float32": (2e19, 1e25, 3e38), "float64": (2e154, 1e200, 1e308)}
+_HUGE_CASES = [(dtype, scale) for dtype in _HUGE for scale in _HUGE[dtype]]
+
+
+@pytest.mark.filterwarnings("ignore:.*(overflow|invalid value) encountered")  # on the simulator
+@pytest.mark.parametrize(("dtype", "scale"), _HUGE_CASES)
+def test_squash_of_numbers_whose_squares_overflow(dtype, scale):
+    """Finite, and as the reference has it in the same dtype; the other group has nothing of it."""
+    x = np.array([[1.0, -0.5, 0, 0.25, 1e-3, 2e-3, 3e-3, -4e-3]]).astype(dtype)
+    x[0, :4] *= np.asarray(scale, dtype)
+    dy = np.linspace(-20, 30, 8).reshape(1, 8).astype(dtype)
+    y, dx = nan(x.shape, dtype), nan(x.shape, dtype)
+    squash(_device(x, dtype), y, 4)
+    squash_backward(_device(x, dtype), _device(dy, dtype), dx, 4)
+    y, dx = y.copy_to_host(), dx.copy_to_host()
+    for found, want in ((y, nn.squash(x, 4)), (dx, nn.squash_backward(x, dy, 4))):
+        assert np.isfinite(found).all()
+        for group in (slice(0, 4), slice(4, 8)):
+            np.testing.assert_allclose(found[0, group], want[0, group], rtol=1e-5)
+    assert np.linalg.norm(y[0, :4].astype(np.float64)) >= 0.9, "not taken for nothing"
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e10, 1e16, 1e19])
+def test_squash_gradient_of_long_capsules(scale):
+    """Both of its terms count, however long a capsule is."""
+    x, dy = scale * np.array([[0.5, -0.25, 0.75, 0.125]]), np.array([[1.0, 2, -3, 4]])
+    dx = nan(x.shape, "float32")
+    squash_backward(_device(x, "float32"), _device(dy, "float32"), dx, 4)
+    np.testing.assert_allclose(dx.copy_to_host(), nn.squash_backward(x, dy, 4), rtol=1e-5)
+
+
+def test_slopes_of_an_overflow_are_those_of_a_constant():
+    @cuda.jit
+    def kernel(squares, slopes):
+        i = cuda.grid(1)
+        if i < squares.size:
+            slopes[i, 0] = squash_factor(squares[i])
+            slopes[i, 1], slopes[i, 2] = squash_slopes(squares[i])
+            slopes[i, 3], slopes[i, 4] = squash_slopes_of_result(squares[i])
+
+    found = nan((2, 5), "float32")
+    kernel[1, 32](_device([np.inf, np.nan], "float32"), found)
+    overflow, nothing = found.copy_to_host()
+    factor = np.finfo(np.float32).max ** -0.5
+    np.testing.assert_allclose(overflow, [factor, factor, 0, factor, 0], rtol=1e-6)
+    assert np.isnan(nothing).all(), "NaN stays NaN"
+
+
+@pytest.mark.parametrize("slope", [0.1, 2.0])
+def test_squash_backward_at_a_zero_among_others(slope, rng):
+    """LeakyReLU's gradient at 0 is that of a negative number."""
+    x, dy = _rounded(rng, (1, 8), "float32"), _rounded(rng, (1, 8), "float32")
+    x[0, [1, 6]] = 0.0
+    dx = nan(x.shape, "float32")
+    squash_backward(_device(x, "float32"), _device(dy, "float32"), dx, 4, slope)
+    da = nn.squash_backward(nn.leaky_relu(x, slope), dy, 4)
+    assert np.abs(da[0, [1, 6]]).min() > 1e-3
+    assert_close(dx.copy_to_host(), nn.leaky_relu_backward(x, da, slope), 4)
+
+
+def test_a_length_of_nan_is_no_hit():
+    nothing = np.nan
+    lengths = [[nothing, 0.5], [nothing, 0.5], [0.5, nothing], [0.5, nothing], [0.6, 0.5]]
+    labels = np.array([0, 1, 0, 1, 0])
+    hits = cuda.to_device(np.zeros(1, np.int64))
+    zero = cuda.to_device(np.zeros(1, np.int64))
+    arrays = _device(lengths, "float32"), cuda.to_device(labels), zero
+    margin_loss(*arrays, nan(1, "float32"), hits, lanes=2)
+    assert hits.copy_to_host()[0] == 1 == nn.hits(np.array(lengths), labels)
+    one = _device([[nothing]], "float32"), zero, zero  # a single class, which no other length beats
+    margin_loss(*one, nan(1, "float32"), hits, lanes=2)
+    assert hits.copy_to_host()[0] == 0 == nn.hits(np.array([[nothing]]), np.array([0]))
+
+
+# ---- Adam's settings, and its step cut in two
+
+
+def test_adams_settings_are_pythons_numbers():
+    made = Adam(np.float32(0.5), np.float64(0.9), 0.75, np.float16(0.25), np.int32(10))
+    assert made == Adam(0.5, 0.9, 0.75, 0.25, 10)
+    for value in (made.rate, made.beta1, made.epsilon, Adam(rate=1).rate):
+        assert type(value) is float
+    assert type(made.halve_every) is int
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"rate": "0.1"}, "rate is '0.1'; it takes a number"),
+        ({"rate": np.ones(1)}, r"rate is array\(\[1.\]\); it takes a number"),
+        ({"beta1": True}, "beta1 is True; it takes a number"),
+        ({"beta2": 0.9j}, "beta2 is 0.9j"),
+        ({"halve_every": 10.0}, "halve_every is 10.0; it takes an int"),
+    ],
+)
+def test_adam_refuses_what_is_no_number(what, said):
+    with pytest.raises(TypeError, match=said):
+        Adam(**what)
+
+
+def test_adam_counts_a_step_with_the_weights(monkeypatch):
+    """Interrupted between its two launches it has done neither."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    weights, step = _device([1.0, 2], "float32"), cuda.to_device(np.array([4]))
+    others = [_device([1.0, 1], "float32") for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(adam_module, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            adam_step(Adam(), *others, weights, step, nan(2, "float32"))
+    cuda.synchronize()
+    assert step.copy_to_host()[0] == 4 and weights.copy_to_host().tolist() == [1, 2]
+    adam_step(Adam(), *others, weights, step, nan(2, "float32"))
+    assert step.copy_to_host()[0] == 5 and (weights.copy_to_host() < [1, 2]).all()

@@ -1,11 +1,19 @@
 """CapsNet against the reference: passes, steps, files, and what it refuses."""
 
+import gc
 import json
 import os
+import pickle
 import re
+import stat
+import sys
+import threading
+import weakref
 import zipfile
 from dataclasses import replace
+from io import BytesIO
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +23,7 @@ from numbacaps.algorithms import fused
 from numbacaps.device.streams import Beside, Repeated, Stream
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.precision import precisions
-from numbacaps.nn import Adam, CapsNet, Layer, state
+from numbacaps.nn import Adam, CapsNet, Layer, checkpoint, runs, state
 from numbacaps.nn import data as data_module
 from numbacaps.nn import network as network_module
 from reference import assert_close, nn
@@ -227,7 +235,8 @@ def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
         for x, labels in batches:
             net.step(x, labels)
             net.step_rows(data, [4, 3, 2, 1, 0])
-        steps = [*net._trainings[5]._steps, *(step for _, step in data.batches.values())]
+        training = net._training(5)
+        steps = [*training._steps, *(step for _, step in training._row_steps.values())]
         assert all(step.captured == captures for step in steps)
         runs.append((net.history()[0], *net.kernels, *net.forward(batches[0][0])))
     for one, other in zip(*runs):
@@ -399,6 +408,7 @@ def test_networks_share_data(rng):
         ([0.0, 1.0], TypeError, "rows have dtype float64; they take ints"),
         ([[0, 1]], ValueError, r"rows have shape \(1, 2\); they take \(N,\)"),
         (np.empty(0, int), ValueError, r"rows have shape \(0,\)"),
+        (np.ma.array([0, 1]), TypeError, "rows is a masked array; it takes one without a mask"),
     ],
 )
 def test_bad_rows(rows, error, said, rng):
@@ -433,6 +443,213 @@ def test_the_host_runs_ahead_of_the_ring(rng):
         nets[1].step(x[rows], labels[rows])
     for one, other in zip(*((net.history()[0], *net.kernels) for net in nets)):
         np.testing.assert_array_equal(one, other)
+
+
+class _Queue:
+    """A stream that never does anything before somebody waits: its events are places in what was queued."""
+
+    numba = 0
+
+    def __init__(self):
+        self.queued, self.done = 0, 0
+
+    def event(self):
+        return [self.queued]
+
+    def record(self, event):
+        event[0] = self.queued
+
+    def wait_for(self, event):
+        self.done = max(self.done, event[0])
+
+
+@pytest.mark.parametrize("turn", [1, 3, 4, 8, 11])
+def test_two_data_sets_in_turns_keep_the_rows_of_queued_steps(turn, rng, monkeypatch):
+    """No place is written again before the step that reads it is done, whoever took the steps in between."""
+    monkeypatch.setattr(data_module, "PLACES", 8)
+    net, queue = network("matrix"), _Queue()
+    step = cuda.to_device(np.zeros(1, np.int64))
+    data = [net.place(*batch(net, 3, rng)) for _ in range(2)]
+    batches = [data_module.RowBatch(one, 2, step, queue) for one in data]
+    written, ahead = [{}, {}], 0
+    for number in range(100):
+        which = number // turn % 2
+        batches[which].write([0, 1], number)
+        before = written[which].get(number % 8)
+        assert before is None or before < queue.done, f"step {number} over step {before}"
+        written[which][number % 8] = number
+        queue.queued += 1
+        ahead = max(ahead, queue.queued - queue.done)
+    assert ahead >= 4, "the host runs ahead"
+
+
+# ---- interruptions
+
+
+_WATCHED = {Path(module.__file__).name for module in (network_module, runs, data_module, state)}
+_WATCHED |= {"batches.py", "adam.py", "streams.py"}
+
+
+def _interrupted(call, line):
+    """Call, with a KeyboardInterrupt before that line that it runs of the modules watched; whether there was one."""
+    left = line
+
+    def each_line(frame, event, argument):
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return each_line
+
+    def each_call(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        watched = "numbacaps" in path.parts and path.name in _WATCHED
+        is_kernel = frame.f_code.co_name.endswith(
+            "_kernel"
+        )  # on the simulator; a GPU's are not cut
+        return each_line if watched and not is_kernel else None
+
+    before = sys.gettrace()
+    sys.settrace(each_call)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.slow(but=["*-13"])
+@pytest.mark.parametrize("stride", [1, 13])
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_a_step_that_is_interrupted_is_done_or_not(by_rows, stride, rng):
+    """Wherever that is, host and device agree; what was not done is done once more, and all is as it would have been."""
+    nets = [network("matrix", seed=1) for _ in range(2)]
+    x, labels = batch(nets[0], 6, rng)
+    data = [net.place(x, labels) for net in nets]
+
+    def step(which, rows):
+        if by_rows:
+            nets[which].step_rows(data[which], rows)
+        else:
+            nets[which].step(x[rows], labels[rows])
+
+    line, was, done, undone = 1, True, 0, 0
+    while was:
+        rows, steps = rng.integers(0, 6, 2), nets[0].steps
+        was = _interrupted(lambda: step(0, rows), line)
+        if nets[0].steps == steps:
+            step(0, rows)
+            undone += 1
+        done += 1
+        step(1, rows)
+        assert nets[0].steps == nets[1].steps == done
+        assert nets[0].state.step.copy_to_host()[0] == done
+        line += stride
+    assert undone < done - 1, "of the interruptions some were behind the launch"
+    for one, other in zip(*((*net.history(), *net.kernels, *net.forward(x)) for net in nets)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_inference_behind_an_interrupted_step_has_its_weights(rng):
+    """The step was taken but not counted by the host."""
+    net, other = network("matrix", seed=1), network("matrix", seed=1)
+    x, labels = batch(net, 2, rng)
+    net.forward(x), other.forward(x)
+
+    def step_and_break_off(x, labels):
+        type(training).step(training, x, labels)
+        raise KeyboardInterrupt
+
+    training = net._training(2)
+    training.step = step_and_break_off
+    with pytest.raises(KeyboardInterrupt):
+        net.step(x, labels)
+    other.step(x, labels)
+    np.testing.assert_array_equal(net.forward(x)[1], other.forward(x)[1])
+    assert net.steps == 1 and net._inference(2)._packed == other._inference(2)._packed
+    np.testing.assert_array_equal(net.history()[0], other.history()[0])
+
+
+def test_loading_that_is_interrupted_has_loaded_all_or_nothing(tmp_path, rng):
+    net, other = network("matrix", seed=1), network("matrix", seed=2)
+    x, labels = batch(net, 2, rng)
+    other.step(x, labels), other.step(x, labels)
+    other.save(tmp_path / "other.npz")
+    net.step(x, labels)
+    everything = "weights", "first", "second", "step"
+    before = [getattr(net.state, name).copy_to_host() for name in everything]
+    line, interruptions = 1, 0
+    while _interrupted(lambda: net.load(tmp_path / "other.npz"), line):
+        for name, array in zip(everything, before):
+            np.testing.assert_array_equal(getattr(net.state, name).copy_to_host(), array)
+        assert net.steps == 1 and len(net.history()[0]) == 1
+        line, interruptions = line + 3, interruptions + 1
+    assert interruptions > 10 and net.steps == 2 and not len(net.history()[0])
+    for one, loaded in zip(other.kernels, net.kernels):
+        np.testing.assert_array_equal(one, loaded)
+
+
+# ---- what is kept, and for how long
+
+
+def _dies(make):
+    """What ``make()`` returns weak references to is gone, with no help of the collector of circles."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert [reference() for reference in make()] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_data_does_not_keep_the_networks_that_trained_on_it(rng):
+    keeper = network("matrix")
+    data = keeper.place(*batch(keeper, 4, rng))
+
+    def train():
+        net = network("matrix")
+        net.step_rows(data, [0, 1])
+        net.step(*batch(net, 2, rng)), net.forward(batch(net, 2, rng)[0])
+        return [weakref.ref(one) for one in (net, net._training(2), net._inference(2))]
+
+    _dies(train)
+    keeper.step_rows(data, [2, 3])
+
+
+def test_networks_do_not_keep_the_data_they_trained_on(rng):
+    net = network("matrix")
+
+    def train():
+        data = net.place(*batch(net, 4, rng))
+        net.step_rows(data, [0, 1])
+        ((rows, _),) = net._training(2)._row_steps.values()
+        return [weakref.ref(one) for one in (data, data.x, rows)]
+
+    _dies(train)
+    assert not net._training(2)._row_steps
+
+
+def test_few_batch_sizes_are_kept(rng, monkeypatch):
+    """Those that were used last; one that has gone is made anew, and computes the same."""
+    monkeypatch.setattr(runs, "KEPT", 2)
+    net, other = network("matrix", seed=1), network("matrix", seed=1)
+    x, labels = batch(net, 3, rng)
+    first = weakref.ref(net._training(1)), weakref.ref(net._inference(1))
+    for N in (1, 2, 1, 3, 2, 1):
+        for one in (net, other):
+            one.step(x[:N], labels[:N])
+        monkeypatch.setattr(runs, "KEPT", 100)
+        want = other.forward(x[:N])[1]
+        monkeypatch.setattr(runs, "KEPT", 2)
+        np.testing.assert_array_equal(net.forward(x[:N])[1], want)
+        assert len(net._trainings) <= 2 and len(net._inferences) <= 2
+        if N == 3:
+            assert first[0]() is not None, "1 was used after 2"
+    gc.collect()
+    assert [reference() for reference in first] == [None, None]
 
 
 # ---- files
@@ -583,6 +800,177 @@ def test_a_description_is_plain_json(tmp_path):
     assert description["input_shape"] == list(shape) and description["layers"][0]["squash"] == 2
 
 
+# ---- where files are written
+
+
+def test_a_link_is_followed(tmp_path, rng):
+    net = _trained(rng, 1)
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link.npz", tmp_path / "there" / "net.npz"
+    link.symlink_to(Path("there", "net.npz"))
+    for _ in range(2):  # to a file that is not there, then to one that is
+        net.save(link)
+        assert link.is_symlink() and target.is_file() and not target.is_symlink()
+        assert [path.name for path in target.parent.iterdir()] == ["net.npz"]
+    network("matrix").load(link)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_modes_are_kept(mode, tmp_path, rng):
+    path, net = tmp_path / "net.npz", _trained(rng, 1)
+    net.save(path)
+    new = stat.S_IMODE(path.stat().st_mode)
+    (tmp_path / "empty").touch()
+    assert new == stat.S_IMODE((tmp_path / "empty").stat().st_mode), "a new one's is the umask's"
+    path.chmod(mode)
+    net.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_what_is_no_regular_file_is_left(tmp_path):
+    net = network("matrix")
+    fifo, folder, link = tmp_path / "fifo", tmp_path / "folder", tmp_path / "link"
+    os.mkfifo(fifo), folder.mkdir(), link.symlink_to("fifo")
+    for path in (fifo, folder, link, Path("/dev/null")):
+        with pytest.raises(OSError, match=f"{path} is no regular file; it takes one"):
+            net.save(path)
+    assert stat.S_ISFIFO(fifo.stat().st_mode) and folder.is_dir() and link.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"fifo", "folder", "link"}
+    link.unlink(), link.symlink_to("link")
+    with pytest.raises(OSError):
+        net.save(link)
+
+
+def test_threads_save_to_one_path(tmp_path, rng, monkeypatch):
+    """Each by a name of its own: all are in the middle of writing at once, and the last one stays."""
+    path, net = tmp_path / "net.npz", _trained(rng, 1)
+    runs = {name: net.state.read(getattr(net.state, name)) for name in checkpoint.RUNS}
+    together, savez, failed = threading.Barrier(4, timeout=20), np.savez, []
+
+    def slowly(file, **arrays):
+        together.wait()
+        savez(file, **arrays)
+        together.wait()
+
+    def write():
+        try:
+            checkpoint.write(path, net.description, net.steps, runs)
+        except BaseException as error:
+            failed.append(error)
+
+    monkeypatch.setattr(np, "savez", slowly)
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert not failed and [path.name for path in tmp_path.iterdir()] == ["net.npz"]
+    other = network("matrix")
+    other.load(path)
+    for one, same in zip(net.kernels, other.kernels):
+        np.testing.assert_array_equal(one, same)
+
+
+# ---- what is read of them
+
+
+def _changed(path, **changes):
+    """The file with other arrays under these names."""
+    with np.load(path) as content:
+        arrays = {name: content[name] for name in content.files}
+    np.savez(path, **arrays | changes)
+
+
+class _Planted:
+    """What makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("name", ["description", "steps", "weights_0"])
+def test_nothing_is_unpickled(name, tmp_path, rng):
+    path, planted = tmp_path / "net.npz", tmp_path / "planted"
+    _trained(rng, 1).save(path)
+    array = np.empty((), object)
+    array[()] = _Planted(planted)
+    pickle.loads(pickle.dumps(array))
+    assert planted.exists(), "it would be seen"
+    planted.unlink()
+    _changed(path, **{name: array})
+    _refused(network("matrix"), path, "damaged, or no file of a network")
+    assert not planted.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": np.array(2**63, np.uint64)}, "counts 9223372036854775808 steps .*takes an int"),
+        ({"steps": np.array(-1)}, r"counts -1 steps"),
+        ({"steps": np.array(2.0)}, r"counts 2.0 steps \(float64\); it takes an int"),
+        ({"steps": np.array([2])}, r"counts \[2\] steps"),
+        ({"second_1": None}, r"second of layers\[1\] are not all 0 or more"),
+    ],
+)
+def test_numbers_that_no_training_has_are_refused(change, said, tmp_path, rng):
+    path, net = tmp_path / "net.npz", _trained(rng, 1)
+    net.save(path)
+    if "second_1" in change:
+        with np.load(path) as content:
+            change = {"second_1": -content["second_1"] - np.float32(1e-9)}
+    _changed(path, **change)
+    _refused(network("matrix"), path, said)
+
+
+def test_steps_of_any_int_are_read(tmp_path, rng):
+    path, net = tmp_path / "net.npz", _trained(rng, 2)
+    net.save(path)
+    _changed(path, steps=np.array(2, np.uint8))
+    other = network("matrix")
+    other.load(path)
+    assert type(other.steps) is int and other.steps == 2
+    for one in (net, other):
+        one.step(*batch(net, 2, np.random.default_rng(3)))
+    assert other.state.step.copy_to_host()[0] == 3
+    np.testing.assert_array_equal(net.kernels[0], other.kernels[0])
+
+
+def test_adam_of_numpys_numbers_is_saved(tmp_path, rng):
+    adam = Adam(rate=np.float32(0.5), halve_every=np.int64(100))
+    net = _trained(rng, 1, adam=adam)
+    net.save(tmp_path / "net.npz")
+    network("matrix", adam=Adam(rate=0.5, halve_every=100)).load(tmp_path / "net.npz")
+
+
+@pytest.mark.parametrize("name", ["bomb", "weights_0", "steps", "description"])
+def test_members_are_read_by_name_and_within_a_limit(name, tmp_path, rng, monkeypatch):
+    """One that nobody asked for is left; one that is far too large is refused before it is inflated."""
+    path, inflated = tmp_path / "net.npz", []
+    _trained(rng, 1).save(path)
+    with np.load(path) as content:
+        arrays = {key: content[key] for key in content.files}
+    arrays.pop(name, None)
+    np.savez_compressed(path, **arrays)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        written = BytesIO()
+        np.save(written, np.zeros(1 << 22, np.uint8))
+        file.writestr(f"{name}.npy", written.getvalue())
+    assert path.stat().st_size < 1 << 16
+    read = zipfile.ZipExtFile.read
+
+    def counted(file, n=-1):
+        inflated.append(len(found := read(file, n)))
+        return found
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", counted)
+    net = network("matrix")
+    if name == "bomb":
+        net.load(path)
+    else:
+        _refused(net, path, f"{name} has 4194432 bytes; it takes")
+    assert sum(inflated) < 1 << 16
+
+
 # ---- bad input
 
 
@@ -601,6 +989,8 @@ def test_a_description_is_plain_json(tmp_path):
             "x has dtype float64; it takes float32",
         ),
         (lambda x, y: (x.tolist(), y), TypeError, "x is a list; it takes a NumPy array"),
+        (lambda x, y: (np.ma.array(x), y), TypeError, "x is a masked array; it takes one without"),
+        (lambda x, y: (x, np.ma.array(y)), TypeError, "labels is a masked array"),
         (lambda x, y: (x, y[:1]), ValueError, r"labels have shape \(1,\); they take \(2,\)"),
         (lambda x, y: (x, y * 1.0), TypeError, "labels have dtype float64; they take ints"),
         (lambda x, y: (x, y > 0), TypeError, "labels have dtype bool"),
@@ -611,7 +1001,7 @@ def test_a_description_is_plain_json(tmp_path):
 def test_a_bad_batch(change, error, said, rng):
     net = network("matrix")
     x, labels = change(*batch(net, 2, rng))
-    for call in (net.step, net.loss_and_gradients):
+    for call in (net.step, net.loss_and_gradients, net.place):
         with pytest.raises(error, match=said):
             call(x, labels)
     assert net.steps == 0 and not net._trainings, "nothing was allocated"
@@ -698,7 +1088,7 @@ def test_history_keeps_the_last_steps(rng, tmp_path):
     assert not len(net.history()[0])
     with pytest.raises(ValueError, match="first is 1; it takes 2 to 2"):
         net.history(1)
-    net.steps = 5000
+    net._steps = 5000
     assert len(net.history()[0]) == state.PLACES - 1
     with pytest.raises(ValueError, match="first is 904; it takes 905 to 5000"):
         net.history(904)

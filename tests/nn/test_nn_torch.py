@@ -52,7 +52,7 @@ def test_rate_is_halved_alike(rng, tmp_path):
     net = network("matrix", dtype="float64", seed=2)
     x, labels = batch(net, 3, rng)
     net.step(x, labels)
-    net.steps = 3999
+    net._steps = 3999
     net.save(tmp_path / "net.npz")
     net.load(tmp_path / "net.npz")
     twin = TorchNet(net, _DEVICE)

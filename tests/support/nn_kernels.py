@@ -48,7 +48,7 @@ def nn_kernels(dtype):
         ),
         (make_margin_loss_backward, (10, dtype), (array, integers, array, int64)),
         (make_adam_factors, (Adam(), dtype), (integers, array)),
-        (make_adam, (Adam(), dtype), (array,) * 5 + (int64,)),
+        (make_adam, (Adam(), dtype), (array,) * 5 + (integers, int64)),
         (make_take_rows, (), (integers,) * 5 + (int64, int64)),
         (make_take_images, (), (array, integers, array, int64, int64)),
         (make_he_normal, (dtype,), (array, number, uint64, uint64, int64)),

@@ -7,12 +7,14 @@ Of step t, counted from 1, with gradient g:
     w = w - rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
 The step counter lies on the device, so that a captured step counts by itself. One kernel of one
-thread counts and works out the two factors that all weights share; the other one moves the weights.
+thread works out the two factors that all weights share; the other one moves the weights and counts, so
+that what is interrupted between the two has done neither.
 
-Thread mapping of the other: one thread a weight.
+Thread mapping of the other: one thread a weight; the first one counts.
 """
 
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cache
 
@@ -39,8 +41,14 @@ class Adam:
 
     Raises
     ------
+    TypeError
+        A number is none; ``halve_every`` is no int.
     ValueError
         A number is out of range.
+
+    Notes
+    -----
+    NumPy's numbers become Python's.
     """
 
     rate: float = 1e-2
@@ -50,6 +58,7 @@ class Adam:
     halve_every: int = 4000
 
     def __post_init__(self):
+        self._check_types()
         for name in ("rate", "epsilon"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes more than 0")
@@ -58,6 +67,16 @@ class Adam:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes between 0 and 1")
         if self.halve_every < 1:
             raise ValueError(f"halve_every is {self.halve_every}; it takes 1 or more")
+        for name in ("rate", "beta1", "beta2", "epsilon"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # frozen
+        object.__setattr__(self, "halve_every", int(self.halve_every))
+
+    def _check_types(self):
+        for name, kind in self.__annotations__.items():
+            value, taken = getattr(self, name), numbers.Integral if kind is int else numbers.Real
+            if not isinstance(value, taken) or isinstance(value, bool):
+                takes = "an int" if kind is int else "a number"
+                raise TypeError(f"{name} is {value!r}; it takes {takes}")
 
     def rate_of(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
@@ -77,8 +96,8 @@ def make_adam_factors(adam, dtype):
     @kept_on_disk
     @cuda.jit
     def adam_factors_kernel(
-        step,  # in/out  (1,), int64: steps done
-        factors,  # out     (2,): rate / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
+        step,  # in   (1,), int64: steps done
+        factors,  # out  (2,): rate / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
     ):
         let_next_start()
         wait_for_last()
@@ -87,7 +106,6 @@ def make_adam_factors(adam, dtype):
         rate = math.ldexp(RATE, -int(done // HALVE_EVERY))
         factors[at(0)] = rate / -math.expm1(t * LOG_BETA1)
         factors[at(1)] = ONE / math.sqrt(-math.expm1(t * LOG_BETA2))
-        step[at(0)] = done + 1
 
     return adam_factors_kernel
 
@@ -106,6 +124,7 @@ def make_adam(adam, dtype):
         second,  # in/out  (count,): v
         weights,  # in/out  (count,)
         factors,  # in      (2,)
+        step,  # in/out  (1,), int64: steps done
         count,
     ):
         let_next_start()
@@ -119,6 +138,8 @@ def make_adam(adam, dtype):
         first[at(i)] = m
         second[at(i)] = v
         weights[at(i)] -= factors[at(0)] * m / (math.sqrt(v) * factors[at(1)] + EPSILON)
+        if i == 0:
+            step[at(0)] += 1
 
     return adam_kernel
 
@@ -151,5 +172,5 @@ def adam_step(
     arrays = [flat(name, array, (count,)) for name, array in named]
     step, factors = flat("step", step, (1,)), flat("factors", factors, (2,))
     early(make_adam_factors(adam, dtype), (step, factors))[1, 1, stream, 0](step, factors)
-    arguments = (*arrays, factors, count)
+    arguments = (*arrays, factors, step, count)
     launch(early(make_adam(adam, dtype), arguments), count, 1, arguments, stream, threads)

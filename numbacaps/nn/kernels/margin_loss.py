@@ -5,7 +5,8 @@ With v[n,p] the length of class capsule p of image n, and the mean over the imag
     loss = 1/N * sum over n, p of  max(0, 0.5 - v)^2        where p is the label
                                    0.5 * max(0, v - 0.1)^2  elsewhere
 
-An image is a hit if the capsule of its label is the longest, the first of those that tie.
+An image is a hit if the capsule of its label is the longest, the first of those that tie. An image with a length of
+NaN is none.
 
 Losses and hits go to place ``step % places`` of their arrays, the step being read from the device:
 so a captured step records every loss, and the host reads them when it likes.
@@ -54,19 +55,19 @@ def make_margin_loss(P, lanes, dtype):
         wait_for_last()
         while n < N:
             label = labels[at(n)]
-            longest = 0
+            own = lengths[at(n * P + label)]
+            hit = 1
             for p in range(P):
                 length = lengths[at(n * P + p)]
-                if length > lengths[at(n * P + longest)]:
-                    longest = p
+                if not (length < own or (length == own and p >= label)):
+                    hit = 0
                 if p == label:
                     gap = PRESENT - length
                     loss += ZERO if gap < ZERO else gap * gap
                 else:
                     gap = length - ABSENT
                     loss += ZERO if gap < ZERO else WEIGHT * gap * gap
-            if longest == label:
-                found += 1
+            found += hit
             n += LANES
         losses_of[at(lane)] = loss
         hits_of[at(lane)] = found

@@ -9,7 +9,8 @@ and dx = da where x > 0, slope * da elsewhere. A slope of 1 leaves plain squash.
 whole: the authors' code keeps its diagonal alone. At a = 0 the value is 0 and the gradient dy * f.
 
 ``expm1`` keeps the digits of 1 - exp(-n) where n is small; what exp(-n) - f loses there, a * (a .
-dy) of the size of n^2 takes away again.
+dy) of the size of n^2 takes away again. Where n is large h is about -1 / n^3, which float32 does not hold; so it is
+told in two factors, f and f * k of :func:`numbacaps.fused.activation.squash_slopes_of_result`.
 
 Thread mapping: neighbouring lanes share a group of an image, each takes up to 16 bytes at a time and
 reads them again to write. Their sums meet by shuffles, in a fixed order. A lane walks image by image.
@@ -27,7 +28,13 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
 from numbacaps.device.target import cuda
-from numbacaps.fused.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
+from numbacaps.fused.activation import (
+    EPSILON,
+    leaky,
+    squash_factor,
+    squash_gradient,
+    squash_slopes_of_result,
+)
 from numbacaps.nn.kernels.warp_shares import shares
 
 
@@ -114,14 +121,17 @@ def make_squash_backward(group, width, lanes, slope, dtype):
             for bit in range(BITS):
                 square += shuffle(square, lane ^ 1 << bit)
                 dot += shuffle(dot, lane ^ 1 << bit)
-            f, h = squash_slopes(square + REGULARISER)
+            f, k = squash_slopes_of_result(square + REGULARISER)
+            along = ZERO
+            if k != ZERO:  # an overflow, whose dot may be infinite
+                along = dot * f * (f * k)
             if inside:
                 for turn in range(TURNS):
                     where = n * row + first + turn * (LANES * WIDTH)
                     load_run(WIDTH, run, x, where)
                     load_run(WIDTH, d_run, dy, where)
                     for e in range(WIDTH):
-                        d_run[e] = squash_gradient(run[e], d_run[e], f, dot * h, SLOPE)
+                        d_run[e] = squash_gradient(run[e], d_run[e], f, along, SLOPE)
                     store_run(WIDTH, dx, where, d_run)
             n += cuda.gridDim.y
 

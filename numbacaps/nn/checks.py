@@ -1,0 +1,45 @@
+"""What a network refuses of its arguments, one by one."""
+
+import numpy as np
+
+from numbacaps.arrays import FULL_DTYPES
+from numbacaps.nn.kernels.adam import Adam
+
+
+def check_dtype(dtype):
+    refusal = TypeError(f"dtype is {dtype!r}; it takes float32 or float64")
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise refusal from None
+    if found not in FULL_DTYPES:
+        raise refusal
+    return found
+
+
+def refuse_masked(name, array):
+    """Refuse what NumPy would take without its mask."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; it takes one without a mask")
+
+
+def check_range(name, numbers, count):
+    """Refuse ints outside of 0 to count - 1."""
+    # A negative one is a large one without its sign.
+    if numbers.astype(np.int64, copy=False).view(np.uint64).max() >= count:
+        wrong = numbers[(numbers < 0) | (numbers >= count)][0]
+        raise ValueError(f"{name} hold {wrong}; they take 0 to {count - 1}")
+
+
+def check_adam(adam):
+    if not isinstance(adam, Adam):
+        raise TypeError(f"adam is a {type(adam).__name__}; it takes an Adam")
+    return adam
+
+
+def check_seed(seed):
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+        raise TypeError(f"seed is {seed!r}; it takes an int")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; it takes 0 to 2^64 - 1")
+    return int(seed)
