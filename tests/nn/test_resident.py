@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numbacaps.fused import precision as precision_module
+from numbacaps.device import gpu as devices
 from numbacaps.device.streams import Beside
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
@@ -155,7 +155,7 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
     from numbacaps.nn.resident.forward import make_resident_forward
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(devices, "current", lambda: devices.H100)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
     layout = layout_of(placed).forward
@@ -205,7 +205,7 @@ def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeyp
     from numbacaps.nn.resident.forward import make_resident_forward
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(devices, "current", lambda: devices.H100)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)
     layers = (
         Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numbacaps.fused import precision as precision_module
+from numbacaps.device import gpu as devices
 from numbacaps.device.streams import Beside
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
@@ -157,7 +157,7 @@ def test_kernel(name, precision, monkeypatch):
     from numbacaps.nn.resident.backward import make_resident_backward
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(devices, "current", lambda: devices.H100)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
     layout = layout_of(placed).backward
@@ -194,7 +194,7 @@ def test_kernel(name, precision, monkeypatch):
 def test_packing(precision, monkeypatch):
     from numba import float32, types
 
-    monkeypatch.setattr(precision_module, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(devices, "current", lambda: devices.H100)
     placed = placed_layers("published", precision)
     kernel = make_pack_network(packings(placed, layout_of(placed), True))
     array = types.Array(float32, 1, "C")
