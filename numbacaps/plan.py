@@ -89,10 +89,8 @@ class Plan:
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
         self._rooms, self._packed_room = Rooms(workspace_limit), Workspaces(workspace_limit)
         self._packed, self._handover = None, Handover()  # the kernel that was, and who may read it
-        self._lock = (
-            threading.Lock()
-        )  # a pass launches several kernels, which nothing comes between
-        self._tables = []  # passes that queued calls read the tables of
+        self._lock = threading.Lock()  # nothing comes between the kernels of a pass
+        self._tables = {}  # activation to passes, of which queued calls read the tables
         if not found.on_host:
             held = self._packed_room, self._tables
             weakref.finalize(self, self._rooms.release, *held).atexit = False
@@ -105,7 +103,7 @@ class Plan:
 
     def _passes(self, activation=None):
         made = self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
-        self._tables.append(made)
+        self._tables[activation] = made
         return made
 
     @cached_property
