@@ -119,7 +119,7 @@ assert asked == [1, 0], asked
 mine = list(kept.plans._kept.values())[0]
 current[0] = 1
 try:
-    mine(*operands)
+    mine(*(one.reshape(shape) for one, shape in zip(operands, (mine.x_shape, mine.w_shape, mine.y_shape))))
 except ValueError as error:
     print(error)
 """

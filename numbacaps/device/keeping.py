@@ -40,20 +40,31 @@ class Keeping:
         nbytes : int
             Of device memory that it holds.
         """
-        event = self._mark(stream)
+        entry = self._mark(stream), held, nbytes
         with self._lock:
-            kept, self._kept = self._kept, []
-            kept = [one for one in kept if not one[0].query()]
-            while kept and sum(one[2] for one in kept) > self._limit:
-                kept.pop(0)[0].synchronize()
-            self._kept[:0] = [*kept, (event, held, nbytes)]
+            earlier = list(self._kept)
+            self._kept.append(entry)
+            left = sum(one[2] for one in earlier)
+            for one in earlier:
+                event, _, nbytes = one
+                passed = event.query()
+                if left > self._limit and not passed:
+                    event.synchronize()
+                    passed = True
+                if passed:
+                    left -= nbytes
+                    self._drop(one)
 
     def clear(self):
         """Wait until everything has been passed, and let it go."""
         with self._lock:
-            kept, self._kept = self._kept, []
-        for event, *_ in kept:
-            event.synchronize()
+            for one in list(self._kept):
+                one[0].synchronize()
+                self._drop(one)
+
+    def _drop(self, entry):
+        if entry in self._kept:  # the garbage collector may have been here
+            self._kept.remove(entry)
 
 
 class _Passed:

@@ -136,7 +136,7 @@ def is_capturing(stream):
         return False
     status, capturing = driver.cuStreamIsCapturing(int(stream))
     none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    return status is driver.CUresult.CUDA_SUCCESS and capturing is not none
+    return status is driver.CUresult.CUDA_SUCCESS and capturing != none
 
 
 def torch_stream(tensor):
