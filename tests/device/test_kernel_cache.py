@@ -43,7 +43,7 @@ for terms in (1, 3):
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
-precision.has_warpgroups = lambda: True
+precision.has_warpgroups = precision.has_tensor_cores = lambda: True
 placed = placed_layers("published", "tf32")
 found = packings(placed, layout_of(placed), True)
 for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
