@@ -3,6 +3,7 @@
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
 # make test-all  run all of both tiers
+# make test-torch  install PyTorch, which is large, and test numbacaps.torch on CPU tensors
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 # make records list the results and test records that are older than their kernels; needs no GPU
@@ -19,7 +20,7 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 
 MINUTES ?= 10
 
-.PHONY: walk test test-all test-rest gpu drawn records record clean
+.PHONY: walk test test-all test-rest test-torch gpu drawn records record clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
@@ -33,6 +34,10 @@ test-all: test test-rest
 test-rest: $(INSTALLED)
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier ptx
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
+
+test-torch: $(INSTALLED)
+	$(PY) -m pip install --quiet --editable '.[torch]'
+	$(PY) -m pytest --tier simulator tests/torch
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

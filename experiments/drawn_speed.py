@@ -136,7 +136,9 @@ def without_older(table, seed):
     """Drop other seeds' rows that are older than their kernels: nobody measures those again."""
     keep = f"seed {seed}, "
     is_current = records.sources(table.path).is_current
-    table.rows = [row for row in table.rows if row["workload"].startswith(keep) or is_current(row)]
+    table.write(
+        lambda rows: [row for row in rows if row["workload"].startswith(keep) or is_current(row)]
+    )
 
 
 # ---- what is said of the rows
@@ -211,11 +213,13 @@ def main(arguments=None):
         options.seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed {options.seed}")
     table = command.open_table(NAME, options)
-    without_older(table, options.seed)
     found = groups(options, variants)
     try:
+        without_older(table, options.seed)
         if lacking := command.lacking(table, found):
             _compile(lacking, options.processes)
+    except records.ForeignFile as foreign:
+        parser.error(str(foreign))
     except KeyboardInterrupt:
         return 130
     command.run(table, found, options)

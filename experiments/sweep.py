@@ -239,10 +239,11 @@ def _predict(parser, options):
     path = options.results / f"{options.predict}-predicted" / "sweep.csv"
     found = predict.rows("sweep", workloads, options.passes, known, options.predict)
     try:
-        rows = records.read(path)
-        for _, group in itertools.groupby(found, lambda row: records.key(row, records.GROUP)):
-            rows = records.replaced(rows, list(group))
-        records.write(path, rows)
+        with records.alone(path):
+            rows = records.read(path)
+            for _, group in itertools.groupby(found, lambda row: records.key(row, records.GROUP)):
+                rows = records.replaced(rows, list(group))
+            records.write(path, rows)
     except records.ForeignFile as foreign:
         print(f"sweep: {foreign}", file=sys.stderr)
         return 2

@@ -32,6 +32,7 @@ _NO_GPU = (
     "train_digits: there is no GPU here, and the simulator would take weeks; "
     "python -m experiments.train_digits --tiny trains a miniature on it"
 )
+_WAIT = 1.0  # seconds for a run that is about to end
 PREDICTIONS = ("row", "label", "predicted")
 
 
@@ -137,10 +138,19 @@ def main(argv=None):
     usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
     folder = options.results or usual or provenance.RESULTS / gpu / "digits"
     figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
-    run = None
     try:
         _make_folder("--results", folder)
         _make_folder("--figures", figures)
+        with records.alone(folder / "training.csv", seconds=_WAIT):
+            return _train(task, options, gpu, folder, figures)
+    except (Refusal, records.ForeignFile, ImportError) as refusal:
+        parser.error(str(refusal))
+
+
+def _train(task, options, gpu, folder, figures):
+    """Train every run, log, draw, as the only one that writes to the folder; the exit status."""
+    run = None
+    try:
         log = training.Log(folder / "training.csv", gpu)
         data = task.load()
         runs = [
@@ -152,8 +162,6 @@ def main(argv=None):
             model = _begin(run, task, options)
             log.begin(run, model.steps)
             training.train(model, run, log)
-    except (Refusal, records.ForeignFile, ImportError) as refusal:
-        parser.error(str(refusal))
     except training.Diverged as end:
         print(f"train_digits: {end}; {_kept(run)}", file=sys.stderr)
         return 1

@@ -56,8 +56,9 @@ def capsule_conv2d(
         it is what ``"auto"`` stands for where there is no GPU.
     precision : str
         How float32 is multiplied: ``"ieee"``, or what ``"fused"`` has on GPUs of compute capability
-        9.0: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three such
-        products for one, about as exact as float32 arithmetic, but infinite operands make NaN.
+        8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three
+        such products for one, about as exact as float32 arithmetic, but where its copies are TMA's
+        (on 9.0) infinite operands make NaN.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not

@@ -17,7 +17,7 @@ _TIERS = {
         "races (threads take turns: some missing barriers show), types (float64 creeping in), speed",
     ),
     "ptx": (
-        "every kernel compiled for cc 7.5, 8.0, 9.0 and 10.0: types, memory, instructions",
+        "every kernel compiled for the GPUs it is for, cc 7.5 to 12.0: types, memory, instructions",
         "results, registers: nothing was assembled or run",
     ),
     "gpu": (

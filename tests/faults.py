@@ -48,7 +48,12 @@ class Fault:
 _ALGORITHMS = "tests/algorithms/test_pipelines.py -k test_algorithm"
 _STAGES = "tests/stages/test_stages.py"
 _HOPPER = "tests/fused/test_hopper.py"
+_MMA_SYNC = "tests/fused/test_mma_sync.py"
 _NN_KERNELS = "tests/nn/test_nn_kernels.py"
+_EDGES = "tests/algorithms/test_edges.py"
+_ROWS = "tests/experiments/test_experiments.py -k rows"
+_LOCK = "tests/experiments/test_lock.py"
+_WAITING = "tests/device/test_waiting.py"
 
 FAULTS = [
     Fault(
@@ -150,6 +155,20 @@ FAULTS = [
         _ALGORITHMS,
     ),
     Fault(
+        "pixels that no tap reaches are cleared while others write there",
+        "numbacaps/fused/mma_sync/launcher.py",
+        "apart = len(products) > 1 and",
+        "apart = len(products) < 1 and",
+        f"{_MMA_SYNC} -k test_every_geometry[backward_input-float16-1-gaps]",
+    ),
+    Fault(
+        "infinities and NaN of the low parts reach a sum of three terms",
+        "numbacaps/fused/mma_sync/kernel.py",
+        "finite = acc[i] - acc[i] == ZERO",
+        "finite = True",
+        f"{_MMA_SYNC} -k test_infinities",
+    ),
+    Fault(
         "squash without its regulariser",
         "numbacaps/nn/kernels/squash.py",
         "squash_factor(square + REGULARISER)",
@@ -190,6 +209,146 @@ FAULTS = [
         "axis = len(shape) - 1 - step",
         "axis = step",
         "tests/test_interop.py tests/test_api.py",
+    ),
+    Fault(
+        "the method's hash is left out of what makes a row the same",
+        "experiments/measuring/records.py",
+        'SAME = ("driver", "versions", "method_sha256")',
+        'SAME = ("driver", "versions")',
+        _ROWS,
+    ),
+    Fault(
+        "the sources are left out of what makes a row the same",
+        "experiments/measuring/records.py",
+        "and self._sources.is_current(row)",
+        "and True",
+        _ROWS,
+    ),
+    Fault(
+        "the sources' hash is left out of what makes a short CSV's row the same",
+        "experiments/measuring/listing.py",
+        '_SAME = ("gpu", "driver", "versions", "source_sha256")',
+        '_SAME = ("gpu", "driver", "versions")',
+        "tests/experiments/test_host_cost.py -k rows",
+    ),
+    Fault(
+        "a CSV is written from what it held at first, without what another run wrote meanwhile",
+        "experiments/measuring/records.py",
+        "change(read(self.path))",
+        "change(self.rows)",
+        _LOCK,
+    ),
+    Fault(
+        "a lock that was taken is not waited for",
+        "experiments/measuring/lock.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH",
+        _LOCK,
+    ),
+    Fault(
+        "an image's pixels are not counted before it is decoded",
+        "experiments/walk/image.py",
+        "_check_pixels(path, picture.size[::-1])",
+        "pass",
+        "tests/experiments/test_walk.py -k large",
+    ),
+    Fault(
+        "a plan takes arrays that are not contiguous",
+        "numbacaps/plan.py",
+        "if not operand.is_contiguous:",
+        "if False:",
+        "tests/test_plan_arrays.py",
+    ),
+    Fault(
+        "calls on two streams share a plan's workspace",
+        "numbacaps/plan.py",
+        "where = int(stream) if stream else 0, threading",
+        "where = 0, threading",
+        "tests/test_plan_arrays.py",
+    ),
+    Fault(
+        "an axis that is broadcast becomes one with the axis before it",
+        "numbacaps/device/strided_copy.py",
+        "merged[-1][1] == size * stride",
+        "merged[-1][1] == size * (stride or 1)",
+        "tests/device/test_strided_copy.py",
+    ),
+    Fault(
+        "a workspace may take all the memory that is free",
+        "numbacaps/device/workspace.py",
+        "self._limit = free // 2",
+        "self._limit = free",
+        "tests/device/test_workspace.py",
+    ),
+    Fault(
+        "the second part of a packed kernel is not rounded",
+        "numbacaps/fused/pack.py",
+        "value = to_tf32(whole - value)",
+        "value = whole - value",
+        "tests/fused/test_pack.py",
+    ),
+    Fault(
+        "dx with the dilation of the other axis",
+        "numbacaps/stages/capsule_col2im.py",
+        "kh = down // DH",
+        "kh = down // DW",
+        _EDGES,
+    ),
+    Fault(
+        "dx of too few windows: their number by the other axis' dilation",
+        "numbacaps/stages/capsule_col2im.py",
+        "OH_SPAN = DH * (KH - 1)",
+        "OH_SPAN = DW * (KH - 1)",
+        _EDGES,
+    ),
+    Fault(
+        "dx with the padding of the other axis",
+        "numbacaps/stages/capsule_col2im.py",
+        "left = i // E1 % W + PW",
+        "left = i // E1 % W + PH",
+        _EDGES,
+    ),
+    Fault(
+        "dw without the padding to the left",
+        "numbacaps/stages/capsule_im2col.py",
+        "left = kw * DW - PW",
+        "left = kw * DW",
+        _EDGES,
+    ),
+    Fault(
+        "a ring of row numbers whose writer never waits",
+        "numbacaps/nn/data.py",
+        "self._computing.wait_for(self._read[half])",
+        "pass",
+        _WAITING,
+    ),
+    Fault(
+        "a stream that does not wait for those that its arrays were made on",
+        "numbacaps/device/streams.py",
+        "event.wait(stream)",
+        "pass",
+        _WAITING,
+    ),
+    Fault(
+        "an array that is not aligned counts as aligned",
+        "numbacaps/device/compiled.py",
+        "if where(argument) % multiple:",
+        "if where(argument) % 4:",
+        _WAITING,
+    ),
+    Fault(
+        "of a product's arrays the result is not asked whether it is aligned",
+        "numbacaps/fused/packing_launcher.py",
+        "if aligned(CHUNK, gathered, result, activated):",
+        "if aligned(CHUNK, gathered, activated):",
+        "tests/fused/test_alignment.py",
+    ),
+    Fault(
+        "a pipeline whose producer never waits for a stage to be empty",
+        "numbacaps/device/ring.py",
+        "mbarrier_wait(shared, full + TO_EMPTY, phase)",
+        "pass",
+        _HOPPER,
     ),
     Fault(
         "float64 creeps into a sum of float32",

@@ -59,7 +59,7 @@ def test_an_image_of_more_rows_than_32_bits_count_is_refused():
 def test_a_kernel_of_more_than_2_to_31_elements(precision, rng):
     """Channel p of the kernel is the first one times 1, 2 or 3, so channel p of the output is, too."""
     if precision not in ALGORITHMS["fused"].precisions(np.dtype(np.float32)):
-        pytest.skip("this GPU has no warpgroup products")
+        pytest.skip("this GPU has no tensor cores for float32")
     _skip_without(32)
     P, C, D = 3648, 256, 16
     first = rng.integers(-4, 5, (C, 3, 3, D, D)).astype(np.float32)

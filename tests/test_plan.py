@@ -55,7 +55,7 @@ def test_one_gradient_alone(rng):
 def test_a_packed_kernel(algorithm, precision, rng):
     """It stays the plan's, whatever calls with a kernel do in between."""
     if precision not in numbacaps.ALGORITHMS[algorithm].precisions(np.dtype(np.float32)):
-        pytest.skip("this GPU has no warpgroup products")
+        pytest.skip("this GPU has no tensor cores for float32")
     shapes = (2, 2, 3, 3, 4, 4), (2, 2, 2, 2, 4, 4), (2, 2, 2, 2, 4, 4)
     plan = numbacaps.plan(*shapes[:2], algorithm=algorithm, precision=precision)
     numbers = (rng.standard_normal(shape).astype(np.float32) for shape in (*shapes, shapes[1]))

@@ -45,6 +45,8 @@ def test_the_first_page_is_short():
 
 @pytest.mark.parametrize("name", _SCRIPTS)
 def test_script(name):
+    if name.startswith("numbacaps/torch/"):
+        pytest.importorskip("torch")
     exec(compile(_SCRIPTS[name], name, "exec"), {})
 
 
@@ -86,7 +88,8 @@ def test_the_map():
 
 
 @pytest.mark.parametrize(
-    "folder", ["numbacaps/device", "numbacaps/fused", "numbacaps/nn", "reference"]
+    "folder",
+    ["numbacaps/device", "numbacaps/fused", "numbacaps/nn", "numbacaps/torch", "reference"],
 )
 def test_every_module_is_named(folder):
     text = _TEXTS[f"{folder}/README.md"]

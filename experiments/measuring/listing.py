@@ -14,7 +14,7 @@ _SAME = ("gpu", "driver", "versions", "source_sha256")
 
 
 class Listing:
-    """The CSV while it is being measured.
+    """The CSV while it is being measured; other runs may write other rows of it meanwhile.
 
     Parameters
     ----------
@@ -66,23 +66,21 @@ class Listing:
         """Put rows, dicts of keys and values, in the place of those of the same keys, and write the file."""
         new = {records.key(row, self.keys): row | self._machine for row in rows}
         new = {key: row | {"timestamp": records.now()} for key, row in new.items()}
-        kept = [row for row in self.rows if records.key(row, self.keys) not in new]
-        self.rows = kept + [
-            {column: records.cell(row.get(column)) for column in self.columns}
-            for row in new.values()
-        ]
-        self.write()
+        self.write(new)
 
-    def write(self):
-        """Write the file, or on failure leave it as it was; ForeignFile."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        try:
+    def write(self, new=()):
+        """Write the file with the rows that it has now, but for new ones, by their keys; ForeignFile."""
+        with records.alone(self.path):
+            kept = [row for row in self._read() if records.key(row, self.keys) not in new]
+            self.rows = kept + [
+                {column: records.cell(row.get(column)) for column in self.columns}
+                for row in dict(new).values()
+            ]
+            text = io.StringIO()
+            writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
             provenance.write_text(self.path, text.getvalue())
-        except OSError as failure:
-            raise records.ForeignFile(f"{self.path} cannot be written: {failure}") from failure
 
     @property
     def is_current(self):

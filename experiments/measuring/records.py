@@ -8,9 +8,10 @@ import csv
 import datetime
 import io
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.measuring import provenance
+from experiments.measuring import lock, provenance
 from experiments.measuring.sources import Sources
 
 GEOMETRY = (
@@ -68,11 +69,28 @@ COLUMNS = {
     "kernel_sources": "of the files that the kernels are made of which the call launches; NAME.sources.json "
     "lists them. Empty where none were noted",
 }
+_WAIT = 60.0  # seconds for another run, which holds a CSV for as long as writing it takes
 _LATER = ("kernel_sources",)  # columns that an older file lacks; its cells are empty
 
 
 class ForeignFile(ValueError):
     """A file that is not one of ours, or cannot be read or written; nothing was changed."""
+
+
+@contextmanager
+def alone(path, seconds=_WAIT):
+    """Be the only run that writes a file; see :func:`experiments.measuring.lock.held`.
+
+    Raises
+    ------
+    ForeignFile
+        Another run holds it, or it cannot be locked.
+    """
+    try:
+        with lock.held(path, seconds):
+            yield
+    except OSError as failure:
+        raise ForeignFile(f"{path} cannot be written: {failure}") from failure
 
 
 def read(path):
@@ -193,6 +211,9 @@ ABSENT = "absent: "
 class Table:
     """An experiment's CSV while it is being measured.
 
+    Other runs may measure other groups into the same file meanwhile: what is written goes to the rows that the file
+    then has.
+
     Parameters
     ----------
     path : path
@@ -213,19 +234,23 @@ class Table:
         self.path, self._machine, self._fresh, self._same = Path(path), machine, fresh, same
         self.rows, self._sources = read(self.path), sources(self.path)
 
-    def write(self):
+    def write(self, change=lambda rows: rows):
         """Write the files behind the rows' names, then the rows.
+
+        Parameters
+        ----------
+        change : callable
+            The rows that the file takes, of those that it has now.
 
         Raises
         ------
         ForeignFile
-            One cannot be written.
+            One cannot be written, or is not ours any more.
         """
-        try:
+        with alone(self.path):
+            self.rows, self._sources = change(read(self.path)), sources(self.path)
             self._sources.write(self.rows)
-        except OSError as failure:
-            raise ForeignFile(f"{self._sources.path} cannot be written: {failure}") from failure
-        write(self.path, self.rows)
+            write(self.path, self.rows)
 
     def of_group(self, group):
         """The rows of a group, whose cells of :data:`GROUP` are given."""
@@ -254,8 +279,7 @@ class Table:
 
     def replace(self, rows):
         """Put a group's new rows in the place of its old ones, and write the file."""
-        self.rows = replaced(self.rows, rows)
-        self.write()
+        self.write(lambda known: replaced(known, rows))
 
 
 def replaced(rows, group_rows):

@@ -4,16 +4,20 @@ With 4 x 4 capsules a 28 x 28 digit becomes 7 x 7 capsules. A capsule of any sha
 wide as its last axis and as high as the product of its other axes.
 """
 
+import warnings
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import numpy as np
+from numpy.lib import format as npy
 from PIL import Image
 
 from experiments.measuring.refusal import Refusal
 
 DIGIT = Path(__file__).resolve().parent.parent / "data" / "digit.npy"
+_MOST_PIXELS = 1 << 24  # which take about half a GB on their way to numbers from 0 to 1
+_TAKES_PIXELS = f"1 to {_MOST_PIXELS:,} pixels"
 
 
 @dataclass(frozen=True)
@@ -81,15 +85,9 @@ def read_image(path):
     Raises
     ------
     Refusal
-        The file is neither, or holds no numbers, not two axes, no pixels, or NaN or infinity.
+        The file is neither, or holds no numbers, not two axes, no pixels or too many, or NaN or infinity.
     """
     array = _read_npy(path) if str(path).endswith(".npy") else _read_picture(path)
-    if array.ndim != 2:
-        raise Refusal("--image", f"{path}, of shape {array.shape}", "an array of two axes")
-    if array.dtype.kind not in "buif":
-        raise Refusal("--image", f"{path}, of type {array.dtype}", "real numbers")
-    if not array.size:
-        raise Refusal("--image", f"{path}, of shape {array.shape}", "one pixel or more")
     grey = array.astype(np.float64)
     if not np.isfinite(grey).all():
         raise Refusal("--image", f"{path}, which holds NaN or infinity", "finite numbers")
@@ -104,26 +102,63 @@ def read_image(path):
 
 
 def _read_npy(path):
+    """The array of a .npy file, whose header is checked before anything is read by it."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise Refusal("--image", f"{path} ({_reason(error)})", "a .npy file of numbers") from None
+        with open(path, "rb") as file:
+            shape, by_columns, dtype = _header(file)
+            if len(shape) != 2:
+                raise Refusal("--image", f"{path}, of shape {shape}", "an array of two axes")
+            if dtype.kind not in "buif":
+                raise Refusal("--image", f"{path}, of type {dtype}", "real numbers")
+            _check_pixels(path, shape)
+            array = np.fromfile(file, dtype, prod(shape))
+            return array.reshape(shape, order="F" if by_columns else "C")
+    except Refusal:
+        raise
+    except Exception as error:  # of many kinds, by what of it is damaged
+        reason = getattr(error, "strerror", None) or "its header or its numbers are damaged"
+        raise Refusal("--image", f"{path} ({reason})", "a .npy file of numbers") from None
+
+
+def _header(file):
+    """(shape, whether by columns, dtype) of a .npy file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of headers that Python 2 or nobody wrote
+        version = npy.read_magic(file)
+        if version == (1, 0):
+            return npy.read_array_header_1_0(file)
+        return npy.read_array_header_2_0(file)
 
 
 def _read_picture(path):
+    """A picture's pixels in grey; their number is known, and checked, before they are decoded."""
     try:
-        with Image.open(path) as picture:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+            picture = Image.open(path)
+        with picture:
+            _check_pixels(path, picture.size[::-1])
             # Modes I and F hold one number a pixel already; turning them to bytes would clip it.
             return np.asarray(picture if picture.mode[0] in "IF" else picture.convert("L"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Refusal(
-            "--image", f"{path} ({_reason(error)})", "a .npy file or a picture file"
-        ) from None
+    except Refusal:
+        raise
+    except Exception as error:  # of many kinds, by format and by what of it is damaged
+        takes = "a .npy file or a picture file"
+        if isinstance(error, Image.DecompressionBombError):
+            takes = _TAKES_PIXELS
+        raise Refusal("--image", f"{path} ({_reason(error)})", takes) from None
+
+
+def _check_pixels(path, shape):
+    """Refuse an image of no pixels, or of more than are worth decoding."""
+    if not 1 <= prod(shape) <= _MOST_PIXELS or min(shape) < 1:
+        raise Refusal("--image", f"{path}, of shape {shape}", _TAKES_PIXELS)
 
 
 def _reason(error):
     """What went wrong, in a few words."""
-    return (getattr(error, "strerror", None) or str(error).splitlines()[0]).rstrip(".")
+    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".")
 
 
 def crop_centre(image, size):

@@ -6,6 +6,7 @@ A ladder to read from the bottom, each rung a diff of the one before:
 2. :mod:`rung_2_shared_tiles`: a block brings tiles of both operands into shared memory
 3. :mod:`rung_3_register_tiles`: a thread computes a small tile, loads run ahead; its ``split_k`` is the same for the
    kernel's gradient, whose sum runs over pixels
+   :mod:`mma_sync`: the tensor cores by warps, on every GPU since compute capability 8.0; one kernel for all geometries
 4. :mod:`rung_4_wgmma`: the tensor cores of compute capability 9.0, which read capsules as they lie
 5. :mod:`rung_5_warp_specialized`: producer warps keep TMA busy, consumer warpgroups multiply; three
    products of TF32 for one of float32

@@ -126,11 +126,7 @@ def _register_tiles(job, tile=None):
     itemsize = sum_dtype(job.dtype).itemsize
     chosen, why = register_tiles.choose_tile(rows, columns, itemsize)
     if tile is not None:
-        found = [one for one in register_tiles.TILES if astuple(one) == tile]
-        if not found:
-            known = [astuple(one) for one in register_tiles.TILES]
-            raise NotPossible(f"tile is {tile}; register_tiles takes one of {known}")
-        chosen, why = found[0], "asked for"
+        chosen, why = _one_of(register_tiles.TILES, tile, "register_tiles"), "asked for"
     make = partial(RegisterTilesLauncher, *job.operands, job.activation, (chosen, why))
     return Choice("register_tiles", make, chosen, None, why)
 
@@ -200,6 +196,16 @@ def _tile_of(kind, tile):
     return kind(*tile)
 
 
+def _one_of(tiles, tile, rung):
+    """The tile of these that has the sizes; None if none is asked for."""
+    if tile is None:
+        return None
+    found = [one for one in tiles if astuple(one) == tile]
+    if not found:
+        raise NotPossible(f"tile is {tile}; {rung} takes one of {[astuple(one) for one in tiles]}")
+    return found[0]
+
+
 def _refuse_many_images(job):
     if job.images >= _MOST_COUNTED:
         raise NotPossible(f"{job.images} images; TMA's coordinates have 32 bits")
@@ -220,11 +226,14 @@ def _mma_sync_together(jobs, tile=None):
         raise NotPossible(f"mma_sync takes no {job.dtype} at precision {job.precision!r}")
     if not has_tensor_cores():
         raise NotPossible("mma_sync takes a GPU of compute capability 8.0 or later")
-    forced = None if tile is None else _tile_of(mma_sync_tiles.Tile, tile)
+    forced = _one_of(mma_sync_tiles.TILES[terms], tile, "mma_sync")
     products = [job.product for job in jobs]
     which = products, job.images, job.G, job.dtype, terms
     how, why = mma_sync.choose(*which, tile=forced)
     _refuse(None if how else why or "a thread would have too many copies")
+    written = sum(product.M(job.images) * product.N * job.G for product in products)
+    if how.splits > 1 and written < job.result:
+        raise NotPossible("splits are added all over the result, and other products write there")
     make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how)
     return Choice("mma_sync", make, how.tile, how.predicted, how.why)
 
@@ -356,7 +365,7 @@ def _mma_sync_split_k(job, tile=None):
         raise NotPossible(f"mma_sync_split_k takes no {job.dtype} at precision {job.precision!r}")
     if not has_tensor_cores():
         raise NotPossible("mma_sync_split_k takes a GPU of compute capability 8.0 or later")
-    forced = None if tile is None else _tile_of(mma_sync_split_k_tiles.SplitKTile, tile)
+    forced = _one_of(mma_sync_split_k_tiles.TILES[terms], tile, "mma_sync_split_k")
     which = job.product, job.images, job.G, job.size, job.dtype, terms
     how, why = mma_sync_split_k.choose_split_k(*which, forced)
     _refuse(None if how else why)

@@ -76,10 +76,21 @@ def test_rows_are_kept_by_group(tmp_path):
     assert not records.Table(path, NOW, fresh=True).has(forward, [forward])
 
 
-@pytest.mark.parametrize("what", (*records.SAME, "kernel_sources"))
+@pytest.mark.parametrize("what", ["driver", "versions", "method_sha256", "kernel_sources"])
 def test_rows_of_something_else_are_measured_again(what, tmp_path):
     table = records.Table(tmp_path / "sweep.csv", NOW)
     table.replace([_row(**{what: "before"})])
+    assert not table.has(_row(), [_row()])
+    table.replace([_row()])
+    assert table.has(_row(), [_row()])
+
+
+def test_rows_that_name_no_kernels_are_of_the_sources_of_then(tmp_path):
+    now = {"kernel_sources": "", "source_sha256": records.provenance.source_sha256()}
+    table = records.Table(tmp_path / "sweep.csv", NOW)
+    table.replace([_row(**now)])
+    assert table.has(_row(), [_row()])
+    table.replace([_row(**now | {"source_sha256": "before"})])
     assert not table.has(_row(), [_row()])
 
 

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
-from io import StringIO
+from io import BytesIO, StringIO
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.measuring.refusal import Refusal
 from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.image import cut_patches, read_image
@@ -162,10 +163,44 @@ def test_pictures_become_grey_from_0_to_1(tmp_path):
     assert np.array_equal(read_image(tmp_path / "wide.npy"), [[0, 0.5], [1, 1]])
 
 
+@pytest.mark.parametrize("name", ["large.png", "many.npy"])
+def test_a_large_image_is_refused_before_it_is_decoded(files, name, monkeypatch):
+    def decoded(*_, **__):
+        raise AssertionError("the pixels were read")
+
+    for of, what in ((np, "fromfile"), (np, "load"), (np, "asarray"), (Image.Image, "convert")):
+        monkeypatch.setattr(of, what, decoded)
+    with pytest.raises(Refusal, match=r"of shape \(5000, 5000\); it takes 1 to 16,777,216 pixels"):
+        read_image(files / name)
+
+
+def test_arrays_are_read_as_they_lie(tmp_path):
+    image = np.random.default_rng(0).random((3, 5))
+    for array in (image, np.asfortranarray(image), image.astype(">f8"), image[:, ::-1]):
+        np.save(tmp_path / "a.npy", array)
+        assert np.array_equal(read_image(tmp_path / "a.npy"), array)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, image, version=(2, 0))
+    assert np.array_equal(read_image(tmp_path / "a.npy"), image)
+
+
 def test_blank_image_passes(tmp_path):
     np.save(tmp_path / "blank.npy", np.zeros((12, 12)))
     arguments = ["--image", str(tmp_path / "blank.npy"), "--kernel", "2", "--algorithm", "indexed"]
     assert command.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+
+
+# What stands in a header in the place of its shape.
+DAMAGED = {
+    "bracket": b"(28, 28(",
+    "list": b"[28, 28]",
+    "byte": b"(28,\x0028)",
+    "name": b"(28, ab)",
+    "negative": b"(-8, -8)",
+    "float": b"(28, 28.)",
+    "longer": b"(99, 99)",
+    "many": b"(5000, 5000)",
+}
 
 
 @pytest.fixture
@@ -178,6 +213,19 @@ def files(tmp_path):
     np.save(tmp_path / "words.npy", np.full((28, 28), "x"))
     np.save(tmp_path / "void.npy", np.zeros((0, 28)))
     np.save(tmp_path / "objects.npy", np.full((28, 28), None))
+    with open(tmp_path / "several.npy", "wb") as file:
+        np.savez(file, a=np.zeros((28, 28)))
+    saved = BytesIO()
+    np.save(saved, np.zeros((28, 28)))
+    whole, shape = saved.getvalue(), b"(28, 28), }" + 8 * b" "
+    for name, other in DAMAGED.items():
+        damaged = whole.replace(shape, (other + b", }").ljust(len(shape)))
+        (tmp_path / f"{name}.npy").write_bytes(damaged)
+    (tmp_path / "cut.npy").write_bytes(whole[:-1])
+    Image.new("1", (5000, 5000)).save(tmp_path / "large.png")  # 3 KB
+    picture = BytesIO()
+    Image.fromarray(np.arange(784).astype(np.uint8).reshape(28, 28)).save(picture, "png")
+    (tmp_path / "cut.png").write_bytes(picture.getvalue()[:60])
     return tmp_path
 
 
@@ -191,6 +239,10 @@ BAD = [
     ["--image", "{0}/words.npy"],
     ["--image", "{0}/void.npy"],
     ["--image", "{0}/objects.npy"],
+    ["--image", "{0}/several.npy"],
+    *(["--image", f"{{0}}/{name}.npy"] for name in (*DAMAGED, "cut")),
+    ["--image", "{0}/large.png"],
+    ["--image", "{0}/cut.png"],
     ["--crop", "29,28"],
     ["--crop", "28"],
     ["--crop", "0,4"],

@@ -14,7 +14,7 @@ from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
-from numbacaps.fused.precision import precisions
+from numbacaps.fused.precision import has_warpgroups
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
@@ -93,7 +93,7 @@ def test_lower_rungs(case, launch, rng):
 
 
 def _skip_without_tf32():
-    if "tf32" not in precisions(_F4):
+    if not has_warpgroups():
         pytest.skip("this GPU has no warpgroup products")
 
 

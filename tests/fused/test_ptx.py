@@ -38,6 +38,7 @@ from numbacaps.nn.resident.forward import make_resident_forward
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.stages.strided_batched_matmul import choose_tile
 from tests.support.kernels import (
+    WARPS,
     bulk_gradient_kernel,
     bulk_kernel,
     factories,
@@ -494,7 +495,7 @@ def test_every_factory_is_compiled_here():
         for name, part in factories().items()
         if name.startswith("numbacaps.nn.resident.") and not hasattr(part, "cache_info")
     }
-    covered |= NN_FACTORIES
+    covered |= NN_FACTORIES | WARPS
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 

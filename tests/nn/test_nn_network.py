@@ -239,7 +239,7 @@ def test_a_captured_step_is_the_step_kernel_by_kernel(rng, monkeypatch):
 def test_a_captured_step_of_the_published_network(precision, rng):
     """Kernels packed ahead and gradients beside each other, with graphs and without: the same bits."""
     if precision not in precisions(np.dtype(np.float32)):
-        pytest.skip("this GPU has no warpgroup products")
+        pytest.skip("this GPU has no tensor cores for float32")
     x, labels = rng.uniform(0, 1, (9, 1, 28, 28, 1, 1)).astype("float32"), rng.integers(0, 10, 9)
     runs = []
     for captures in (True, True, False):
@@ -256,7 +256,7 @@ def test_a_captured_step_of_the_published_network(precision, rng):
 def test_packed_kernels_follow_the_weights(rng, tmp_path):
     """What an inference packed once is packed anew when weights have moved, and when they are loaded."""
     if "tf32" not in precisions(np.dtype(np.float32)):
-        pytest.skip("this GPU has no warpgroup products")
+        pytest.skip("this GPU has no tensor cores for float32")
     how = {"window": 2, "squash": 4, "precision": "tf32"}
     layers = Layer(2, (4, 4), **how), Layer(3, (4, 4), **how)
 

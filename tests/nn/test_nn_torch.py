@@ -99,7 +99,7 @@ def test_first_steps_of_the_published_network(precision, rng):
     the gradient, so rounding tells within a few steps, in PyTorch too.
     """
     if precision not in ALGORITHMS["fused"].precisions(np.dtype(np.float32)):
-        pytest.skip("this GPU has no warpgroup products")
+        pytest.skip("this GPU has no tensor cores for float32")
     exact = CapsNet.published(seed=1, dtype="float64")
     rounded = CapsNet.published(seed=1, precision=precision)
     twin = TorchNet(exact, _DEVICE)

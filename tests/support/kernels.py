@@ -6,13 +6,21 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from numba import from_dtype
+from numba.core import types
 
 import numbacaps
 from numbacaps.algorithms import indexed, naive
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
+from numbacaps.fused.mma_sync import add_splits as warp_sums
+from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
+from numbacaps.fused.mma_sync.pack import make_pack_matrix, make_pack_pixels
+from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.pack import Packing, make_pack
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
@@ -227,6 +235,42 @@ def mma_kernel(product, runs, tile, terms, dtype):
     p = product
     which = (p.pixels, p.shape, runs, tile, 4, p.N * p.K, terms, dtype)
     return Kernel(make_mma_reduction(*which), 3, 2, make_mma_reduction, 1)
+
+
+def _of_dtypes(kernel, dtypes, integers, cc):
+    """PTX of a kernel that takes flat arrays of some dtypes, then 64-bit integers."""
+    kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in dtypes]
+    text, _ = cuda.compile_ptx(kernel, (*kinds, *[types.int64] * integers), cc=cc)
+    return text
+
+
+def warp_ptx(dtype, terms, a_run, b_run, along_k, paired, tile, cc):
+    """The warps' kernel of the products that gather one operand."""
+    spec = Spec(dtype, dtype, terms, a_run, b_run, along_k, paired, tile)
+    return _of_dtypes(make_mma_sync(spec), (dtype, dtype, dtype, np.int32), 6, cc)
+
+
+def warp_split_k_ptx(dtype, terms, a_run, c_run, paired, tile, cc):
+    """The warps' kernel of the kernel's gradient."""
+    spec = SplitKSpec(dtype, dtype, terms, a_run, c_run, paired, tile)
+    return _of_dtypes(make_mma_sync_split_k(spec), (dtype, dtype, dtype, np.int32), 5, cc)
+
+
+# What runs before the warps' kernels and behind them: PTX for a dtype and a compute capability.
+WARP_HELPERS = {
+    "pack_pixels": lambda dtype, cc: _of_dtypes(
+        make_pack_pixels(dtype), (dtype, dtype, np.int32), 7, cc
+    ),
+    "pack_matrix": lambda dtype, cc: _of_dtypes(
+        make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
+    ),
+    "add_splits": lambda dtype, cc: _of_dtypes(
+        warp_sums.make_add_splits(dtype), (np.float32, dtype), 2, cc
+    ),
+}
+# Compiled in test_mma_sync_ptx.
+WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
+WARPS |= {warp_sums.make_add_splits}
 
 
 def factories():

@@ -1,5 +1,7 @@
 """The launcher of the warps' tensor core kernel: one launch of products for a pass, whatever its residues.
 
+Where some pixels have no tap, one more launch clears them first: no block may write where another one does.
+
 Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.mma_sync.pack`).
 """
 
@@ -25,7 +27,7 @@ from numbacaps.fused.mma_sync.packing import (
     seen_as,
 )
 from numbacaps.fused.mma_sync.table import Walk, make_table, packed_walk, why_not
-from numbacaps.fused.mma_sync.tile import LARGEST_BM, Sizes, choose_tile
+from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES, Sizes, choose_tile
 
 _SUMS = np.dtype(np.float32)
 
@@ -113,7 +115,7 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None):
 
 
 class MmaSyncLauncher(Launcher):
-    """The products of a gathering pass, all of them in one launch: forward, or the residues of dx.
+    """The products of a gathering pass, all that have taps in one launch: forward, or the residues of dx.
 
     Parameters
     ----------
@@ -142,13 +144,9 @@ class MmaSyncLauncher(Launcher):
         if "matrix" in how.packs:
             self._matrix = MatrixPacking(walks, G, dtype)
             walks = self._matrix.walks(walks)
-        self._walks = walks
-        K = max(walk.K for walk in walks)
-        self._per_split = ceil_div(ceil_div(K, self.tile.WORDS * 4 // itemsize), self.splits)
-        rows = max(product.M(images) for product in products)
-        down, across = ceil_div(rows, self.tile.BM), ceil_div(first.N, self.tile.BN)
-        self.grid = down, across, G * len(products) * self.splits
-        self.shared = self.tile.shared_bytes(self._along_k, itemsize)
+        apart = len(products) > 1 and first.taps == 0  # it writes where the others do
+        self._parts = [walks[:1], walks[1:]] if apart else [walks]
+        self._K, self._N, self._G = max(walk.K for walk in walks), first.N, G
         self._result = dtype if self.splits == 1 else _SUMS
         # The workspace, in elements of float32: sums, pixels, kernel.
         sums = self.splits * size if self.splits > 1 else 0
@@ -158,26 +156,37 @@ class MmaSyncLauncher(Launcher):
         matrix = self._matrix.elements if self._matrix else 0
         self.packed = self._matrix_at + round_up(ceil_div(matrix * itemsize, 4), 4)
         self.epilogue, self._behind = Epilogue(), ""
-        self._whole = self._made(a_run, b_run, self._result_pairs)
+        self._whole = self._made(a_run, b_run, self._result_pairs, self.tile)
         if self.splits > 1:
             add = make_add_splits(dtype)
             grid = ceil_div(size, THREADS)
             self._add = Compiled(add, (_SUMS, dtype), 2, early=True).on(grid, THREADS)
 
-    def _made(self, a_run, b_run, paired):
-        """(launch, its table as an argument, the table) where copies take this many elements."""
+    def _made(self, a_run, b_run, paired, tile):
+        """The launches where copies take this many elements.
+
+        Of each: itself, its table as an argument, its products, stages of a split; and the table, to keep it.
+        """
         itemsize = self._dtype.itemsize
-        which = a_run * itemsize, b_run * itemsize, self._along_k, paired, self.tile
+        which = a_run * itemsize, b_run * itemsize, self._along_k, paired, tile
         kernel = make_mma_sync(Spec(self._dtype, self._result, self.terms, *which))
         types = self._dtype, self._dtype, self._result, np.int32
-        table = make_table(self._walks, self._images, a_run)
-        made = Compiled(kernel, types, 6, self.shared, early=True)
-        table = cuda.to_device(table)
-        return made.on(self.grid, self.tile.threads, self.shared), as_argument(table), table
+        shared = tile.shared_bytes(self._along_k, itemsize)
+        per_split = ceil_div(ceil_div(self._K, tile.WORDS * 4 // itemsize), self.splits)
+        made, launches = Compiled(kernel, types, 6, shared, early=True), []
+        for walks in self._parts:
+            table = cuda.to_device(make_table(walks, self._images, a_run))
+            rows = max(walk.product.M(self._images) for walk in walks)
+            deep = self._G * self.splits * len(walks)
+            grid = ceil_div(rows, tile.BM), ceil_div(self._N, tile.BN), deep
+            launch = made.on(grid, tile.threads, shared)
+            launches.append((launch, as_argument(table), len(walks), per_split, table))
+        return launches
 
     @cached_property
     def _unaligned(self):
-        return self._made(1, 1, False)
+        """For arrays that copies of one element alone can read: in the smallest tile, a thread's copies are few."""
+        return self._made(1, 1, False, TILES[self.terms][-1])
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -202,9 +211,10 @@ class MmaSyncLauncher(Launcher):
             b_first = self._matrix_at * 4 // self._dtype.itemsize
             kernel = seen_as(packed, self._dtype)
         fits = aligned(CHUNK, gathered, kernel, out)
-        launch, table, _ = self._whole if fits else self._unaligned
-        numbers = len(self._walks), self.splits, self._per_split, self.size, a_first, b_first
-        launch(stream, (*gathered, *kernel, *out, *table, *numbers))
+        begin = self.size, a_first, b_first
+        for launch, table, products, per_split, _ in self._whole if fits else self._unaligned:
+            numbers = products, self.splits, per_split, *begin
+            launch(stream, (*gathered, *kernel, *out, *table, *numbers))
         if self.splits > 1:
             self._add(stream, (*packed, *result, self.splits, self.size))
 

@@ -12,7 +12,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.mma_sync import split_k_tile
-from numbacaps.fused.mma_sync.add_splits import make_add_splits
+from numbacaps.fused.mma_sync.add_splits import THREADS, make_add_splits
 from numbacaps.fused.mma_sync.packing import PixelPacking, round_up, seen_as
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.mma_sync.table import (
@@ -74,7 +74,10 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
         return None, reason
     sizes = product.M(images), product.N, walk.K, G, terms
     runs = (each, each) if packs else runs
-    return SplitKHow(packs, *split_k_tile.choose_tile(*sizes, runs, dtype.itemsize, tile)), None
+    found = split_k_tile.choose_tile(*sizes, runs, dtype.itemsize, tile)
+    return (
+        (SplitKHow(packs, *found), None) if found else (None, "copies that are not shared evenly")
+    )
 
 
 class MmaSyncSplitK(SplitKLauncher):
@@ -124,7 +127,8 @@ class MmaSyncSplitK(SplitKLauncher):
         self._result = _SUMS if self.splits > 1 else dtype
         self._whole = self._made(*runs, self._pairs)
         if self.splits > 1:
-            self._add = Compiled(make_add_splits(dtype), (_SUMS, dtype), 2, early=True)
+            add = Compiled(make_add_splits(dtype), (_SUMS, dtype), 2, early=True)
+            self._add = add.on(ceil_div(size, THREADS), THREADS)
 
     def _made(self, a_run, c_run, paired):
         """(launch, its table as an argument, the table) where copies take this many elements."""

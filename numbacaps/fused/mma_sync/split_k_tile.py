@@ -120,6 +120,11 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
         That one copy takes of x and of dy.
     itemsize : int
     forced : SplitKTile, optional
+
+    Returns
+    -------
+    tuple, or None
+        None where threads would not share the copies evenly.
     """
     best = None
     for tile in [forced] if forced else TILES[terms]:
@@ -133,6 +138,8 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
             cost = _cost(tile, BK, tiles, M, splits) + _PARTIAL * K * N * G * splits
             if best is None or cost < best[0]:
                 best = cost, tile, splits, tiles
+    if best is None:
+        return None
     _, tile, splits, tiles = best
     BK = tile.pixels(itemsize)
     per_split = ceil_div(ceil_div(M, splits), BK) * BK

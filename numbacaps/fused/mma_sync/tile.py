@@ -42,6 +42,10 @@ class Tile:
         """Words from one k to the next, where rows are of columns."""
         return self.BN * itemsize // 4 + (8 if itemsize == 4 else 4)
 
+    def copies(self, elements, itemsize):
+        """Copies of a thread for a stage of the gathered array, so many elements at a time."""
+        return self.BM * self.WORDS * (4 // itemsize) // elements // self.threads
+
     def stage_bytes(self, along_k, itemsize):
         """Bytes of a stage."""
         return 4 * (self.BM * self.pitch + self.b_words(along_k, itemsize))
@@ -82,7 +86,7 @@ TILES = (
     }
 )
 LARGEST_BM = max(tile.BM for some in TILES.values() for tile in some)
-_MOST_COPIES = 16  # of a thread, for a stage of the gathered array: their places are in registers
+MOST_COPIES = 16  # of a thread, for a stage of the gathered array: their places are in registers
 _FEWEST_STAGES = 8  # of a split
 _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
@@ -142,11 +146,11 @@ def choose_tile(sizes, multiprocessors, forced=None):
     """
     s, best = sizes, None
     for tile in [forced] if forced else TILES[s.terms]:
-        if tile.BM * tile.WORDS * (4 // s.itemsize) // s.a_run > _MOST_COPIES * tile.threads:
+        if tile.copies(s.a_run, s.itemsize) > MOST_COPIES:
             continue
         stages = ceil_div(s.K, tile.WORDS * (4 // s.itemsize))
         blocks = s.G * sum(ceil_div(M, tile.BM) for M in s.M) * ceil_div(s.N, tile.BN)
-        least = 1 if s.terms == 1 else ceil_div(stages * tile.WORDS // 8, _MOST_ADDS)
+        least = 1 if s.terms == 1 else max(1, ceil_div(stages * tile.WORDS // 8, _MOST_ADDS))
         at_once = tile.BLOCKS * multiprocessors
         most = max(least, min(_MOST_SPLITS, stages // _FEWEST_STAGES, ceil_div(at_once, blocks)))
         for splits in range(least, most + 1):

@@ -1,0 +1,38 @@
+"""Capsule convolutions for PyTorch: operators with gradients, the layers on them, and losses.
+
+:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` the layers. On CUDA tensors they run
+numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of PyTorch, so that the same code runs
+anywhere. It takes the extra ``torch``.
+"""
+
+from numbacaps.extras import require
+
+require("torch", "torch", "numbacaps.torch")
+
+from numbacaps.torch.functional import (  # noqa: E402  (what lacks is named first)
+    capsule_conv2d,
+    capsule_conv_transpose2d,
+    margin_loss,
+    spread_loss,
+    squash,
+)
+from numbacaps.torch.modules import (  # noqa: E402
+    CapsuleConv2d,
+    CapsuleConvTranspose2d,
+    MarginLoss,
+    SpreadLoss,
+    Squash,
+)
+
+__all__ = [
+    "CapsuleConv2d",
+    "CapsuleConvTranspose2d",
+    "MarginLoss",
+    "SpreadLoss",
+    "Squash",
+    "capsule_conv2d",
+    "capsule_conv_transpose2d",
+    "margin_loss",
+    "spread_loss",
+    "squash",
+]

@@ -1,0 +1,133 @@
+"""Functions of capsules on tensors."""
+
+import torch
+
+from numbacaps.torch import operators  # noqa: F401  (it defines torch.ops.numbacaps)
+
+_EPSILON = 1e-7  # keeps the length's gradient finite
+
+
+def _pair(name, value):
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or any(
+        not isinstance(number, int) or isinstance(number, bool) for number in pair
+    ):
+        raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
+    return pair
+
+
+def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="ieee"):
+    """Capsule convolution, with gradients; as :func:`numbacaps.capsule_conv2d`.
+
+    Parameters
+    ----------
+    x : Tensor (N, C, H, W, *T1)
+    w : Tensor (P, C, KH, KW, *T2)
+        On the same device, of the same dtype.
+    stride, padding, dilation : int or pair of int
+    product : str
+        What two capsules make.
+    precision : str
+        How float32 is multiplied on CUDA devices; CPU tensors are multiplied in their own dtype, those of 2 bytes in
+        float32.
+
+    Returns
+    -------
+    Tensor (N, P, OH, OW, *T3)
+
+    Raises
+    ------
+    RuntimeError
+        Tensors on two devices, or of two dtypes.
+    TypeError, ValueError
+        As :func:`numbacaps.capsule_conv2d`.
+    """
+    how = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
+    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision)
+
+
+def capsule_conv_transpose2d(
+    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="ieee"
+):
+    """The transposed capsule convolution: what :func:`capsule_conv2d`'s input gradient is, as a forward pass.
+
+    Parameters
+    ----------
+    y : Tensor (N, P, OH, OW, *T3)
+    w : Tensor (P, C, KH, KW, *T2)
+        The kernel of the convolution that it transposes.
+    output_size : tuple
+        Shape of the result, (N, C, H, W, *T1): several have the same OH and OW where the stride is not 1.
+    stride, padding, dilation, product, precision
+        Those of the convolution.
+
+    Returns
+    -------
+    Tensor (N, C, H, W, *T1)
+    """
+    how = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
+    of_shape = operators._shape_of_output(output_size, w.shape, *how, product)
+    if tuple(of_shape) != tuple(y.shape):
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"
+        )
+    shape = tuple(output_size)
+    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how, product, precision)
+
+
+def squash(x, dim=-1):
+    """Lengths squashed into 0 to 1, directions kept: ``|x|^2 / (1 + |x|^2) * x / |x|`` (Sabour et al. 2017, equation 1).
+
+    Its value and gradient at 0 are 0, and finite. Statistics are float32 at least.
+
+    Parameters
+    ----------
+    x : Tensor
+    dim : int or tuple of int
+        The capsule's axes.
+    """
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    square = (wide * wide).sum(dim, keepdim=True)
+    return (wide * (square / (1 + square)) * torch.rsqrt(square + _EPSILON)).to(x.dtype)
+
+
+def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
+    """The margin loss (Sabour et al. 2017, equation 4), summed over the classes.
+
+    Parameters
+    ----------
+    lengths : Tensor (N, classes)
+        Of the class capsules.
+    labels : int64 Tensor (N,)
+    m_plus, m_minus, down_weight : float
+    reduction : str
+        ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
+    """
+    wanted = torch.nn.functional.one_hot(labels, lengths.shape[1]).to(lengths.dtype)
+    present = (m_plus - lengths).clamp_min(0) ** 2
+    absent = (lengths - m_minus).clamp_min(0) ** 2
+    losses = (wanted * present + down_weight * (1 - wanted) * absent).sum(1)
+    return _reduced(losses, reduction)
+
+
+def spread_loss(activations, labels, margin=0.9, reduction="mean"):
+    """The spread loss (Hinton et al. 2018, equation 3), summed over the other classes.
+
+    Parameters
+    ----------
+    activations : Tensor (N, classes)
+    labels : int64 Tensor (N,)
+    margin : float
+        From 0.2 to 0.9 in the course of training, in that paper.
+    reduction : str
+        As for :func:`margin_loss`.
+    """
+    target = activations.gather(1, labels[:, None])
+    losses = (margin - (target - activations)).clamp_min(0) ** 2
+    return _reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
+
+
+def _reduced(losses, reduction):
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
+    return losses if reduction == "none" else getattr(losses, reduction)()

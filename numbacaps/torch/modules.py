@@ -1,0 +1,236 @@
+"""Layers of capsules, named and shaped like those of ``torch.nn``."""
+
+import math
+
+import torch
+from torch import nn
+
+from numbacaps.product import parse_product
+from numbacaps.torch import functional
+from numbacaps.torch.functional import _pair
+
+
+class _CapsuleConv(nn.Module):
+    """What the convolution and its transpose have in common: the kernel and the options."""
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        in_capsule=(4, 4),
+        out_capsule=(4, 4),
+        stride=1,
+        padding=0,
+        dilation=1,
+        product="ab,bc->ac",
+        precision="ieee",
+        bias=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_capsule, self.out_capsule = tuple(in_capsule), tuple(out_capsule)
+        self.kernel_size = _pair("kernel_size", kernel_size)
+        self.stride, self.padding = _pair("stride", stride), _pair("padding", padding)
+        self.dilation = _pair("dilation", dilation)
+        self.product, self.precision = product, precision
+        made = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(self._weight_shape(), **made))
+        shape = (out_channels, 1, 1, *self.out_capsule)
+        self.register_parameter("bias", nn.Parameter(torch.empty(shape, **made)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """He's initialisation: a variance of 2 by the products that make an element; the bias is 0."""
+        fan = self._fan_in()
+        nn.init.normal_(self.weight, std=math.sqrt(2 / fan))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self):
+        """The options that are not the defaults, as in ``torch.nn``."""
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"in_capsule={self.in_capsule}, out_capsule={self.out_capsule}"
+        )
+        usual = {
+            "stride": (1, 1),
+            "padding": (0, 0),
+            "dilation": (1, 1),
+            "product": "ab,bc->ac",
+            "precision": "ieee",
+        }
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                text += f", {name}={getattr(self, name)!r}"
+        return text + (", bias=True" if self.bias is not None else "")
+
+    def _options(self):
+        return {"product": self.product, "precision": self.precision}
+
+    def _biased(self, y):
+        return y if self.bias is None else y + self.bias
+
+
+def _kernel_capsule(product, x_capsule, y_capsule):
+    """The shape of a kernel's capsules, from those of the input and the output."""
+    parsed = parse_product(product)
+    for name, axes, shape in (
+        ("in_capsule", parsed.x, x_capsule),
+        ("out_capsule", parsed.y, y_capsule),
+    ):
+        if len(axes) != len(shape):
+            raise ValueError(
+                f"{name} is {shape}; product={product!r} takes {len(axes)} axes, {axes!r}"
+            )
+    sizes = dict(zip(parsed.x, x_capsule))
+    for axis, size in zip(parsed.y, y_capsule):
+        if sizes.setdefault(axis, size) != size:
+            raise ValueError(
+                f"out_capsule has size {size} along axis {axis!r} of product={product!r}; "
+                f"in_capsule has {sizes[axis]} there, and the two must be equal"
+            )
+    return tuple(sizes[axis] for axis in parsed.w), math.prod(sizes[axis] for axis in parsed.d2)
+
+
+class CapsuleConv2d(_CapsuleConv):
+    """A capsule convolution over an image of capsules.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+        Capsules at a position.
+    kernel_size : int or pair of int
+    in_capsule, out_capsule : tuple of int
+        Shapes of the capsules; (4, 4) are the poses of Hinton et al. 2018.
+    stride, padding, dilation : int or pair of int
+    product : str
+        What two capsules make (:func:`numbacaps.capsule_conv2d`).
+    precision : str
+        How float32 is multiplied on CUDA devices.
+    bias : bool
+        An element added to every element of an output capsule.
+    device, dtype : optional
+
+    Attributes
+    ----------
+    weight : Parameter (out_channels, in_channels, KH, KW, *T2)
+    bias : Parameter (out_channels, 1, 1, *out_capsule) or None
+
+    Notes
+    -----
+    ``forward`` takes (N, in_channels, H, W, *in_capsule) and returns (N, out_channels, OH, OW, *out_capsule).
+    """
+
+    def _weight_shape(self):
+        capsule, _ = _kernel_capsule(self.product, self.in_capsule, self.out_capsule)
+        return self.out_channels, self.in_channels, *self.kernel_size, *capsule
+
+    def _fan_in(self):
+        _, D2 = _kernel_capsule(self.product, self.in_capsule, self.out_capsule)
+        return self.in_channels * math.prod(self.kernel_size) * D2
+
+    def forward(self, x):
+        """The convolution, and the bias."""
+        how = self.stride, self.padding, self.dilation
+        y = functional.capsule_conv2d(x, self.weight, *how, **self._options())
+        return self._biased(y)
+
+
+class CapsuleConvTranspose2d(_CapsuleConv):
+    """The transpose of a capsule convolution, for decoders.
+
+    Parameters are those of :class:`CapsuleConv2d`, and ``output_padding``, an int or pair: rows and columns more of the
+    result, where the stride leaves several sizes possible. ``product`` is that of the convolution that it
+    transposes, so its kernel takes ``out_capsule`` to ``in_capsule``.
+    """
+
+    def __init__(self, *arguments, output_padding=0, **options):
+        super().__init__(*arguments, **options)
+        self.output_padding = _pair("output_padding", output_padding)
+        for name, more, step in zip(("rows", "columns"), self.output_padding, self.stride):
+            if not 0 <= more < step:
+                raise ValueError(
+                    f"output_padding is {more} {name}; it takes less than the stride, {step}"
+                )
+
+    def _weight_shape(self):
+        capsule, _ = _kernel_capsule(self.product, self.out_capsule, self.in_capsule)
+        return self.in_channels, self.out_channels, *self.kernel_size, *capsule
+
+    def _fan_in(self):
+        parsed = parse_product(self.product)
+        sizes = dict(zip(parsed.y, self.in_capsule))
+        D3 = math.prod(sizes[axis] for axis in parsed.d3)
+        windows = math.prod(self.kernel_size) / math.prod(self.stride)
+        return max(1, self.in_channels * windows * D3)
+
+    def forward(self, y):
+        """The transposed convolution, and the bias."""
+        sides = zip(
+            y.shape[2:4],
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.output_padding,
+        )
+        size = [
+            (count - 1) * stride - 2 * padding + dilation * (window - 1) + 1 + more
+            for count, window, stride, padding, dilation, more in sides
+        ]
+        shape = (y.shape[0], self.out_channels, *size, *self.out_capsule)
+        how = self.stride, self.padding, self.dilation
+        x = functional.capsule_conv_transpose2d(y, self.weight, shape, *how, **self._options())
+        return self._biased(x)
+
+    def extra_repr(self):
+        text = super().extra_repr()
+        return (
+            text
+            if self.output_padding == (0, 0)
+            else f"{text}, output_padding={self.output_padding}"
+        )
+
+
+class Squash(nn.Module):
+    """:func:`numbacaps.torch.functional.squash` as a layer; ``dim`` are the capsule's axes."""
+
+    def __init__(self, dim=-1):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x):
+        """The squashed capsules."""
+        return functional.squash(x, self.dim)
+
+    def extra_repr(self):
+        return f"dim={self.dim}"
+
+
+class MarginLoss(nn.Module):
+    """:func:`numbacaps.torch.functional.margin_loss` as a criterion."""
+
+    def __init__(self, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
+        super().__init__()
+        self.m_plus, self.m_minus = m_plus, m_minus
+        self.down_weight, self.reduction = down_weight, reduction
+
+    def forward(self, lengths, labels):
+        """The loss."""
+        margins = self.m_plus, self.m_minus, self.down_weight
+        return functional.margin_loss(lengths, labels, *margins, self.reduction)
+
+
+class SpreadLoss(nn.Module):
+    """:func:`numbacaps.torch.functional.spread_loss` as a criterion; set ``margin`` as training goes on."""
+
+    def __init__(self, margin=0.2, reduction="mean"):
+        super().__init__()
+        self.margin, self.reduction = margin, reduction
+
+    def forward(self, activations, labels):
+        """The loss."""
+        return functional.spread_loss(activations, labels, self.margin, self.reduction)

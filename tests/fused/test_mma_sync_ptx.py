@@ -1,0 +1,225 @@
+"""The warps' tensor core kernels through the compiler, and which GPU gets them; no GPU is needed."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numba.cuda import dispatcher
+
+from numbacaps import Geometry
+from numbacaps.device import gpu
+from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
+from numbacaps.fused.mma_sync import split_k_tile, tile
+from numbacaps.fused.precision import precisions
+from tests.support.kernels import WARP_HELPERS, warp_ptx, warp_split_k_ptx
+
+pytestmark = pytest.mark.tiers("ptx")
+
+_CCS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+_KINDS = {"float32-1": 1, "float32-3": 3, "float16-1": 1, "bfloat16-1": 1}
+_PRODUCTS = {
+    "float32": "m16n8k8.row.col.f32.tf32.tf32.f32",
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+}
+_RUNS = (16, 8, 4, 2)  # bytes of a copy
+_TILES = {"first": 0, "last": -1}
+
+
+@pytest.fixture(autouse=True)
+def of_capability(monkeypatch):
+    """A function that makes the GPU one of a compute capability, which Numba and the package ask for."""
+
+    def become(capability, multiprocessors=132):
+        one = replace(gpu.H100, compute_capability=capability, multiprocessors=multiprocessors)
+        numba = SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(gpu, "current", lambda: one)
+        monkeypatch.setattr(dispatcher, "get_current_device", lambda: numba)
+
+    become((9, 0))
+    return become
+
+
+def _runs(dtype):
+    return [run for run in _RUNS if run >= dtype.itemsize]
+
+
+def _check(text, dtype, cc, copies):
+    """What holds for every variant; ``copies`` are the runs of 4 bytes and more."""
+    assert "__local_depot" not in text, "arrays were spilled to local memory"
+    assert not re.search(r"\.f64\b", text), "float64 crept in"
+    assert f"mma.sync.aligned.{_PRODUCTS[dtype.name]}" in text
+    assert not re.search(r"\b(atom|red)\.", text)
+    found = set(map(int, re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*, (\d+), ", text)))
+    assert found == {run for run in copies if run >= 4}
+    assert ("griddepcontrol" in text) == (cc >= (9, 0))
+    if cc < (9, 0):
+        assert not re.search(r"wgmma|cp\.async\.bulk|mbarrier|setmaxnreg", text)
+
+
+def _spills(text, cc):
+    """Bytes that the assembler spills; None where there is no assembler."""
+    assembler = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
+    if assembler is None:
+        return None
+    text = re.sub(r"^\.version .*$", ".version 9.0", text, flags=re.MULTILINE)
+    which = [f"-arch=sm_{cc[0]}{cc[1]}", "-v", "-o", "/dev/null", "/dev/stdin"]
+    done = subprocess.run(
+        [assembler, *which], input=text, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
+
+
+def _variants():
+    """(kind, tile, (a_run, b_run, along_k, paired)), all whose copies have their places in registers."""
+    for kind, which in itertools.product(_KINDS, _TILES):
+        dtype = dtype_of(kind.split("-")[0])
+        one, runs = tile.TILES[_KINDS[kind]][_TILES[which]], _runs(dtype)
+        for variant in itertools.product(runs, runs, (False, True), (False, True)):
+            if one.copies(variant[0] // dtype.itemsize, dtype.itemsize) <= tile.MOST_COPIES:
+                yield kind, which, variant
+
+
+def _compile(kind, which, variant, cc):
+    dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
+    text = warp_ptx(dtype, terms, *variant, tile.TILES[terms][_TILES[which]], cc)
+    _check(text, dtype, cc, variant[:2])
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "which", "variant"), list(_variants()))
+def test_every_variant(kind, which, variant):
+    _compile(kind, which, variant, (9, 0))
+
+
+# Elements packed for the widest copies; as they lie along k, in shorter ones; capsules that have no copy.
+_SOME = {
+    "widest": (16, 16, False, True),
+    "narrow": (8, 4, True, False),
+    "single": (4, 4, True, False),
+}
+
+
+@pytest.mark.slow(but=["single-float32-3-last-cc0", "widest-float16-1-last-cc5"])
+@pytest.mark.parametrize("cc", _CCS)
+@pytest.mark.parametrize("which", _TILES)
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("some", _SOME)
+def test_every_gpu(some, kind, which, cc, of_capability):
+    of_capability(cc)
+    text = _compile(kind, which, _SOME[some], cc)
+    assert not _spills(text, cc)
+
+
+@pytest.mark.slow(but=["last-bfloat16-1"])
+@pytest.mark.parametrize("kind", ["float16-1", "bfloat16-1"])
+@pytest.mark.parametrize("which", _TILES)
+def test_runs_of_two_bytes(which, kind):
+    """No asynchronous copy takes them: threads load and store them."""
+    one = tile.TILES[1][_TILES[which]]
+    if one.copies(1, 2) <= tile.MOST_COPIES:
+        text = _compile(kind, which, (2, 2, True, False), (9, 0))
+        assert not re.search(r"cp\.async\.c[ag]\.", text) and re.search(
+            r"ld\.global\.(nc\.)?[ub]16", text
+        )
+
+
+@pytest.mark.slow(but=["last-bfloat16-1-cc1"])
+@pytest.mark.parametrize("cc", _CCS)
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("which", _TILES)
+def test_the_kernel_s_gradient(which, kind, cc, of_capability):
+    of_capability(cc)
+    dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
+    one = split_k_tile.TILES[terms][_TILES[which]]
+    every = itertools.product(_runs(dtype), repeat=2)
+    for a_run, c_run in every if cc == (9, 0) else [(16, 16), (8, 4)]:
+        if split_k_tile.fits(
+            one, (a_run // dtype.itemsize, c_run // dtype.itemsize), dtype.itemsize
+        ):
+            for paired in (False, True):
+                text = warp_split_k_ptx(dtype, terms, a_run, c_run, paired, one, cc)
+                _check(text, dtype, cc, (a_run, c_run))
+            assert cc == (9, 0) or not _spills(text, cc)
+
+
+@pytest.mark.slow(but=["float32-cc0", "bfloat16-cc3"])
+@pytest.mark.parametrize("cc", _CCS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
+    of_capability(cc)
+    for name, make in WARP_HELPERS.items():
+        text = make(dtype_of(dtype), cc)
+        assert "__local_depot" not in text and not re.search(r"\.f64\b", text), name
+        assert ("griddepcontrol" in text) == (cc >= (9, 0))
+        if name != "add_splits":
+            assert "st.global.v4" in text  # 16 bytes
+
+
+# Which GPU gets them.
+
+_EM = Geometry(128, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4)
+_ODD = {D: Geometry(128, 16, 16, 14, 14, 3, 3, 1, D, D, D) for D in (3, 5, 7)}
+_EVERY = [("float32", "tf32"), ("float32", "tf32x3"), ("float16", "ieee"), ("bfloat16", "ieee")]
+
+
+def _job(g, dtype, precision, product=None):
+    product = implicit_gemm.forward(g) if product is None else product
+    size = g.N * g.P * g.L * g.G * g.D1 * g.D3
+    which = product, g.N, g.G, dtype_of(dtype), precision
+    return Job(*which, size=g.P * g.Q * g.E2, result=size)
+
+
+def _rungs(g, dtype, precision):
+    """The rungs of forward and of the kernel's gradient."""
+    job = _job(g, dtype, precision)
+    return choose(job).rung, choose_split_k(job).rung
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
+def test_tensor_cores_of_every_gpu_since_8_0(capability, dtype, precision, of_capability):
+    of_capability(capability, 108)
+    for g in (_EM, *_ODD.values()):
+        assert precision in precisions(dtype_of(dtype))
+        assert _rungs(g, dtype, precision) == ("mma_sync", "mma_sync_split_k")
+    assert _rungs(_EM, "float32", "ieee") == ("register_tiles", "register_tiles_split_k")
+
+
+def test_older_ones_keep_ordinary_arithmetic(of_capability):
+    of_capability((7, 5), 40)
+    ordinary = "register_tiles", "register_tiles_split_k"
+    assert precisions(np.dtype(np.float32)) == ("ieee",)
+    for dtype in ("float32", "float16"):
+        assert _rungs(_EM, dtype, "ieee") == ordinary
+    jobs = [_job(_EM, "float16", "ieee")] * 2
+    assert choose_together(jobs) is None
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_hopper_takes_them_where_its_copies_cannot(dtype, precision):
+    assert _rungs(_EM, dtype, precision) == ("warp_specialized", "warp_specialized_split_k")
+    for g in _ODD.values():
+        assert _rungs(g, dtype, precision) == ("mma_sync", "mma_sync_split_k")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_residues_of_a_stride_are_one_launch(capability, of_capability):
+    of_capability(capability)
+    g = replace(_ODD[3], stride=(2, 2))
+    jobs = [_job(g, "float16", "ieee", product) for product in implicit_gemm.backward_input(g)]
+    assert len(jobs) == 4 and choose_together(jobs).rung == "mma_sync"
+    assert choose_together(jobs[:1]) is None  # one product is chosen for itself
+    g = replace(_EM, stride=(2, 2))
+    jobs = [_job(g, "float16", "ieee", product) for product in implicit_gemm.backward_input(g)]
+    together = choose_together(jobs)
+    assert together is None if capability == (9, 0) else together.rung == "mma_sync"
