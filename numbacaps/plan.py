@@ -32,7 +32,8 @@ class Plan:
     A plan belongs to the device that is current when it is made. Each stream that calls it has workspaces of its
     own, those of the last 8 streams are kept (:class:`numbacaps.device.workspace.Rooms`). A CUDA graph that has
     captured calls reads the plan's tables and the workspaces of the stream that was captured: hold the plan as
-    long as the graph, and do not replay it while calls on that stream, or other replays, are under way.
+    long as the graph, and do not replay it while calls on that stream, or other replays, are under way. The first
+    stream finds its workspaces allocated; on another one the first call allocates, so it is not to be captured.
 
     Parameters
     ----------

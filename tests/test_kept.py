@@ -225,10 +225,13 @@ def test_a_capture_is_refused_where_it_would_read_too_early(pretended):
     packed.after_write(1)
     pretended["capturing"] |= {1, 2}
     packed.before_read(1)
-    with pytest.raises(ValueError, match="the kernel was packed on another one"):
+    with pytest.raises(ValueError, match="the kernel is still being packed on another one"):
         packed.before_read(2)
     with pytest.raises(ValueError, match="other streams use the packed kernel"):
         packed.before_write(2)
+    pretended["events"][0].passed = True
+    packed.before_read(2)
+    assert not pretended["events"][0].waiting
 
 
 @_SIMULATOR

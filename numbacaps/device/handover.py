@@ -48,16 +48,17 @@ class Handover:
         Raises
         ------
         ValueError
-            The stream is being captured, and is not ordered behind the write.
+            The stream is being captured, and is not ordered behind the write, which is still queued.
         """
         if SIMULATED or _address(stream) in self._users:
             return
-        if is_capturing(stream):
+        if not is_capturing(stream):
+            self._written.wait(stream)
+        elif not self._written.query():
             raise ValueError(
-                "stream is being captured, and the kernel was packed on another one; it takes the stream that "
-                "packed, or one on which the plan was called since"
+                "stream is being captured, and the kernel is still being packed on another one; it takes the stream "
+                "that packs, or one on which the plan was called since"
             )
-        self._written.wait(stream)
         self._users.add(_address(stream))
 
 
