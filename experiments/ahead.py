@@ -81,7 +81,8 @@ def pretend(capability, multiprocessors):
             return _STREAM
 
         def create_event(self, timing):
-            return SimpleNamespace(record=nothing, wait=nothing)
+            passed = {"query": lambda: True, "synchronize": nothing}
+            return SimpleNamespace(record=nothing, wait=nothing, **passed)
 
     module, context = SimpleNamespace(initialized=True), Context()
     devices._runtime.get_or_create_context = lambda number: context

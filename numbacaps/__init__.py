@@ -2,9 +2,9 @@
 
 The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
 :func:`capsule_votes`; :func:`plan` makes one ready to be run many times and captured into a graph,
-and :func:`explain` says what it would run; :func:`warmup` compiles ahead. The algorithms they can run
-are in :data:`ALGORITHMS`; the steps of the paper's pipeline, to be run one at a time, are in
-:mod:`numbacaps.stages`.
+and :func:`explain` says what it would run; :func:`warmup` compiles ahead and :func:`clear_caches` gives back
+what calls have kept. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the paper's pipeline,
+to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ from numbacaps.device.target import (
 from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
 from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.geometry import Geometry
+from numbacaps.kept import clear_caches
 from numbacaps.plan import Plan
 from numbacaps.planning import explain, plan
 from numbacaps.product import parse_product
@@ -32,6 +33,7 @@ __all__ = [
     "capsule_conv2d",
     "capsule_conv2d_backward",
     "capsule_votes",
+    "clear_caches",
     "explain",
     "parse_product",
     "plan",

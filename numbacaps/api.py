@@ -70,7 +70,8 @@ def capsule_conv2d(
     stream : optional
         Numba stream, cuda.core, CuPy or PyTorch stream, or a stream's address. By default the
         stream that ``x`` names in its interface, PyTorch's current one for a tensor, else the default stream. With device arrays the
-        call returns once the work is queued there.
+        call returns once the work is queued there; what was copied for it is kept until then, and where that exceeds
+        256 MiB earlier calls are waited for. It must not be capturing: :func:`numbacaps.plan` makes what can be captured.
 
     Returns
     -------
@@ -86,8 +87,8 @@ def capsule_conv2d(
     ValueError
         Shapes do not go together, the window is larger than the padded input, an axis other than N
         is empty, a number is out of range or beyond a limit of the algorithm (:mod:`numbacaps.limits`), ``product``, ``algorithm`` or ``precision`` is unknown or
-        not to be had here, ``out`` does not fit or overlaps an input, or an array lies on another
-        GPU.
+        not to be had here, ``out`` does not fit or overlaps an input, an array lies on another
+        GPU, or the stream is being captured.
     ImportError, RuntimeError
         ``algorithm`` or bfloat16 takes a package, or ``algorithm`` a GPU, that is not here.
     MemoryError
@@ -95,13 +96,11 @@ def capsule_conv2d(
     """
     options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
     options |= {"algorithm": algorithm, "precision": precision}
-    call = Call((x, w), stride, padding, dilation, product, **options)
-    y = call.result("y")
-    if not call.signature.is_empty:
-        plan = call.plan()
-        plan.forward_operands(*call.operands(), y.operand, call.stream)
-        plan.release()
-    return call.deliver(y)
+    with Call((x, w), stride, padding, dilation, product, **options) as call:
+        y = call.result("y")
+        if not call.signature.is_empty:
+            call.plan().forward_operands(*call.operands(), y.operand, call.stream)
+        return call.deliver(y)
 
 
 def capsule_votes(
@@ -148,13 +147,11 @@ def capsule_votes(
     """
     options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
     options |= {"algorithm": algorithm, "votes": True}
-    call = Call((x, w), stride, padding, dilation, product, **options)
-    votes = call.result("votes")
-    if not call.signature.is_empty:
-        plan = call.plan()
-        plan.votes_operands(*call.operands(), votes.operand, call.stream)
-        plan.release()
-    return call.deliver(votes)
+    with Call((x, w), stride, padding, dilation, product, **options) as call:
+        votes = call.result("votes")
+        if not call.signature.is_empty:
+            call.plan().votes_operands(*call.operands(), votes.operand, call.stream)
+        return call.deliver(votes)
 
 
 def capsule_conv2d_backward(
@@ -202,17 +199,15 @@ def capsule_conv2d_backward(
     """
     options = {"workspace_limit": workspace_limit, "stream": stream}
     options |= {"algorithm": algorithm, "precision": precision}
-    call = Call((x, w, dy), stride, padding, dilation, product, **options)
-    needs = _check_needs(needs)
-    dx = call.result("x") if "input" in needs else None
-    dw = call.result("w") if "kernel" in needs else None
-    if not call.signature.is_empty:
-        plan = call.plan()
-        arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
-        gradients = (result and result.operand for result in (dx, dw))
-        plan.backward_operands(*arrays, *gradients, call.stream)
-        plan.release()
-    return call.deliver(dx), call.deliver(dw)
+    with Call((x, w, dy), stride, padding, dilation, product, **options) as call:
+        needs = _check_needs(needs)
+        dx = call.result("x") if "input" in needs else None
+        dw = call.result("w") if "kernel" in needs else None
+        if not call.signature.is_empty:
+            arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
+            gradients = (result and result.operand for result in (dx, dw))
+            call.plan().backward_operands(*arrays, *gradients, call.stream)
+        return call.deliver(dx), call.deliver(dw)
 
 
 def _check_needs(needs):

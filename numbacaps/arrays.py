@@ -194,6 +194,9 @@ def _gpus():
     return len(cuda.gpus)
 
 
+KEPT = form_of, _form_of_interface, _kept_ordinal
+
+
 def _simulated(array):
     """The NumPy array behind one of the simulator's."""
     return getattr(array, "_ary", array)
@@ -328,8 +331,8 @@ def check_together(operands):
     check_device(operands)
 
 
-def check_device(operands):
-    """Refuse arrays that lie on another GPU than the current one.
+def check_device(operands, made_on=None):
+    """Refuse arrays that lie on another GPU than the current one, and one that a plan was not made on.
 
     Raises
     ------
@@ -338,6 +341,8 @@ def check_device(operands):
     if SIMULATED or not operands[0].on_device:
         return
     current = current_device()
+    if made_on is not None and made_on != current:
+        raise ValueError(f"the plan was made on device {made_on}; the current device is {current}")
     for operand in operands:
         if operand.form.size and (ordinal := operand.device_ordinal()) != current:
             raise ValueError(
@@ -355,18 +360,18 @@ def check_out(out, shape, inputs):
     """
     form = out.form
     if form.shape != shape:
-        raise ValueError(f"out has shape {out.shape}; it takes {shape}")
+        raise ValueError(f"{out.name} has shape {out.shape}; it takes {shape}")
     if not form.is_contiguous:
-        raise ValueError("out is not C-contiguous; it takes a C-contiguous array")
+        raise ValueError(f"{out.name} is not C-contiguous; it takes a C-contiguous array")
     if out.read_only:
-        raise ValueError("out is read-only; it takes a writeable array")
+        raise ValueError(f"{out.name} is read-only; it takes a writeable array")
     if not form.size:
         return
     low, high = out.byte_bounds()
     for operand in inputs:
         first, last = operand.byte_bounds()
         if first < high and low < last:
-            raise ValueError(f"out overlaps {operand.name}; it takes memory of its own")
+            raise ValueError(f"{out.name} overlaps {operand.name}; it takes memory of its own")
 
 
 def to_canonical(operand, order, capsule, stream):

@@ -16,9 +16,11 @@ from numbacaps.arrays import (
     to_canonical_on_host,
 )
 from numbacaps.device.bfloat16 import to_device
+from numbacaps.device.keeping import keep
+from numbacaps.device.streams import is_capturing
 from numbacaps.device.target import cuda
+from numbacaps.kept import kept_plan, settle
 from numbacaps.limits import check_limits
-from numbacaps.plan import kept_plan
 from numbacaps.signature import signature_of
 
 
@@ -49,6 +51,8 @@ class Result:
 
 class Call:
     """A call whose arguments have been accepted; before, nothing is allocated or launched.
+
+    It is used in a ``with`` block, behind which it keeps the copies that queued kernels read.
 
     Parameters
     ----------
@@ -102,10 +106,27 @@ class Call:
             check_out(self._out, shapes["votes" if votes else "y"], given)
         self._given = given
         self.stream = resolve_stream(stream, operands)
+        if is_capturing(self.stream):
+            raise ValueError(
+                "stream is being captured; this function takes one that is not, because a graph reads memory that "
+                "it frees: capture a call of numbacaps.plan(...), which holds it"
+            )
+        self._copies = []
+        self._plan = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._copies:
+            keep(self.stream, self._copies, sum(one.nbytes for one in self._copies))
+        if self._plan is not None:
+            settle(self._plan)
 
     def plan(self):
         """The plan that runs it."""
-        return kept_plan(self.signature, self.stream)
+        self._plan = kept_plan(self.signature, self.stream)
+        return self._plan
 
     def operands(self, unread=()):
         """The operands on the device in the kernels' layout; None for those named in ``unread``."""
@@ -121,7 +142,13 @@ class Call:
             return operand
         canonical = to_canonical_on_host if self._on_host else to_canonical
         array = canonical(operand, s.orders[which], s.layouts[which][4:], self.stream)
-        return describe(operand.name, array)
+        return describe(operand.name, self._passing(array))
+
+    def _passing(self, array):
+        """An array of the call's own, which nobody holds behind it."""
+        if not self._on_host:
+            self._copies.append(array)
+        return array
 
     def result(self, which):
         """Room for the gradient of x or w, for y or for the votes: straight in ``out`` if that can be."""
@@ -135,11 +162,11 @@ class Call:
         if self._on_host:
             array = (np.zeros if s.is_empty else np.empty)(layout, s.dtype)
         elif s.is_empty:
-            array = to_device(np.zeros(layout, s.dtype), self.stream)
+            array = self._passing(to_device(np.zeros(layout, s.dtype), self.stream))
         elif out is None and self._given[0].on_device and s.in_order[which]:
             array, in_place = cuda.device_array(shape, s.dtype, stream=self.stream), True
         else:
-            array = cuda.device_array(layout, s.dtype, stream=self.stream)
+            array = self._passing(cuda.device_array(layout, s.dtype, stream=self.stream))
         return Result(describe(which, array), shape, order, out, in_place)
 
     def deliver(self, result):
@@ -156,7 +183,7 @@ class Call:
             array = permuted(result.operand.array, shape, axes, self.stream)
             if out is None:
                 return array.bind(self.stream)  # whoever takes it next is ordered behind the stream
-            out.reshaped(out.shape).copy_to_device(array, stream=self.stream)
+            out.reshaped(out.shape).copy_to_device(self._passing(array), stream=self.stream)
             return out.array
         host = result.operand.array
         if not self._on_host:

@@ -2,11 +2,12 @@
 
 Checking, the choice of kernels and tiles, compilation, tables of offsets and workspace are done when a
 plan is made. A call of it only launches, so it can be captured into a CUDA graph. The public functions keep their
-plans (:func:`kept_plan`), networks hold one a layer, and experiments time them.
+plans (:mod:`numbacaps.kept`), networks hold one a layer, and experiments time them.
 """
 
 import threading
-from functools import cached_property, lru_cache
+import weakref
+from functools import cached_property
 
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.arrays import (
@@ -17,42 +18,22 @@ from numbacaps.arrays import (
     form_of,
     resolve_stream,
 )
+from numbacaps.device.handover import Handover
 from numbacaps.device.target import current_device
-from numbacaps.device.workspace import Workspaces
-
-_KEPT = 64  # plans of the public functions
-
-
-def kept_plan(signature, stream):
-    """The plan of calls that are alike, of this thread's on a stream of this device.
-
-    The last few are kept, so that calls of a small convolution again and again decide nothing and do not allocate.
-
-    Parameters
-    ----------
-    signature : numbacaps.signature.Signature
-    stream : Numba stream or 0
-
-    Returns
-    -------
-    Plan
-    """
-    device = None if ALGORITHMS[signature.algorithm].on_host else current_device()
-    where = int(stream) if stream else 0, threading.get_ident(), device
-    return _kept_plan(where, signature)
-
-
-@lru_cache(_KEPT)
-def _kept_plan(where, signature):
-    one = signature
-    return Plan(one.geometry, one.dtype, one.algorithm, one.precision, one.workspace_limit)
+from numbacaps.device.workspace import Rooms, Workspaces
 
 
 class Plan:
     """A capsule convolution made ready; :func:`numbacaps.plan` makes one, which is called with device arrays.
 
     Methods that begin with ``launch`` check nothing: they take C-contiguous Numba device arrays in the layout of
-    ``geometry``, and a Numba stream. The others check what they are given.
+    ``geometry``, and a Numba stream. The others check what they are given, and may be called by several threads.
+
+    A plan belongs to the device that is current when it is made. Each stream that calls it has workspaces of its
+    own, those of the last 8 streams are kept (:class:`numbacaps.device.workspace.Rooms`). A CUDA graph that has
+    captured calls reads the plan's tables and the workspaces of the stream that was captured: hold the plan as
+    long as the graph, and do not replay it while calls on that stream, or other replays, are under way. The first
+    stream finds its workspaces allocated; on another one the first call allocates, so it is not to be captured.
 
     Parameters
     ----------
@@ -105,9 +86,15 @@ class Plan:
         self._on_host, self._stays_on_host = found.on_host, found.stays_on_host
         self._make = found.passes
         self._activation, self._before, self._rungs = activation, before, rungs
+        self._device = None if found.on_host else current_device()
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
-        self._room, self._packed_room = Workspaces(workspace_limit), Workspaces(workspace_limit)
-        self._packed = None  # the kernel that was
+        self._rooms, self._packed_room = Rooms(workspace_limit), Workspaces(workspace_limit)
+        self._packed, self._handover = None, Handover()  # the kernel that was, and who may read it
+        self._lock = threading.Lock()  # nothing comes between the kernels of a pass
+        self._tables = {}  # activation to passes, of which queued calls read the tables
+        if not found.on_host:
+            held = self._packed_room, self._tables
+            weakref.finalize(self, self._rooms.release, *held).atexit = False
 
     def __repr__(self):
         return (
@@ -116,7 +103,9 @@ class Plan:
         )
 
     def _passes(self, activation=None):
-        return self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
+        made = self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
+        self._tables[activation] = made
+        return made
 
     @cached_property
     def _plain(self):
@@ -137,7 +126,7 @@ class Plan:
 
     def make_ready(self):
         """Compile every pass and allocate its workspace, where the algorithm does that ahead."""
-        self._plain.make_ready(self._room)
+        self._plain.make_ready(self._rooms.ahead())
 
     @property
     def activates(self):
@@ -159,27 +148,38 @@ class Plan:
     @property
     def nbytes(self):
         """Bytes of workspace that are allocated now."""
-        return self._room.nbytes + self._packed_room.nbytes
+        return self._rooms.nbytes + self._packed_room.nbytes
+
+    @property
+    def growth(self):
+        """Whether workspaces have grown (:class:`numbacaps.device.workspace.Growth`)."""
+        return self._rooms.growth
 
     def release(self):
         """Free the workspace, where the algorithm's is large."""
         if not ALGORITHMS[self.algorithm].keeps_workspace:
-            self._room.release()
+            self._rooms.release()
 
     def launch_pack(self, wanted, w, stream):
         """Write the packed copy that a pass reads when it is told ``packed``."""
+        self._rooms.of(stream)  # which outlives what is queued
         self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
 
-    def _where(self, packed):
-        return {"room": self._packed_room if packed else self._room, "packed": packed}
+    def _where(self, stream, packed=False):
+        room = self._rooms.of(stream)
+        return {
+            "stream": stream,
+            "room": self._packed_room if packed else room,
+            "packed": packed,
+        }
 
     def launch_forward(self, x, w, out, stream, packed=False):
         """Write the output, without the activation."""
-        self._plain.forward(x, w, out, stream=stream, **self._where(packed))
+        self._plain.forward(x, w, out, **self._where(stream, packed))
 
     def forward_operands(self, x, w, out, stream, packed=False):
         """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked."""
-        self._plain.forward_operands(x, w, out, stream=stream, **self._where(packed))
+        self._plain.forward_operands(x, w, out, **self._where(stream, packed))
 
     def votes_operands(self, x, w, out, stream):
         """The same of :meth:`launch_votes`."""
@@ -191,29 +191,28 @@ class Plan:
         """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
         run = self._plain.backward_operands
         if dx is not None:
-            run(None, w, dy, dx, None, stream=stream, **self._where(packed))
+            run(None, w, dy, dx, None, **self._where(stream, packed))
         if dw is not None:
-            run(x, None, dy, None, dw, stream=stream, **self._where(False))
+            run(x, None, dy, None, dw, **self._where(stream))
 
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.
 
         ``sums`` is None where the activation does not keep them.
         """
-        self._forward.forward_activated(x, w, sums, out, stream=stream, **self._where(packed))
+        self._forward.forward_activated(x, w, sums, out, **self._where(stream, packed))
 
     def launch_votes(self, x, w, out, stream):
         """Write the products before their sum."""
-        self._plain.votes(x, w, out, stream=stream, room=self._room)
+        self._plain.votes(x, w, out, stream=stream, room=self._rooms.of(stream))
 
     def launch_backward(self, x, w, dy, dx, dw, stream, packed=False):
         """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""
-        self._plain.backward(x, w, dy, dx, dw, stream=stream, **self._where(packed))
+        self._plain.backward(x, w, dy, dx, dw, **self._where(stream, packed))
 
     def launch_differentiated(self, w, dy, sums, dx, stream, packed=False):
         """Write what reaches the sums before the input's activation; where the plan ``differentiates``."""
-        run = {"stream": stream, **self._where(packed)}
-        self._input.backward_differentiated(w, dy, sums, dx, **run)
+        self._input.backward_differentiated(w, dy, sums, dx, **self._where(stream, packed))
 
     def __call__(self, x: Array, w: Array | None, out: Array, *, stream: object = None) -> Array:
         """The forward pass.
@@ -237,17 +236,27 @@ class Plan:
         inputs = self._operand("x", x), self._kernel(w)
         result = self._result("out", out, inputs)
         operands = *inputs, result
-        check_device(operands)
+        check_device(operands, self._device)
         stream = resolve_stream(stream, operands)
-        self.forward_operands(*operands, stream, w is None and self.packs("forward"))
+        with self._lock:
+            packed = w is None and self._reads_packed("forward", stream)
+            self.forward_operands(*operands, stream, packed)
         return out
+
+    def _reads_packed(self, wanted, stream):
+        """Whether a pass reads the copy that was packed ahead; the stream is then ordered behind the packing."""
+        packs = self.packs(wanted)
+        if packs:
+            self._handover.before_read(stream)
+        return packs
 
     def pack(self, w: Array, *, stream: object = None) -> None:
         """Do ahead what depends on the kernel alone: for inference, where it does not change.
 
-        Calls that are given None for ``w`` take it from then on: on the same stream, or behind an event. The
+        Calls that are given None for ``w`` take it from then on, on any stream: they wait for the packing there. The
         tensor cores' products read a copy in their own order, which other calls make anew each time; other
         kernels read the array itself. The first call allocates room for the copy, so it is not to be captured.
+        Where other streams read the copy that was packed before, the host waits for them.
 
         Parameters
         ----------
@@ -259,16 +268,19 @@ class Plan:
         Raises
         ------
         TypeError, ValueError
-            The array does not fit.
+            The array does not fit, or the stream is being captured while other streams read the copy.
         """
         kernel = self._kernel(w)
-        check_device((kernel,))
+        check_device((kernel,), self._device)
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
-        for wanted in ("forward", "input"):
-            if self.packs(wanted):
-                self.launch_pack(wanted, array, stream)
-        self._packed = kernel
+        with self._lock:
+            self._handover.before_write(stream)
+            for wanted in ("forward", "input"):
+                if self.packs(wanted):
+                    self.launch_pack(wanted, array, stream)
+            self._handover.after_write(stream)
+            self._packed = kernel
 
     def backward(
         self,
@@ -304,12 +316,14 @@ class Plan:
             raise ValueError("dx and dw are None; at least one takes an array")
         inputs = self._operand("x", x), self._kernel(w), self._operand("dy", dy)
         into_x = None if dx is None else self._result("dx", dx, inputs)
-        into_w = None if dw is None else self._result("dw", dw, inputs)
+        apart = inputs if into_x is None else (*inputs, into_x)
+        into_w = None if dw is None else self._result("dw", dw, apart)
         operands = [*inputs, *filter(None, (into_x, into_w))]
-        check_device(operands)
+        check_device(operands, self._device)
         stream = resolve_stream(stream, operands)
-        packed = w is None and self.packs("input")
-        self.backward_operands(*inputs, into_x, into_w, stream, packed)
+        with self._lock:
+            packed = w is None and self._reads_packed("input", stream)
+            self.backward_operands(*inputs, into_x, into_w, stream, packed)
         return dx, dw
 
     def explain(self) -> str:

@@ -107,6 +107,11 @@ def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):
     return found
 
 
+def clear():
+    """Forget all that are kept."""
+    _kept.clear()
+
+
 def _typed(pair):
     """A number or pair as part of a key: 1, 1.0 and True are equal, but not all are taken."""
     if type(pair) is int:

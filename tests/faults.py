@@ -261,9 +261,9 @@ FAULTS = [
     ),
     Fault(
         "calls on two streams share a plan's workspace",
-        "numbacaps/plan.py",
-        "where = int(stream) if stream else 0, threading",
-        "where = 0, threading",
+        "numbacaps/kept.py",
+        "key = s, int(stream) if stream else 0, threading",
+        "key = s, 0, threading",
         "tests/test_plan_arrays.py",
     ),
     Fault(

@@ -19,7 +19,7 @@ from numbacaps import (
 from numbacaps.arrays import contiguous
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.plan import kept_plan
+from numbacaps.kept import kept_plan
 from numbacaps.signature import signature_of
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")

@@ -103,7 +103,7 @@ def test_what_processes_compile_is_recorded(tmp_path):
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "results" / "gpu" / "gpu_drawn.json").read_text()
     assert text == done.stdout and '"checked": 4' in text and '"failed": []' in text
-    assert list((tmp_path / "kernels").rglob("*.nbi"))
+    assert list((tmp_path / "kernels").rglob("*.nbc"))
 
 
 def test_commands(capsys):

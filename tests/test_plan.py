@@ -195,3 +195,36 @@ def test_rungs_that_are_refused(rungs, error, message):
     precision = "ieee" if rungs == {"forward": "swap_ab"} else "tf32"
     with pytest.raises(error, match=message):
         numbacaps.plan((1, 1, 3, 3, 2, 8), (1, 1, 2, 2, 8, 2), precision=precision, rungs=rungs)
+
+
+def test_gradients_that_share_memory_are_refused(rng):
+    shape = (2, 2, 2, 2, 2, 2)  # of all three
+    plan = numbacaps.plan(shape, (2, 2, 1, 1, 2, 2))
+    x, dy, run = (nan(size, "float32") for size in (shape, plan.y_shape, (80,)))
+    w = nan(plan.w_shape, "float32")
+    dx, dw = run[:64].reshape(shape), run[60:76].reshape(plan.w_shape)
+    with pytest.raises(ValueError, match="dw overlaps dx; it takes memory of its own"):
+        plan.backward(x, w, dy, dx, dw)
+    assert np.isnan(run.copy_to_host()).all()
+    plan.backward(x, w, dy, dx, run[64:].reshape(plan.w_shape))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dx": (1, *_X[1:])}, "dx has shape .*; it takes"),
+        ({"dw": (1, *_W[1:])}, "dw has shape .*; it takes"),
+        ({"dx": "x"}, "dx overlaps x"),
+        ({"dw": "w"}, "dw overlaps w"),
+    ],
+)
+def test_gradients_are_refused_by_their_names(change, message, rng):
+    plan = numbacaps.plan(_X, _W, **_HOW)
+    x, w, dy = map(cuda.to_device, _arrays(rng))
+    given = {"dx": nan(_X, "float32"), "dw": nan(_W, "float32"), "x": x, "w": w}
+    found = {
+        name: given[one] if isinstance(one, str) else nan(one, "float32")
+        for name, one in change.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        plan.backward(x, w, dy, **{"dx": given["dx"], "dw": given["dw"], **found})

@@ -5,7 +5,7 @@ import pytest
 
 import numbacaps
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.plan import kept_plan
+from numbacaps.kept import kept_plan
 from numbacaps.signature import signature_of
 from tests.support.cases import ON_DEVICE, nan
 

@@ -13,6 +13,7 @@ from numbacaps.algorithms.passes import Passes
 from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
+from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
 
@@ -232,16 +233,16 @@ _alive = WeakValueDictionary()
 
 
 def passes(geometry, dtype, precision="ieee", activation=None, rungs=()):
-    """The passes of a geometry: the same for as long as somebody holds them, and kept for the last few.
+    """The passes of a geometry on this device: the same for as long as somebody holds them, and kept for the last few.
 
     Who captures calls into a graph holds them as long as the graph, which has the addresses of their tables.
     """
-    return _kept(geometry, dtype, precision, activation, rungs)
+    return kept_passes(current_device(), geometry, dtype, precision, activation, rungs)
 
 
 @lru_cache(_KEPT)
-def _kept(*key):
-    found = _alive.get(key)
+def kept_passes(device, *key):
+    found = _alive.get((device, *key))
     if found is None:
-        found = _alive[key] = FusedPasses(*key)
+        found = _alive[device, *key] = FusedPasses(*key)
     return found

@@ -21,7 +21,7 @@ from numba.core import types
 from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
 from numbacaps.device.kernel_cache import note_launch, watching
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED, cuda, current_device
 
 _KEPT = 1024  # launch configurations
 
@@ -47,25 +47,30 @@ class _Compiled:
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in arrays]
         kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
-        made = kernel.compile((*kinds, *[types.int64] * integers))
-        function = made._codelibrary.get_cufunc()
-        if shared > SHARED_WITHOUT_ASKING:
-            driver.cuKernelSetAttribute(
-                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                shared,
-                function.handle,
-                cuda.get_current_device().id,
-            )
-        self._kernel, self._early = function.kernel, early and _starts_early()
-        self._source = kernel
+        self._made = kernel.compile((*kinds, *[types.int64] * integers))
+        self._source, self._shared, self._early = kernel, shared, early
+        self._of_devices = {}  # device to (kernel as it is loaded there, whether it starts early)
+        self._loaded()
+
+    def _loaded(self):
+        """(kernel, whether it starts early) on the current device, where a block may ask for its shared memory."""
+        device = current_device()
+        found = self._of_devices.get(device)
+        if found is None:
+            function = self._made._codelibrary.get_cufunc()
+            if self._shared > SHARED_WITHOUT_ASKING:
+                most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                driver.cuKernelSetAttribute(most, self._shared, function.handle, device)
+            found = function.kernel, self._early and _starts_early()
+            self._of_devices[device] = found
+        return found
 
     def on(self, grid, block, shared=0):
-        """Launches on a grid: a function of a stream (of :func:`launch_stream`) and a tuple of arguments."""
-        kernel, source, config = (
-            self._kernel,
-            self._source,
-            _config(grid, block, shared, self._early),
-        )
+        """Launches on a grid of the current device: a function of a stream (of :func:`launch_stream`) and a tuple of
+        arguments.
+        """
+        (kernel, early), source = self._loaded(), self._source
+        config = _config(grid, block, shared, early)
 
         def launched(stream, arguments):
             if watching:
@@ -95,6 +100,9 @@ def _config(grid, block, shared, early):
 @lru_cache(_KEPT)
 def _stream(address):
     return Stream.from_handle(address)
+
+
+KEPT = _config, _stream
 
 
 def values(arguments):

@@ -1,16 +1,16 @@
 """Kernels that are compiled once and kept on disk, each specialisation in files of its own.
 
 Numba keeps a list of all specialisations of a function in one file. Processes that add to it at the same
-time undo each other's entries, or give two kernels one place. It also notices changes only of the file
+time undo each other's entries, or give two kernels one place; so each has a file of its own
+(:mod:`numbacaps.device.kernel_files`). Numba also notices changes only of the file
 that the function stands in, and a kernel is made of what others hold too.
 
 It knows a kernel by where its file lies, when that was written, and how the device functions that it uses
 are pickled, which is another way once the process has compiled one. Here sources and values say all: those of
 the files that the kernel and its device functions stand in, and of all that these import of the package. So who
 changes one kernel compiles the others no more, and what one checkout compiled another finds, and another machine
-whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. GPUs of two
-capabilities may read one folder, but not write to it at the same time. All that leans on Numba's own caching is
-in this file.
+whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. All that leans on
+Numba's own caching is in this file.
 
 Who measures asks which kernels were launched (:func:`launched`), and of which files they are made
 (:func:`sources_of`), so that a time can be known to be older than its kernels.
@@ -24,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
+from numbacaps.device.kernel_files import KernelFiles, warn_unkept
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
@@ -95,8 +96,10 @@ def note_launch(kernel):
 @cache
 def _portable():
     """Numba's cache of a kernel, which here knows neither where the package lies nor when it was written."""
+    from numba import __version__
     from numba.cuda.core import caching
     from numba.cuda.dispatcher import CUDACache, CUDACacheImpl
+    from numba.cuda.serialize import dumps
 
     class Located:
         """What differs from Numba's ways to find a folder."""
@@ -125,6 +128,14 @@ def _portable():
             super().__init__(function)
             # What it takes from around it would be pickled, and is in the file's name.
             self._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
+            name = self._impl.filename_base
+            self._cache_file = KernelFiles(self._cache_path, name, __version__, dumps)
+
+        def save_overload(self, sig, data):
+            try:
+                super().save_overload(sig, data)
+            except OSError as error:  # of a folder in which nothing can be written any more
+                warn_unkept(self._cache_path, error)
 
     return Portable
 

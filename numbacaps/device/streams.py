@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
+from cuda.bindings import driver
 
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -113,6 +114,9 @@ def _external(address):
     return cuda.external_stream(address)
 
 
+KEPT = (_external,)
+
+
 def _check_stream(stream):
     """TypeError unless ``stream`` is None or something that names a stream."""
     is_address = isinstance(stream, (int, np.integer)) and not isinstance(stream, bool)
@@ -124,6 +128,15 @@ def _check_stream(stream):
             f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
             "cuda_stream or ptr, or a stream's address"
         )
+
+
+def is_capturing(stream):
+    """Whether what is launched on a Numba stream becomes part of a graph; the default stream cannot be captured."""
+    if SIMULATED or not stream:
+        return False
+    status, capturing = driver.cuStreamIsCapturing(int(stream))
+    none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return status is driver.CUresult.CUDA_SUCCESS and capturing != none
 
 
 def torch_stream(tensor):

@@ -1,11 +1,28 @@
 """Device memory for what an algorithm lays out between its input and its output."""
 
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
 from numbacaps.device.compiled import as_argument
+from numbacaps.device.keeping import keep, let_go
+from numbacaps.device.streams import is_capturing
 from numbacaps.device.target import SIMULATED, cuda
+
+
+class Growth:
+    """Whether memory was allocated, since somebody set it to False."""
+
+    grown = False
+
+
+@dataclass
+class Use:
+    """What workspaces are used for: a Numba stream, or 0, and who hears of their growth."""
+
+    stream: object = 0
+    growth: Growth = field(default_factory=Growth)
 
 
 class Workspace:
@@ -20,10 +37,11 @@ class Workspace:
     limit : int, optional
         Most bytes; half of the free device memory by default (1 GiB on the simulator, which reports
         infinite memory).
+    use : Use, optional
     """
 
-    def __init__(self, limit=None):
-        self._limit = limit
+    def __init__(self, limit=None, use=None):
+        self._limit, self._use = limit, use or Use()
         self._arrays = {}
         self._asked, self._views, self._arguments = None, None, None  # by the last call
 
@@ -31,6 +49,7 @@ class Workspace:
     def limit(self):
         """Most bytes."""
         if self._limit is None:
+            let_go()
             free = 2 << 30 if SIMULATED else cuda.current_context().get_memory_info().free
             self._limit = free // 2
         return self._limit
@@ -38,7 +57,7 @@ class Workspace:
     @property
     def nbytes(self):
         """Bytes allocated now."""
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum(array.nbytes for array in list(self._arrays.values()))
 
     def arrays(self, shapes, dtype):
         """Arrays of the named shapes; what a smaller or other set left behind is dropped.
@@ -77,10 +96,15 @@ class Workspace:
             or self._arrays[name].size < prod(shape)
             for name, shape in shapes.items()
         ):
-            self._arrays = {}  # freed before the new ones are asked for
+            old, self._arrays = self._arrays, {}  # freed before the new ones are asked for
+            if old:
+                keep(self._use.stream, old)
+            del old
+            let_go()
             self._arrays = {
                 name: cuda.device_array(prod(shape), dtype) for name, shape in shapes.items()
             }
+            self._use.growth.grown = True
         return {
             name: self._arrays[name][: prod(shape)].reshape(shape) for name, shape in shapes.items()
         }
@@ -95,24 +119,95 @@ class Workspaces:
     ----------
     limit : int, optional
         Most bytes of each.
+    use : Use, optional
+
+    Attributes
+    ----------
+    use : Use
+    captured : bool
+        A graph may have their addresses.
     """
 
-    def __init__(self, limit=None):
-        self._limit, self._named = limit, {}
+    captured = False
+
+    def __init__(self, limit=None, use=None):
+        self._limit, self.use, self._named = limit, use or Use(), {}
 
     def __getitem__(self, name):
         if name not in self._named:
-            self._named[name] = Workspace(self._limit)
+            self._named[name] = Workspace(self._limit, self.use)
         return self._named[name]
 
     @property
     def nbytes(self):
         """Bytes allocated now."""
-        return sum(workspace.nbytes for workspace in self._named.values())
+        return sum(workspace.nbytes for workspace in list(self._named.values()))
 
-    def release(self):
-        """Free all of it; calls that are queued still have it, as Numba frees behind them."""
-        self._named.clear()
+    def release(self, held=()):
+        """Free all of it, and ``held``, as soon as the stream has passed the calls that are queued."""
+        nbytes = self.nbytes
+        if nbytes or held:
+            keep(self.use.stream, (self._named, held), nbytes)
+        self._named = {}
+
+
+class Rooms:
+    """The workspaces of a plan, a set for each stream that calls it.
+
+    Calls on two streams overlap, so they share no workspace. The last :data:`STREAMS` sets are kept, and those that
+    a graph may have the addresses of.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Most bytes of each workspace.
+
+    Attributes
+    ----------
+    growth : Growth
+    """
+
+    STREAMS = 8
+
+    def __init__(self, limit=None):
+        self._limit, self._of, self.growth = limit, {}, Growth()
+        self._ready = None  # allocated ahead: the first stream that comes takes it
+
+    @property
+    def nbytes(self):
+        """Bytes allocated now."""
+        ready = self._ready.nbytes if self._ready else 0
+        return ready + sum(room.nbytes for room in list(self._of.values()))
+
+    def ahead(self):
+        """Workspaces for the first stream that comes."""
+        self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth))
+        return self._ready
+
+    def of(self, stream):
+        """The workspaces of a Numba stream."""
+        address = int(stream) if stream else 0
+        room = self._of.get(address)
+        if room is None:
+            room = self._of[address] = self._new(stream)
+        if address and is_capturing(stream):
+            room.captured = True
+        return room
+
+    def _new(self, stream):
+        """Workspaces for a stream; those of the stream that came first are dropped where there are many."""
+        room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
+        room.use.stream = stream
+        idle = [address for address, one in self._of.items() if not one.captured]
+        if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
+            self._of.pop(idle[0]).release()
+        return room
+
+    def release(self, *held):
+        """Free all of it, and ``held``, as soon as the streams have passed the calls that are queued."""
+        for room in self._of.values():
+            room.release(held)
+        self._ready = None
 
 
 def check_limit(limit):

@@ -1,15 +1,19 @@
 """Kernels on disk: another process finds them, and processes that write at once keep out of each other's way."""
 
+import errno
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from numbacaps.device import kernel_cache
+from numbacaps.device.kernel_files import KernelFiles
 
 _ROOT = Path(__file__).parents[2]
 _KEYS = """
@@ -39,12 +43,40 @@ for terms in (1, 3):
     tile = bulk_reduction_tiles.choose_tile(p, 128, 1, terms)[0]
     made += [bulk_gradient_kernel(p, tile, 128, terms)]
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
-precision.has_warpgroups = lambda: True
+precision.has_warpgroups = precision.has_tensor_cores = lambda: True
 placed = placed_layers("published", "tf32")
 found = packings(placed, layout_of(placed), True)
 for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
     files = kernel._cache._impl
     print(files.filename_base, files.locator.get_cache_path())
+"""
+_WRITE = """
+import random, sys
+from experiments import ahead
+
+ahead.pretend((9, 0), 132)
+import numpy as np
+from numba import from_dtype
+from numba.core import types
+from numba.cuda.core.caching import NullCache
+from numbacaps.device.strided_copy import make_gather
+
+gather = make_gather()
+kept, gather._cache = gather._cache, NullCache()
+made = {}
+for dtype in ("f2", "u2", "f4", "f8"):
+    run = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
+    wanted = run, run, types.int64, *[types.UniTuple(types.int64, 2)] * 2
+    made[wanted] = gather.compile(wanted)
+print("begins", flush=True)
+sys.stdin.readline()
+chance = random.Random(sys.argv[1])
+for entry in range(int(sys.argv[2])):
+    kept.set_launch_config_key(entry)  # which is part of the entry's key
+    for wanted in chance.sample(list(made), len(made)):
+        kept.save_overload(wanted, made[wanted])
+        loaded = kept.load_overload(wanted, gather.targetctx)
+        assert loaded is not None and loaded.signature.args == wanted, f"{wanted} gave {loaded}"
 """
 _COMPILE = """
 import numbacaps
@@ -140,3 +172,91 @@ def test_a_second_process_compiles_nothing(tmp_path):
     before = kept()
     _printed(_COMPILE, NUMBA_CACHE_DIR=str(tmp_path))
     assert before and kept() == before
+
+
+@pytest.mark.slow
+@pytest.mark.tiers("ptx")
+def test_processes_that_write_at_once_and_are_killed_leave_no_wrong_kernel(tmp_path):
+    running = [_started(tmp_path, seed, 20) for seed in range(8)]
+    for one in running:
+        assert one.stdout.readline() == "begins\n", one.communicate()
+    for one in running:
+        one.stdin.write("write\n")
+        one.stdin.flush()
+    for delay, one in zip((0.05, 0.1, 0.1), running):
+        time.sleep(delay)
+        one.kill()
+        one.communicate()
+    for one in running[3:]:
+        failed = one.communicate(timeout=300)[1]
+        assert one.returncode == 0, failed
+    assert len(list(tmp_path.rglob("*.nbc"))) == 4 * 20
+
+
+def _started(folder, *arguments):
+    """A process that keeps and loads the kernels of one function, in an order of its own; a warning ends it."""
+    paths = os.pathsep.join([str(_ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", _WRITE, *map(str, arguments)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, cwd=_ROOT, text=True, **pipes)
+
+
+def _files(folder):
+    return KernelFiles(folder, "kernel", "1", pickle.dumps)
+
+
+def test_an_entry_is_found_by_its_key_alone(tmp_path):
+    files = _files(tmp_path)
+    files.save(("float32",), "a kernel")
+    files.save(("float64",), "another")
+    assert files.load(("float32",)) == "a kernel" and files.load(("float64",)) == "another"
+    assert files.load(("float16",)) is None
+    assert KernelFiles(tmp_path, "kernel", "2", pickle.dumps).load(("float32",)) is None
+    files.flush()
+    assert files.load(("float32",)) is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -1])
+def test_what_is_left_of_a_file_is_no_kernel(left, tmp_path):
+    files = _files(tmp_path)
+    files.save("key", "a kernel")
+    path = files.path("key")
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.warns(RuntimeWarning, match="is damaged; its kernel is compiled anew") as said:
+        assert files.load("key") is None
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    files.save("key", "a kernel")
+    assert files.load("key") == "a kernel"
+
+
+def test_the_key_inside_a_file_is_what_counts(tmp_path):
+    files = _files(tmp_path)
+    files.save("key", "a kernel")
+    files.path("key").rename(files.path("other"))
+    with pytest.warns(RuntimeWarning, match="holds another kernel"):
+        assert files.load("other") is None
+
+
+def test_a_full_disk_costs_a_warning(tmp_path, monkeypatch):
+    def full(path, content):
+        with open(path, "wb") as file:
+            file.write(content[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = _files(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for key in ("key", "other"):
+        with pytest.warns(
+            RuntimeWarning, match=r"not kept in .* \(No space left on device\)"
+        ) as said:
+            files.save(key, "a kernel")
+        assert len(said) == 1 and files.load(key) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_gone_costs_a_warning(tmp_path):
+    files = _files(tmp_path / "gone")
+    with pytest.warns(RuntimeWarning, match="kernels are not kept in"):
+        files.save("key", "a kernel")
+    assert files.load("key") is None

@@ -1,0 +1,101 @@
+"""Memory that queued kernels still use, kept until their streams have passed them.
+
+Who drops a device array while kernels that use it are queued leans on the allocator: Numba's own frees behind all
+queued work, but a pool (RMM's, PyTorch's) hands the memory to whoever asks next, on any stream. So what the toolkit
+drops goes through :func:`keep`, which marks the stream's end by an event and lets go when that has passed.
+"""
+
+import threading
+
+from numbacaps.device.target import SIMULATED, cuda
+
+BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
+
+
+class Keeping:
+    """What is kept, each behind an event of its stream.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes kept, those that were handed over last apart.
+    mark : callable
+        ``mark(stream)``: an event at the end of what is queued, with ``query()`` and ``synchronize()``.
+    """
+
+    def __init__(self, limit, mark):
+        self._limit, self._mark, self._kept = limit, mark, []
+        self._lock = threading.RLock()  # the garbage collector may come by while it is held
+
+    def __len__(self):
+        return len(self._kept)
+
+    def keep(self, stream, held, nbytes):
+        """Hold objects until a stream has passed what is queued on it; earlier ones are let go as they are passed.
+
+        Parameters
+        ----------
+        stream : Numba stream or 0
+        held : object
+        nbytes : int
+            Of device memory that it holds.
+        """
+        entry = self._mark(stream), held, nbytes
+        with self._lock:
+            earlier = list(self._kept)
+            self._kept.append(entry)
+            left = sum(one[2] for one in earlier)
+            for one in earlier:
+                event, _, nbytes = one
+                passed = event.query()
+                if left > self._limit and not passed:
+                    event.synchronize()
+                    passed = True
+                if passed:
+                    left -= nbytes
+                    self._drop(one)
+
+    def clear(self):
+        """Wait until everything has been passed, and let it go."""
+        with self._lock:
+            for one in list(self._kept):
+                one[0].synchronize()
+                self._drop(one)
+
+    def _drop(self, entry):
+        if entry in self._kept:  # the garbage collector may have been here
+            self._kept.remove(entry)
+
+
+class _Passed:
+    """An event of a stream that has nothing queued."""
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+
+def _mark(stream):
+    try:
+        event = cuda.event(timing=False)
+        event.record(stream)
+    except Exception:  # whatever a driver says of a stream that its owner has destroyed
+        cuda.synchronize()
+        return _Passed()
+    return event
+
+
+_keeping = Keeping(BYTES, _mark)
+
+
+def keep(stream, held, nbytes=0):
+    """Hold objects until a stream has passed what is queued on it by now; see :meth:`Keeping.keep`."""
+    if not SIMULATED:  # where everything is synchronous
+        _keeping.keep(stream, held, nbytes)
+
+
+def let_go():
+    """Wait until nothing is kept any more: before memory is asked for that may have to be large."""
+    _keeping.clear()

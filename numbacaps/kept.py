@@ -1,0 +1,110 @@
+"""What the public functions keep between calls, and how it is given back."""
+
+import threading
+from collections import OrderedDict
+
+from numbacaps import arrays, signature
+from numbacaps.algorithms import fused
+from numbacaps.algorithms.registry import ALGORITHMS
+from numbacaps.device import compiled, keeping, streams
+from numbacaps.device.target import current_device
+from numbacaps.plan import Plan
+
+PLANS = 64
+BYTES = 1 << 29  # of the kept plans' workspaces, all devices and threads together
+
+
+class KeptPlans:
+    """The plans that were used last: at most some, whose workspaces have at most some bytes.
+
+    Parameters
+    ----------
+    plans, nbytes : int
+    """
+
+    def __init__(self, plans, nbytes):
+        self._plans, self._nbytes, self._kept = plans, nbytes, OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return len(self._kept)
+
+    @property
+    def nbytes(self):
+        """Bytes of workspaces."""
+        return sum(plan.nbytes for plan in self._kept.values())
+
+    def get(self, key, make):
+        """The plan of a key, kept, or else made by ``make()``."""
+        with self._lock:
+            plan = self._kept.get(key)
+            if plan is not None:
+                self._kept.move_to_end(key)
+                return plan
+        plan = make()
+        with self._lock:
+            self._kept[key] = plan
+            dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._plans)]
+        del dropped  # outside of the lock
+        return plan
+
+    def fit(self):
+        """Drop those that were used longest ago, until the bytes are not too many."""
+        dropped = []
+        with self._lock:
+            while self._kept and self.nbytes > self._nbytes:
+                dropped.append(self._kept.popitem(last=False))
+
+    def clear(self):
+        """Drop all."""
+        with self._lock:
+            dropped, self._kept = self._kept, OrderedDict()
+        dropped.clear()
+
+
+plans = KeptPlans(PLANS, BYTES)
+
+
+def kept_plan(signature, stream):
+    """The plan of calls that are alike, of this thread's on a stream of this device.
+
+    The last few are kept, so that calls of a small convolution again and again decide nothing and do not allocate.
+
+    Parameters
+    ----------
+    signature : numbacaps.signature.Signature
+    stream : Numba stream or 0
+
+    Returns
+    -------
+    Plan
+    """
+    s = signature
+    device = None if ALGORITHMS[s.algorithm].on_host else current_device()
+    key = s, int(stream) if stream else 0, threading.get_ident(), device
+    how = s.geometry, s.dtype, s.algorithm, s.precision, s.workspace_limit
+    return plans.get(key, lambda: Plan(*how))
+
+
+def settle(plan):
+    """Give back what a plan does not keep behind a call: a large workspace, or more bytes than are kept."""
+    plan.release()
+    if plan.growth.grown:
+        plan.growth.grown = False
+        plans.fit()
+
+
+def clear_caches() -> None:
+    """Give back what calls have left behind, on all devices: it waits for the calls that are queued.
+
+    The public functions keep the plans of the last 64 kinds of calls, a kind for each thread, stream and device, with
+    workspaces of 512 MiB at most; the tables of 64 geometries, each with the tensor maps of the last 64 places of
+    arrays; signatures of calls and forms of arrays; and for each call that had to copy an array the copy, until the
+    stream has passed the call. All of it is made anew when it is needed. What others hold stays as it is: plans of
+    :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
+    """
+    plans.clear()
+    for kept in (fused.kept_passes, *arrays.KEPT, *streams.KEPT, *compiled.KEPT):
+        kept.cache_clear()
+    signature.clear()
+    keeping.let_go()
