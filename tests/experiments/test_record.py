@@ -224,7 +224,7 @@ def test_launched_kernels_are_known(tmp_path):
     )
     assert done.stdout.splitlines() == [
         "fill_kernel naive_backward_kernel_kernel",
-        "add_splits_kernel mma_reduction_kernel",
+        "add_splits_kernel mma_sync_split_k_kernel",
     ], done.stderr
 
 
