@@ -318,7 +318,7 @@ FAULTS = [
     Fault(
         "a ring of row numbers whose writer never waits",
         "numbacaps/nn/data.py",
-        "self._computing.wait_for(self._read[half])",
+        "self._computing.wait_for(self._read[visit % 2])",
         "pass",
         _WAITING,
     ),
