@@ -3,7 +3,7 @@
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
 # make test-all  run all of both tiers
-# make test-torch  install PyTorch, which is large, and test numbacaps.torch on CPU tensors
+# make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 # make records list the results and test records that are older than their kernels; needs no GPU
@@ -19,6 +19,7 @@ INSTALLED := $(VENV)/installed
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
 MINUTES ?= 10
+TORCH ?= torch==2.13.0
 
 .PHONY: walk test test-all test-rest test-torch gpu drawn records record clean
 
@@ -36,7 +37,7 @@ test-rest: $(INSTALLED)
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
 
 test-torch: $(INSTALLED)
-	$(PY) -m pip install --quiet --editable '.[torch]'
+	$(PY) -m pip install --quiet '$(TORCH)'
 	$(PY) -m pytest --tier simulator tests/torch
 
 gpu: $(INSTALLED)

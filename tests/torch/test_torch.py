@@ -59,6 +59,7 @@ def test_gradients_of_gradients(product):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, of PyTorch 2.14
 @pytest.mark.parametrize("operator", ["capsule_conv2d", "input_gradient", "kernel_gradient"])
 def test_operators_keep_their_contracts(operator):
     x, w = torch.randn(2, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
@@ -85,6 +86,8 @@ def _network():
 
 @pytest.mark.slow
 def test_compiles_as_one_graph_once_for_all_batch_sizes():
+    import torch._dynamo.testing
+
     torch._dynamo.reset()
     network = _network()
     counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
