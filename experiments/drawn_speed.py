@@ -4,7 +4,7 @@
 what they take in processes side by side, checks every result against float64, times forward and both gradients of
 every class of precision beside one ``conv2d`` of PyTorch through the fold, and writes
 ``experiments/results/<gpu>/drawn_speed.csv``. It prints the 5th and 25th percentile, median and geometric mean of the
-library's time over ours, and what the worst five are. Nobody tunes to a list: each recorded run takes a new
+library's time over ours, and what the worst five are. Tiles are not tuned to a list: each recorded run takes a new
 seed, which is in the cell ``workload``.
 
 "default" is float32 without TF32: ours is precision="auto" where the package has it, else the faster of ieee and tf32x3.
@@ -133,7 +133,7 @@ def is_current(folder):
 
 
 def without_older(table, seed):
-    """Drop other seeds' rows that are older than their kernels: nobody measures those again."""
+    """Drop other seeds' rows that are older than their kernels: those are not measured again."""
     keep = f"seed {seed}, "
     is_current = records.sources(table.path).is_current
     table.write(

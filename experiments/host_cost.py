@@ -5,7 +5,7 @@
 - the host's time to queue a plan's call, ``capsule_conv2d`` on device arrays, and both gradients, with PyTorch tensors,
   CuPy arrays and Numba arrays, at one small layer. Beside it the fold from capsule layout to capsule layout in eager
   PyTorch (two permutes, conv2d, one permute), and autograd through it. A few calls are queued at a time, so few that the
-  queue has room and nobody waits for the GPU; the median is kept;
+  queue has room, so that the host never waits for the GPU; the median is kept;
 - the wall time of an eager call from capsule layout to capsule layout, waited for, at the eleven workloads of
   experiments.fused: ``capsule_conv2d`` on PyTorch tensors, and the same fold.
 

@@ -150,7 +150,7 @@ def missing(folder):
 
 
 def batches(jobs, cases):
-    """The jobs in their order, in batches that have about so many variants and one rank each."""
+    """The jobs in their order, in batches of about ``cases`` variants and one rank each."""
     found, last = [], None
     for job in jobs:
         now = rank(job[1].experiment, job[1].wanted)

@@ -163,7 +163,7 @@ FAULTS = [
     ),
     Fault(
         "infinities and NaN of the low parts reach a sum of three terms",
-        "numbacaps/fused/mma_sync/kernel.py",
+        "numbacaps/fused/mma_sync/sums.py",
         "finite = acc[i] - acc[i] == ZERO",
         "finite = True",
         f"{_MMA_SYNC} -k test_infinities",

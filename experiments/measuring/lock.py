@@ -43,7 +43,7 @@ def held(path, seconds=1.0):
     try:
         yield
     finally:
-        beside.unlink(missing_ok=True)  # first, while nobody else can have taken it
+        beside.unlink(missing_ok=True)  # first, while the lock is still held
         os.close(lock)
 
 

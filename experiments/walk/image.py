@@ -123,7 +123,7 @@ def _read_npy(path):
 def _header(file):
     """(shape, whether by columns, dtype) of a .npy file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers that Python 2 or nobody wrote
+        warnings.simplefilter("ignore")  # about headers in the form of Python 2, and damaged ones
         version = npy.read_magic(file)
         if version == (1, 0):
             return npy.read_array_header_1_0(file)

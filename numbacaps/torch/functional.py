@@ -2,18 +2,23 @@
 
 import torch
 
-from numbacaps.torch import operators  # noqa: F401  (it defines torch.ops.numbacaps)
+from numbacaps.torch import operators  # it defines torch.ops.numbacaps
 
 _EPSILON = 1e-7  # keeps the length's gradient finite
 
 
-def _pair(name, value):
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(
-        not isinstance(number, int) or isinstance(number, bool) for number in pair
-    ):
+def pair(name, value, least):
+    """Two ints, of an int or of a pair of them; TypeError or ValueError where one is none, or below ``least``."""
+    both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in both):
         raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
-    return pair
+    if min(both) < least:
+        raise ValueError(f"{name} is {value!r}; it takes {least} or more")
+    return both
+
+
+def _options(stride, padding, dilation):
+    return pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
 
 
 def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="ieee"):
@@ -42,7 +47,7 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
     TypeError, ValueError
         As :func:`numbacaps.capsule_conv2d`.
     """
-    how = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
+    how = _options(stride, padding, dilation)
     return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision)
 
 
@@ -65,8 +70,8 @@ def capsule_conv_transpose2d(
     -------
     Tensor (N, C, H, W, *T1)
     """
-    how = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
-    of_shape = operators._shape_of_output(output_size, w.shape, *how, product)
+    how = _options(stride, padding, dilation)
+    of_shape = operators.shape_of_output(output_size, w.shape, *how, product, precision)
     if tuple(of_shape) != tuple(y.shape):
         raise ValueError(
             f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"

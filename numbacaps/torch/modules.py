@@ -5,9 +5,10 @@ import math
 import torch
 from torch import nn
 
+from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
 from numbacaps.torch import functional
-from numbacaps.torch.functional import _pair
+from numbacaps.torch.functional import pair
 
 
 class _CapsuleConv(nn.Module):
@@ -30,11 +31,19 @@ class _CapsuleConv(nn.Module):
         dtype=None,
     ):
         super().__init__()
+        for name, count in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
+        for name, shape in (("in_capsule", in_capsule), ("out_capsule", out_capsule)):
+            if any(not isinstance(size, int) or size < 1 for size in shape):
+                raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.in_capsule, self.out_capsule = tuple(in_capsule), tuple(out_capsule)
-        self.kernel_size = _pair("kernel_size", kernel_size)
-        self.stride, self.padding = _pair("stride", stride), _pair("padding", padding)
-        self.dilation = _pair("dilation", dilation)
+        self.kernel_size = pair("kernel_size", kernel_size, 1)
+        self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
+        self.dilation = pair("dilation", dilation, 1)
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
         self.product, self.precision = product, precision
         made = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(self._weight_shape(), **made))
@@ -149,9 +158,9 @@ class CapsuleConvTranspose2d(_CapsuleConv):
 
     def __init__(self, *arguments, output_padding=0, **options):
         super().__init__(*arguments, **options)
-        self.output_padding = _pair("output_padding", output_padding)
+        self.output_padding = pair("output_padding", output_padding, 0)
         for name, more, step in zip(("rows", "columns"), self.output_padding, self.stride):
-            if not 0 <= more < step:
+            if more >= step:
                 raise ValueError(
                     f"output_padding is {more} {name}; it takes less than the stride, {step}"
                 )

@@ -11,19 +11,25 @@ numbacaps' kernels on PyTorch's current stream; on CPU tensors :mod:`numbacaps.t
 import torch
 
 import numbacaps
+from numbacaps.fused.precision import PRECISIONS
+from numbacaps.messages import did_you_mean
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.torch import fold
 
 _HOW = "int[2] stride, int[2] padding, int[2] dilation, str product, str precision"
+_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 _library = torch.library.Library("numbacaps", "DEF")
 _library.define(f"capsule_conv2d(Tensor x, Tensor w, {_HOW}) -> Tensor")
 _library.define(f"capsule_input_gradient(Tensor dy, Tensor w, SymInt[] x_shape, {_HOW}) -> Tensor")
 _library.define(f"capsule_kernel_gradient(Tensor x, Tensor dy, SymInt[] w_shape, {_HOW}) -> Tensor")
 
 
-def _shape_of_output(x_shape, w_shape, stride, padding, dilation, product):
+def shape_of_output(x_shape, w_shape, stride, padding, dilation, product, precision):
     """(N, P, OH, OW, *T3); N may be a symbol. Raises as :func:`numbacaps.capsule_conv2d`."""
+    if precision not in PRECISIONS:
+        hint = did_you_mean(precision, PRECISIONS)
+        raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}{hint}")
     product = parse_product(product)
     one = (1, *map(int, x_shape[1:]))
     w_shape = tuple(map(int, w_shape))
@@ -34,6 +40,8 @@ def _shape_of_output(x_shape, w_shape, stride, padding, dilation, product):
 def _check(**tensors):
     """Refuse tensors that do not go together, in PyTorch's manner."""
     (first, one), *others = tensors.items()
+    if one.dtype not in _DTYPES:
+        raise RuntimeError(f"{first} is {one.dtype}; it takes {', '.join(map(str, _DTYPES))}")
     for name, other in others:
         if other.device != one.device:
             raise RuntimeError(
@@ -53,7 +61,7 @@ def _options(stride, padding, dilation, product, precision):
 
 def _conv_cuda(x, w, *how):
     _check(x=x, w=w)
-    y = x.new_empty(_shape_of_output(x.shape, w.shape, *how[:4]))
+    y = x.new_empty(shape_of_output(x.shape, w.shape, *how))
     if y.numel():
         numbacaps.capsule_conv2d(x.detach(), w.detach(), out=y, **_options(*how))
     return y
@@ -82,7 +90,7 @@ def _as_tensor(array, like):
 
 def _conv_cpu(x, w, *how):
     _check(x=x, w=w)
-    _shape_of_output(x.shape, w.shape, *how[:4])
+    shape_of_output(x.shape, w.shape, *how)
     return fold.convolve(x, w, *how[:3], parse_product(how[3]))
 
 
@@ -100,7 +108,7 @@ def _kernel_gradient_cpu(x, dy, w_shape, *how):
 
 def _check_gradient(dy, x_shape, w_shape, how):
     """Refuse a gradient that is not shaped like the output."""
-    wanted = tuple(_shape_of_output(x_shape, w_shape, *how[:4]))
+    wanted = tuple(shape_of_output(x_shape, w_shape, *how))
     if tuple(dy.shape) != wanted:
         raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {wanted}")
 
@@ -121,7 +129,7 @@ _kernel_gradient = torch.ops.numbacaps.capsule_kernel_gradient
 @torch.library.register_fake("numbacaps::capsule_conv2d", lib=_library)
 def _(x, w, *how):
     _check(x=x, w=w)
-    return x.new_empty(_shape_of_output(x.shape, w.shape, *how[:4]))
+    return x.new_empty(shape_of_output(x.shape, w.shape, *how))
 
 
 @torch.library.register_fake("numbacaps::capsule_input_gradient", lib=_library)

@@ -59,7 +59,9 @@ def test_gradients_of_gradients(product):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, of PyTorch 2.14
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # opcheck's own, of PyTorch 2.14
 @pytest.mark.parametrize("operator", ["capsule_conv2d", "input_gradient", "kernel_gradient"])
 def test_operators_keep_their_contracts(operator):
     x, w = torch.randn(2, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
@@ -175,3 +177,16 @@ def test_bad_input_is_refused_by_name():
         nt.capsule_conv_transpose2d(x, w, (1, 2, 4, 4, 2, 3))
     with pytest.raises(ValueError, match="reduction is 'all'"):
         nt.margin_loss(torch.ones(1, 2), torch.tensor([0]), reduction="all")
+    for value, least in (("stride", 1), ("padding", 0), ("dilation", 1), ("kernel_size", 1)):
+        with pytest.raises(ValueError, match=f"{value} is {least - 1}; it takes {least} or more"):
+            nt.CapsuleConv2d(1, 1, **{"kernel_size": 1, value: least - 1})
+    with pytest.raises(ValueError, match="precision is 'tf23'; it takes one of .* did you mean"):
+        nt.capsule_conv2d(x, w, precision="tf23")
+    with pytest.raises(ValueError, match="precision is 'tf23'"):
+        nt.CapsuleConv2d(1, 1, 1, precision="tf23")
+    with pytest.raises(RuntimeError, match="x is torch.int64; it takes torch.float16"):
+        nt.capsule_conv2d(x.long(), w.long())
+    with pytest.raises(ValueError, match="in_channels is 0; it takes an int of 1 or more"):
+        nt.CapsuleConv2d(0, 1, 1)
+    with pytest.raises(ValueError, match=r"out_capsule is \(4, 0\); it takes ints of 1 or more"):
+        nt.CapsuleConv2d(1, 1, 1, out_capsule=(4, 0))

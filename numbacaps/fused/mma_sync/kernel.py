@@ -21,7 +21,6 @@ from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
-    WARP_PRODUCTS,
     cp_async_cached,
     cp_async_commit,
     cp_async_wait,
@@ -31,13 +30,13 @@ from numbacaps.device.instructions import (
     load_run,
     shared_address,
     short,
-    store_pair,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.factors import make_keep
+from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
     A_D1,
@@ -139,9 +138,8 @@ def make_mma_sync(spec):
     IS_FLOAT32 = itemsize == 4
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
-    PAIRED = spec.paired
-    multiply = WARP_PRODUCTS[spec.dtype.name]
-    _, write = conversions(spec.result)
+    multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
+    join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
     ZERO = np.float32(0)
     held = np.dtype(stored(spec.dtype))
     _, as_operand = conversions(spec.dtype)
@@ -320,35 +318,8 @@ def make_mma_sync(spec):
                             )
                         for j in range(4):
                             keep_b(b_part, i * 4 + j, four[j])
-                    if TERMS == 3:
-                        for i in range(DOWN):
-                            for j in range(BESIDE):
-                                multiply(
-                                    acc,
-                                    LOW + (i * BESIDE + j) * 4,
-                                    a_part,
-                                    A_PART + i * 4,
-                                    b_part,
-                                    j * 2,
-                                )
-                        for i in range(DOWN):
-                            for j in range(BESIDE):
-                                multiply(
-                                    acc,
-                                    LOW + (i * BESIDE + j) * 4,
-                                    a_part,
-                                    i * 4,
-                                    b_part,
-                                    B_PART + j * 2,
-                                )
-                    for i in range(DOWN):
-                        for j in range(BESIDE):
-                            multiply(acc, (i * BESIDE + j) * 4, a_part, i * 4, b_part, j * 2)
-        if TERMS == 3:
-            for i in range(SUMS):
-                # An infinity or NaN is what the high parts make of it.
-                finite = acc[i] - acc[i] == ZERO
-                acc[i] += acc[LOW + i] if finite else ZERO
+                    multiply(acc, a_part, b_part)
+        join(acc)
         c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
         c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
@@ -366,18 +337,6 @@ def make_mma_sync(spec):
         for j in range(OWN_COLUMNS):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(c_columns + n)] if n < N else short(ABSENT)
-        for i in range(OWN_ROWS):
-            if to_row[i] >= 0:
-                for j in range(BESIDE):
-                    at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
-                    one, two = write(acc[at_sum]), write(acc[at_sum + 1])
-                    if PAIRED:
-                        if to_column[2 * j] >= 0:
-                            store_pair(c, to_row[i] + to_column[2 * j], one, two)
-                    else:
-                        if to_column[2 * j] >= 0:
-                            c[at(to_row[i] + to_column[2 * j])] = one
-                        if to_column[2 * j + 1] >= 0:
-                            c[at(to_row[i] + to_column[2 * j + 1])] = two
+        store(c, acc, to_row, to_column)
 
     return mma_sync_kernel

@@ -16,7 +16,6 @@ from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
-    WARP_PRODUCTS,
     cp_async_cached,
     cp_async_commit,
     cp_async_wait,
@@ -24,7 +23,6 @@ from numbacaps.device.instructions import (
     load_matrices_transposed,
     shared_address,
     short,
-    store_pair,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
@@ -32,6 +30,7 @@ from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.factors import make_keep
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
+from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
     A_D1,
@@ -124,9 +123,8 @@ def make_mma_sync_split_k(spec):
     SIZE = itemsize
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
-    PAIRED = spec.paired
-    multiply = WARP_PRODUCTS[spec.dtype.name]
-    _, write = conversions(spec.result)
+    multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
+    join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
     _, as_operand = conversions(spec.dtype)
     held = np.dtype(stored(spec.dtype))
     BY_COPIES_A, BY_COPIES_C = A_RUN >= 4, C_RUN >= 4
@@ -283,22 +281,8 @@ def make_mma_sync_split_k(spec):
                             load_matrices_transposed(four, shared, start + word * SIZE)
                         for j in range(4):
                             keep_b(b_part, i * 4 + j, four[j])
-                    if TERMS == 3:
-                        for i in range(DOWN):
-                            for j in range(BESIDE):
-                                to = LOW + (i * BESIDE + j) * 4
-                                multiply(acc, to, a_part, A_PART + i * 4, b_part, j * 2)
-                        for i in range(DOWN):
-                            for j in range(BESIDE):
-                                to = LOW + (i * BESIDE + j) * 4
-                                multiply(acc, to, a_part, i * 4, b_part, B_PART + j * 2)
-                    for i in range(DOWN):
-                        for j in range(BESIDE):
-                            multiply(acc, (i * BESIDE + j) * 4, a_part, i * 4, b_part, j * 2)
-        if TERMS == 3:
-            for i in range(SUMS):
-                finite = acc[i] - acc[i] == ZERO
-                acc[i] += acc[LOW + i] if finite else ZERO
+                    multiply(acc, a_part, b_part)
+        join(acc)
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
@@ -308,18 +292,6 @@ def make_mma_sync_split_k(spec):
         for j in range(OWN_COLUMNS):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(b_columns + n)] if n < N else short(ABSENT)
-        for i in range(OWN_ROWS):
-            if to_row[i] >= 0:
-                for j in range(BESIDE):
-                    at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
-                    one, two = write(acc[at_sum]), write(acc[at_sum + 1])
-                    if PAIRED:
-                        if to_column[2 * j] >= 0:
-                            store_pair(b, to_row[i] + to_column[2 * j], one, two)
-                    else:
-                        if to_column[2 * j] >= 0:
-                            b[at(to_row[i] + to_column[2 * j])] = one
-                        if to_column[2 * j + 1] >= 0:
-                            b[at(to_row[i] + to_column[2 * j + 1])] = two
+        store(b, acc, to_row, to_column)
 
     return mma_sync_split_k_kernel

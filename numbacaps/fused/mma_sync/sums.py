@@ -1,0 +1,72 @@
+"""A warp's sums: what multiplies into them, what becomes of their parts, and how they are stored.
+
+A thread holds DOWN x BESIDE products of 16 rows by 8 columns, four sums of each: two neighbours of a row, and the same
+eight rows on. In three terms the sums with a low part come behind all others.
+"""
+
+import numpy as np
+
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import WARP_PRODUCTS, store_pair
+from numbacaps.device.target import at, cuda
+
+
+def make_multiply(dtype, terms, down, beside):
+    """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums; those with a low part first."""
+    product = WARP_PRODUCTS[dtype.name]
+    THREE, DOWN, BESIDE = terms == 3, down, beside
+    LOW, A_LOW, B_LOW = down * beside * 4, down * 4, beside * 2
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(acc, a, b):
+        if THREE:
+            for i in range(DOWN):
+                for j in range(BESIDE):
+                    product(acc, LOW + (i * BESIDE + j) * 4, a, A_LOW + i * 4, b, j * 2)
+            for i in range(DOWN):
+                for j in range(BESIDE):
+                    product(acc, LOW + (i * BESIDE + j) * 4, a, i * 4, b, B_LOW + j * 2)
+        for i in range(DOWN):
+            for j in range(BESIDE):
+                product(acc, (i * BESIDE + j) * 4, a, i * 4, b, j * 2)
+
+    return multiply
+
+
+def make_join(terms, count):
+    """``join(acc)``: the low parts added to ``count`` sums; an infinity or NaN is what the high parts make of it."""
+    THREE, COUNT = terms == 3, count
+    ZERO = np.float32(0)
+
+    @cuda.jit(device=True, inline="always")
+    def join(acc):
+        if THREE:
+            for i in range(COUNT):
+                finite = acc[i] - acc[i] == ZERO
+                acc[i] += acc[COUNT + i] if finite else ZERO
+
+    return join
+
+
+def make_store(result, paired, down, beside):
+    """``store(array, acc, to_row, to_column)``: the sums, where offsets of their rows and columns are not negative."""
+    _, write = conversions(result)
+    PAIRED, OWN_ROWS, BESIDE = paired, 2 * down, beside
+
+    @cuda.jit(device=True, inline="always")
+    def store(array, acc, to_row, to_column):
+        for i in range(OWN_ROWS):
+            if to_row[i] >= 0:
+                for j in range(BESIDE):
+                    at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
+                    one, two = write(acc[at_sum]), write(acc[at_sum + 1])
+                    if PAIRED:
+                        if to_column[2 * j] >= 0:
+                            store_pair(array, to_row[i] + to_column[2 * j], one, two)
+                    else:
+                        if to_column[2 * j] >= 0:
+                            array[at(to_row[i] + to_column[2 * j])] = one
+                        if to_column[2 * j + 1] >= 0:
+                            array[at(to_row[i] + to_column[2 * j + 1])] = two
+
+    return store
