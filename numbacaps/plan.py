@@ -165,11 +165,11 @@ class Plan:
         self._rooms.of(stream)  # which outlives what is queued
         self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
 
-    def _where(self, stream, packed=False):
-        room = self._rooms.of(stream)
+    def _where(self, stream, packed=False, room=None):
+        own = self._rooms.of(stream)  # asked always: it outlives what is queued
         return {
             "stream": stream,
-            "room": self._packed_room if packed else room,
+            "room": self._packed_room if packed else room or own,
             "packed": packed,
         }
 
@@ -177,9 +177,12 @@ class Plan:
         """Write the output, without the activation."""
         self._plain.forward(x, w, out, **self._where(stream, packed))
 
-    def forward_operands(self, x, w, out, stream, packed=False):
-        """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked."""
-        self._plain.forward_operands(x, w, out, **self._where(stream, packed))
+    def forward_operands(self, x, w, out, stream, packed=False, room=None):
+        """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked.
+
+        ``room`` gives workspaces (as :class:`numbacaps.device.workspace.Workspaces`) in the place of the plan's own.
+        """
+        self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
 
     def votes_operands(self, x, w, out, stream):
         """The same of :meth:`launch_votes`."""
@@ -187,13 +190,13 @@ class Plan:
         arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape), out.reshaped(g.votes_shape)
         self.launch_votes(*arrays, stream)
 
-    def backward_operands(self, x, w, dy, dx, dw, stream, packed=False):
+    def backward_operands(self, x, w, dy, dx, dw, stream, packed=False, room=None):
         """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
         run = self._plain.backward_operands
         if dx is not None:
-            run(None, w, dy, dx, None, **self._where(stream, packed))
+            run(None, w, dy, dx, None, **self._where(stream, packed, room))
         if dw is not None:
-            run(x, None, dy, None, dw, **self._where(stream))
+            run(x, None, dy, None, dw, **self._where(stream, room=room))
 
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.

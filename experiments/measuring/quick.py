@@ -23,7 +23,7 @@ AUTO = "auto"
 DTYPES = {"default": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 _LAYOUTS = ("nchw", "channels_last")
 _ONE, _NONE = (1,) * 6, (0, 1, 1, 1, 1, 1)  # shapes of a kernel of one element and of no images
-_MOST_SETS = 32
+_MOST_SETS, _LONGEST_MS = 32, 30.0  # of a replay
 _LARGE = (
     1 << 28
 )  # bytes of a geometry, from which on the copies that the classes take fill the memory
@@ -298,6 +298,9 @@ def _prepare(variant, problem, wanted, tensors, right, effort):
         with clock.elapsed() as eager:
             host_us = measure.microseconds(run.calls[0])
         floor_ms = g.min_bytes(itemsize(variant.dtype)) / measure.ceilings()["copy_gbs"] / 1e6
+        sets = max(
+            1, min(sets, int(_LONGEST_MS / eager[0]))
+        )  # a slow call gains little from the cache
         calls = measure.calls_of(sets, floor_ms, eager[0], effort)
         replay, once = run.repeatedly([i % sets for i in range(calls)])
         error = max(error, check(once(), right, limit))

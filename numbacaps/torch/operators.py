@@ -10,12 +10,11 @@ numbacaps' kernels on PyTorch's current stream; on CPU tensors :mod:`numbacaps.t
 
 import torch
 
-import numbacaps
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.messages import did_you_mean
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
-from numbacaps.torch import fold
+from numbacaps.torch import fold, kernels
 
 _HOW = "int[2] stride, int[2] padding, int[2] dilation, str product, str precision"
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -53,39 +52,19 @@ def _check(**tensors):
             )
 
 
-def _options(stride, padding, dilation, product, precision):
-    """What numbacaps' functions take."""
-    how = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation)}
-    return how | {"product": product, "precision": precision}
-
-
 def _conv_cuda(x, w, *how):
     _check(x=x, w=w)
-    y = x.new_empty(shape_of_output(x.shape, w.shape, *how))
-    if y.numel():
-        numbacaps.capsule_conv2d(x.detach(), w.detach(), out=y, **_options(*how))
-    return y
+    return kernels.convolve(x, w, *how)
 
 
 def _input_gradient_cuda(dy, w, x_shape, *how):
     _check(dy=dy, w=w)
-    x = dy.new_empty(x_shape)  # its shape and dtype are read alone
-    needs = {"needs": ("input",)}
-    dx, _ = numbacaps.capsule_conv2d_backward(x, w.detach(), dy.detach(), **needs, **_options(*how))
-    return _as_tensor(dx, dy)
+    return kernels.input_gradient(dy, w, x_shape, *how)
 
 
 def _kernel_gradient_cuda(x, dy, w_shape, *how):
     _check(x=x, dy=dy)
-    w = x.new_empty(w_shape)
-    needs = {"needs": ("kernel",)}
-    _, dw = numbacaps.capsule_conv2d_backward(x.detach(), w, dy.detach(), **needs, **_options(*how))
-    return _as_tensor(dw, x)
-
-
-def _as_tensor(array, like):
-    """A device array as a tensor, without a copy."""
-    return torch.as_tensor(array, device=like.device).view(like.dtype)
+    return kernels.kernel_gradient(x, dy, w_shape, *how)
 
 
 def _conv_cpu(x, w, *how):

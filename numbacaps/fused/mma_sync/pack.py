@@ -44,14 +44,17 @@ def make_pack_pixels(dtype):
         D,
         image,  # elements of one
         row,
+        blocks,  # of the pixels of one image and g
         first,  # where it begins in its array
     ):
         let_next_start()
         run = cuda.local.array(EACH, held)
-        q = short(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
+        turn = np.uint32(cuda.blockIdx.x) // np.uint32(blocks)
+        q = short(
+            (np.uint32(cuda.blockIdx.x) - turn * np.uint32(blocks)) * BLOCK + cuda.threadIdx.x
+        )
         k = short(cuda.blockIdx.y * EACH)
-        n = cuda.blockIdx.z // G
-        g = cuda.blockIdx.z % G
+        n, g = short(turn // np.uint32(G)), short(turn % np.uint32(G))
         wait_for_last()
         if q < pixels:
             pixel, d1 = short(np.uint32(q) // np.uint32(D1)), short(np.uint32(q) % np.uint32(D1))
@@ -59,7 +62,7 @@ def make_pack_pixels(dtype):
             for i in range(EACH):
                 offset = table[at(k + i)]
                 run[i] = source[at(base + offset)] if offset >= 0 else as_element(ZERO)
-            images = cuda.gridDim.z // G
+            images = short(np.uint32(cuda.gridDim.x) // np.uint32(blocks * G))
             store_run(EACH, packed, first + ((g * images + n) * pixels + q) * row + k, run)
 
     return pack_pixels_kernel

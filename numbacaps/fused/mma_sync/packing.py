@@ -43,10 +43,11 @@ class PixelPacking:
         self._argument = as_argument(self._table)
         pixels, image = H * W * p.D1, product.channels * H * W * G * p.D1 * product.D
         self.elements = G * images * pixels * k.size
-        self._numbers = pixels, p.D1, G, product.D, image, k.size
-        grid = ceil_div(pixels, pack.THREADS), k.size // each, images * G
+        blocks = ceil_div(pixels, pack.THREADS)
+        self._numbers = pixels, p.D1, G, product.D, image, k.size, blocks
+        grid = blocks * images * G, k.size // each
         types = dtype, dtype, np.int32
-        made = Compiled(pack.make_pack_pixels(dtype), types, 7, early=True)
+        made = Compiled(pack.make_pack_pixels(dtype), types, 8, early=True)
         self._launch = made.on(grid, pack.THREADS)
 
     def __call__(self, source, packed, first, stream):
