@@ -11,6 +11,7 @@ from tests.support.cases import SMALL
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from numbacaps.torch import votes_operators  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
 _SUMS = pytest.mark.parametrize("sum_window", [False, True], ids=["taps", "windows"])
@@ -92,6 +93,38 @@ def test_autocast_and_two_bytes(dtype, sum_window):
     torch.testing.assert_close(votes.float(), want, atol=0.05, rtol=0.05)
     votes.float().sum().backward()
     assert w.grad.dtype == torch.float32
+
+
+@_SUMS
+def test_what_the_cuda_side_asks_the_package_for(sum_window, monkeypatch):
+    """Its functions on memory of the host, which NumPy computes on: shapes, places of results, options."""
+
+    def on_host(function):
+        def run(*tensors, out, **how):
+            out = (
+                out.numpy()
+                if torch.is_tensor(out)
+                else [one if one is None else one.numpy() for one in out]
+            )
+            arrays = (tensor.numpy() for tensor in tensors)
+            return function(*arrays, out=out, algorithm="numpy", **how)
+
+        return run
+
+    for name in ("capsule_votes", "capsule_votes_backward"):
+        monkeypatch.setattr(numbacaps, name, on_host(getattr(numbacaps, name)))
+    x, w = torch.randn(2, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
+    how = (1, 2), (1, 0), (2, 1), "ab,bc->ac", "ieee", sum_window
+    dvotes = torch.randn(nt.capsule_votes(x, w, *how[:3], sum_window=sum_window).shape)
+    v = votes_operators
+    for on_cuda, on_cpu, given in (
+        (v._votes_cuda, v._votes_cpu, (x, w)),
+        (v._input_gradient_cuda, v._input_gradient_cpu, (dvotes, w, x.shape)),
+        (v._kernel_gradient_cuda, v._kernel_gradient_cpu, (x, dvotes, w.shape)),
+    ):
+        torch.testing.assert_close(on_cuda(*given, *how), on_cpu(*given, *how))
+    none = v._kernel_gradient_cuda(x[:0], dvotes[:0], w.shape, *how)
+    assert none.shape == w.shape and (none == 0).all()
 
 
 def test_no_images():
