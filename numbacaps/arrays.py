@@ -27,7 +27,6 @@ _KEPT = 1024  # forms, and addresses
 _ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
-
 Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
 
 
@@ -398,9 +397,8 @@ def to_canonical(operand, order, capsule, stream):
 
 def to_canonical_on_host(operand, order, capsule, stream):
     """The same of a NumPy array that stays one; nothing is copied that lies so already."""
-    lead = operand.shape[: operand.rank - len(order)]
-    moved = operand.array.transpose(_capsules_permuted(operand, order))
-    return np.ascontiguousarray(moved).reshape(lead + capsule)
+    moved = np.ascontiguousarray(operand.array.transpose(_capsules_permuted(operand, order)))
+    return moved.reshape(operand.shape[: operand.rank - len(order)] + capsule)
 
 
 def _capsules_permuted(operand, order):
