@@ -1,7 +1,7 @@
 """numbacaps: capsule convolutions on CUDA GPUs, written in Numba.
 
-The public functions are :func:`capsule_conv2d`, :func:`capsule_conv2d_backward` and
-:func:`capsule_votes`; :func:`plan` makes one ready to be run many times and captured into a graph,
+The public functions are :func:`capsule_conv2d` and :func:`capsule_votes`, with their gradients
+:func:`capsule_conv2d_backward` and :func:`capsule_votes_backward`; :func:`plan` makes one ready to be run many times and captured into a graph,
 and :func:`explain` says what it would run; :func:`warmup` compiles ahead and :func:`clear_caches` gives back
 what calls have kept. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the paper's pipeline,
 to be run one at a time, are in :mod:`numbacaps.stages`.
@@ -13,7 +13,12 @@ from numbacaps.device.target import (
     SIMULATED,
 )  # first: it chooses the target before numba is imported
 from numbacaps.algorithms.registry import ALGORITHMS, available_algorithms
-from numbacaps.api import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps.api import (
+    capsule_conv2d,
+    capsule_conv2d_backward,
+    capsule_votes,
+    capsule_votes_backward,
+)
 from numbacaps.geometry import Geometry
 from numbacaps.kept import clear_caches
 from numbacaps.plan import Plan
@@ -33,6 +38,7 @@ __all__ = [
     "capsule_conv2d",
     "capsule_conv2d_backward",
     "capsule_votes",
+    "capsule_votes_backward",
     "clear_caches",
     "explain",
     "parse_product",

@@ -94,7 +94,7 @@ def capsule_conv2d(
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
-    options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
+    options = {"workspace_limit": workspace_limit, "outs": {"y": ("out", out)}, "stream": stream}
     options |= {"algorithm": algorithm, "precision": precision}
     with Call((x, w), stride, padding, dilation, product, **options) as call:
         y = call.result("y")
@@ -111,7 +111,9 @@ def capsule_votes(
     padding: Pair = 0,
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
+    sum_window: bool = False,
     algorithm: str = "auto",
+    precision: str = "ieee",
     workspace_limit: int | None = None,
     out: Array | None = None,
     stream: object = None,
@@ -122,36 +124,122 @@ def capsule_votes(
 
         V[n,p,oh,ow,c,kh,kw] =
             I[n, c, oh*stride+kh*dilation-padding, ow*stride+kw*dilation-padding] @ K[p,c,kh,kw]
+        V[n,p,oh,ow,c] = sum over kh,kw of these, with sum_window
 
     Routing weighs these votes before it adds them; their plain sum over (c, kh, kw) is
-    :func:`capsule_conv2d`.
+    :func:`capsule_conv2d`. In the capsule convolutions of EM routing (Hinton et al. 2018) each capsule of the window
+    votes by itself. Where a window votes as one for each type of capsule, as in SegCaps (LaLonde and Bagci 2018), 3D-UCaps and
+    DeepCaps, ``sum_window`` gives the votes without the KH*KW times larger array.
 
     Parameters
     ----------
     x, w, stride, padding, dilation, product, workspace_limit, stream
         As :func:`capsule_conv2d`.
+    sum_window : bool
+        Sum the votes over kh and kw.
     algorithm : str
-        ``"auto"``, ``"indexed"``, ``"staged"``, ``"cublas"`` or ``"numpy"``.
-    out : array (N, P, OH, OW, C, KH, KW, *T3), optional
+        ``"auto"``, ``"indexed"`` or ``"numpy"``; without ``sum_window``, for float32 and float64, also ``"staged"`` or
+        ``"cublas"``.
+    precision : str
+        ``"ieee"``: votes are multiplied by ordinary arithmetic.
+    out : array (N, P, OH, OW, C, KH, KW, *T3), or (N, P, OH, OW, C, *T3) with ``sum_window``, optional
         As :func:`capsule_conv2d`.
 
     Returns
     -------
-    array (N, P, OH, OW, C, KH, KW, *T3)
+    array (N, P, OH, OW, C, KH, KW, *T3), or (N, P, OH, OW, C, *T3) with ``sum_window``
         Where and how as :func:`capsule_conv2d`.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError, MemoryError
-        As :func:`capsule_conv2d`; ValueError also for an algorithm that has no votes.
+        As :func:`capsule_conv2d`; ValueError also for an algorithm that has no such votes.
     """
-    options = {"workspace_limit": workspace_limit, "out": out, "stream": stream}
-    options |= {"algorithm": algorithm, "votes": True}
+    about = _votes(sum_window)
+    options = {"workspace_limit": workspace_limit, "outs": {about: ("out", out)}, "stream": stream}
+    options |= {"algorithm": algorithm, "precision": precision, "about": about}
     with Call((x, w), stride, padding, dilation, product, **options) as call:
-        votes = call.result("votes")
+        votes = call.result(about)
         if not call.signature.is_empty:
-            call.plan().votes_operands(*call.operands(), votes.operand, call.stream)
+            operands = *call.operands(), votes.operand
+            call.plan().votes_operands(*operands, call.stream, bool(sum_window))
         return call.deliver(votes)
+
+
+def capsule_votes_backward(
+    x: Array,
+    w: Array,
+    dvotes: Array,
+    *,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    sum_window: bool = False,
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    needs: Collection[str] = ("input", "kernel"),
+    out: tuple[Array | None, Array | None] = (None, None),
+    stream: object = None,
+) -> tuple[Array | None, Array | None]:
+    """Both gradients of :func:`capsule_votes`.
+
+    .. code-block:: text
+
+        dI[n,c,h,w]     = sum over p and the (oh,ow,kh,kw) that read (h,w) of
+                              dV[n,p,oh,ow,c,kh,kw] @ K[p,c,kh,kw]^T
+        dK[p,c,kh,kw]   = sum over n,oh,ow of I^T @ dV[n,p,oh,ow,c,kh,kw]
+
+    With ``sum_window`` dV has no kh and kw, and is the same for all of them.
+
+    Parameters
+    ----------
+    x, w, stride, padding, dilation, product, stream
+        As :func:`capsule_conv2d`.
+    dvotes : array (N, P, OH, OW, C, KH, KW, *T3), or (N, P, OH, OW, C, *T3) with ``sum_window``, dtype of x
+        Gradient of the votes, in the same place as ``x``.
+    sum_window : bool
+        As :func:`capsule_votes`.
+    algorithm : str
+        ``"auto"``, ``"indexed"`` or ``"numpy"``.
+    precision : str
+        ``"ieee"``, as of :func:`capsule_votes`.
+    needs : collection of "input" and "kernel"
+        The gradients wanted; the other one is not computed.
+    out : pair of array (N, C, H, W, *T1) or None, and array (P, C, KH, KW, *T2) or None
+        Where to write the gradients, each as ``out`` of :func:`capsule_conv2d`.
+
+    Returns
+    -------
+    dx : array (N, C, H, W, *T1) or None
+    dw : array (P, C, KH, KW, *T2) or None
+        Where and how as :func:`capsule_conv2d`. For N = 0 ``dx`` is empty and ``dw`` zero.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As :func:`capsule_conv2d`; ValueError also for a ``dvotes`` of another shape than the votes',
+        ``needs`` that name nothing or something else, or an ``out`` for a gradient that is not wanted.
+    """
+    about, needs = _votes(sum_window), _check_needs(needs)
+    options = {"outs": _check_outs(out, needs), "stream": stream}
+    options |= {"algorithm": algorithm, "precision": precision, "about": about}
+    with Call((x, w, dvotes), stride, padding, dilation, product, **options) as call:
+        dx = call.result("x") if "input" in needs else None
+        dw = call.result("w") if "kernel" in needs else None
+        if not call.signature.is_empty:
+            arrays = call.operands({"w"} if dx is None else {"x"} if dw is None else ())
+            gradients = (result and result.operand for result in (dx, dw))
+            run = call.plan().votes_backward_operands
+            run(*arrays, *gradients, call.stream, bool(sum_window))
+        return call.deliver(dx), call.deliver(dw)
+
+
+def _votes(sum_window):
+    """Which votes: those of every tap, or of every window."""
+    if not isinstance(sum_window, (bool, np.bool_)):
+        raise TypeError(f"sum_window is {shown(sum_window)}; it takes True or False")
+    return "summed_votes" if sum_window else "votes"
 
 
 def capsule_conv2d_backward(
@@ -221,3 +309,13 @@ def _check_needs(needs):
     if not names or not set(names) <= {"input", "kernel"}:
         raise ValueError(f"needs is {shown(needs)}; {takes}, at least one")
     return set(names)
+
+
+def _check_outs(out, needs):
+    """Places for the gradients of x and w, each with its name."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(f"out is {shown(out)}; it takes a pair, each an array or None")
+    for i, need in enumerate(("input", "kernel")):
+        if out[i] is not None and need not in needs:
+            raise ValueError(f"out[{i}] is given, but needs lack {need!r}; it takes None")
+    return {"x": ("out[0]", out[0]), "w": ("out[1]", out[1])}

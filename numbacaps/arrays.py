@@ -27,7 +27,6 @@ _KEPT = 1024  # forms, and addresses
 _ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
-
 Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
 
 
@@ -381,13 +380,13 @@ def to_canonical(operand, order, capsule, stream):
     ----------
     operand : Operand
     order : tuple of int
-        Permutation of the capsule axes (those behind the first four).
+        Permutation of the capsule axes, the last ones.
     capsule : tuple of int
         Their shape in the kernels' layout: (G, D1, D2) for an input.
     stream : Numba stream
     """
-    axes = (0, 1, 2, 3, *(4 + axis for axis in order))
-    shape = operand.shape[:4] + capsule
+    axes = _capsules_permuted(operand, order)
+    shape = operand.shape[: operand.rank - len(order)] + capsule
     if not operand.on_device:
         host = contiguous(operand.array.transpose(axes)).reshape(shape)
         return to_device(host, stream)
@@ -398,8 +397,14 @@ def to_canonical(operand, order, capsule, stream):
 
 def to_canonical_on_host(operand, order, capsule, stream):
     """The same of a NumPy array that stays one; nothing is copied that lies so already."""
-    axes = (0, 1, 2, 3, *(4 + axis for axis in order))
-    return np.ascontiguousarray(operand.array.transpose(axes)).reshape(operand.shape[:4] + capsule)
+    moved = np.ascontiguousarray(operand.array.transpose(_capsules_permuted(operand, order)))
+    return moved.reshape(operand.shape[: operand.rank - len(order)] + capsule)
+
+
+def _capsules_permuted(operand, order):
+    """The permutation of an operand's axes that puts its capsules' into an order."""
+    lead = operand.rank - len(order)
+    return (*range(lead), *(lead + axis for axis in order))
 
 
 def contiguous(array):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numbacaps.algorithms.registry import ALGORITHMS
+from numbacaps.algorithms.registry import ALGORITHMS, VOTES
 from numbacaps.arrays import (
     Operand,
     check_out,
@@ -57,11 +57,13 @@ class Call:
     Parameters
     ----------
     arrays : tuple
-        (x, w) or (x, w, dy).
-    stride, padding, dilation, product, algorithm, precision, workspace_limit, out, stream
+        (x, w), or (x, w, gradient of what the call is about).
+    stride, padding, dilation, product, algorithm, precision, workspace_limit, stream
         As :func:`numbacaps.capsule_conv2d` takes them.
-    votes : bool
-        The result is the votes.
+    about : str
+        "y", "votes" or "summed_votes": the result, or whose gradient is given.
+    outs : dict of str to (str, array or None), optional
+        For a result that is to be written to a caller's array, that array's name in errors and the array.
 
     Raises
     ------
@@ -80,31 +82,34 @@ class Call:
         algorithm,
         precision="ieee",
         workspace_limit=None,
-        out=None,
+        about="y",
+        outs=None,
         stream=None,
-        votes=False,
     ):
-        given = [describe(name, array) for name, array in zip(("x", "w", "dy"), arrays)]
+        names = "x", "w", "dy" if about == "y" else "dvotes"
+        given = [describe(name, array) for name, array in zip(names, arrays)]
         x, w = given[0].form, given[1].form
+        votes, passes = _wanted(about, is_gradient=len(given) > 2)
         options = product, algorithm, precision, workspace_limit, votes
         how = stride, padding, dilation, *options
         self.signature = signature_of(x.shape, w.shape, x.dtype, *how)
         shapes = self.signature.shapes
         for dy in given[2:]:
-            if dy.shape != shapes["y"]:
-                raise ValueError(f"dy has shape {dy.shape}; it takes {shapes['y']}")
+            if dy.shape != shapes[about]:
+                raise ValueError(f"{dy.name} has shape {dy.shape}; it takes {shapes[about]}")
         algorithm = ALGORITHMS[self.signature.algorithm]
         self._on_host = algorithm.on_host and algorithm.stays_on_host(given[0])
-        passes = ("votes",) if votes else ("input", "kernel") if len(given) > 2 else ("forward",)
         check_limits(self.signature.geometry, self.signature.algorithm, passes)
-        operands, self._out = given, None
-        if out is not None:
-            self._out = describe("out", out)
-            operands = [*given, self._out]
+        self._outs = {
+            which: describe(name, out)
+            for which, (name, out) in (outs or {}).items()
+            if out is not None
+        }
+        operands = [*given, *self._outs.values()]
         check_together(operands)
-        if out is not None:
-            check_out(self._out, shapes["votes" if votes else "y"], given)
-        self._given = given
+        for i, (which, out) in enumerate(self._outs.items(), len(given)):
+            check_out(out, shapes[which], operands[:i])
+        self._given, self._about = given, about
         self.stream = resolve_stream(stream, operands)
         if is_capturing(self.stream):
             raise ValueError(
@@ -132,7 +137,7 @@ class Call:
         """The operands on the device in the kernels' layout; None for those named in ``unread``."""
         return [
             None if one.name in unread else self._canonical(one, which)
-            for one, which in zip(self._given, "xwy")
+            for one, which in zip(self._given, ("x", "w", self._about))
         ]
 
     def _canonical(self, operand, which):
@@ -141,7 +146,7 @@ class Call:
         if operand.on_device and operand.form.is_contiguous and s.in_order[which]:
             return operand
         canonical = to_canonical_on_host if self._on_host else to_canonical
-        array = canonical(operand, s.orders[which], s.layouts[which][4:], self.stream)
+        array = canonical(operand, s.orders[which], s.layouts[which][-3:], self.stream)
         return describe(operand.name, self._passing(array))
 
     def _passing(self, array):
@@ -151,12 +156,12 @@ class Call:
         return array
 
     def result(self, which):
-        """Room for the gradient of x or w, for y or for the votes: straight in ``out`` if that can be."""
+        """Room for the gradient of x or w, for y or for votes: straight in the caller's array if that can be."""
         s, shape = self.signature, self.signature.shapes[which]
-        order, out = s.back[which], self._out
+        order, out = s.back[which], self._outs.get(which)
         if s.is_empty and which != "w":
             return Result(None, shape, order, out)
-        if out is not None and out.on_device and s.in_order[which]:
+        if out is not None and out.on_device and s.in_order[which] and not s.is_empty:
             return Result(out, shape, order, out, in_place=True)
         layout, in_place = s.layouts[which], False
         if self._on_host:
@@ -204,6 +209,16 @@ class Call:
         if first.on_device:
             return cuda.device_array(result.shape, first.dtype)
         return np.empty(result.shape, first.dtype)
+
+
+def _wanted(about, is_gradient):
+    """(what a call wants of votes, its passes of :data:`numbacaps.limits.PASSES`)"""
+    if about == "y":
+        return "", ("input", "kernel") if is_gradient else ("forward",)
+    votes, summed, gradients = VOTES
+    if is_gradient:
+        return gradients, ("votes_gradients",)
+    return votes if about == "votes" else summed, (about,)
 
 
 def _kernels_axes(result):

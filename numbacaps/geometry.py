@@ -135,6 +135,11 @@ class Geometry:
         return self.output_shape[:4] + (self.C, self.KH, self.KW) + self.output_shape[4:]
 
     @property
+    def summed_votes_shape(self):
+        """(N, P, OH, OW, C, G, D1, D3): the votes summed over the window."""
+        return self.output_shape[:4] + (self.C,) + self.output_shape[4:]
+
+    @property
     def gemm(self):
         """(M, N, K) of the one matrix product for each g that the convolution folds into."""
         return (self.N * self.L * self.D1, self.P * self.D3, self.Q * self.D2)
@@ -169,7 +174,7 @@ class Geometry:
         return replace(self, C=C, H=1, W=1, KH=1, KW=1, stride=1)
 
     def shape_of(self, operand):
-        """Shape of ``x``, ``w``, ``out``, ``votes``, ``dy``, ``dx`` or ``dw``."""
+        """Shape of ``x``, ``w``, ``out``, ``votes``, ``summed_votes``, ``dy``, ``dx`` or ``dw``."""
         return {
             "x": self.input_shape,
             "dx": self.input_shape,
@@ -178,6 +183,7 @@ class Geometry:
             "out": self.output_shape,
             "dy": self.output_shape,
             "votes": self.votes_shape,
+            "summed_votes": self.summed_votes_shape,
         }[operand]
 
 

@@ -19,7 +19,8 @@ _LOWEST, _WIDEST = (
     32,
     128,
 )  # rows of the lowest tile of a product; columns of the tiles of wide ones
-PASSES = ("forward", "votes", "input", "kernel")  # the last two are the gradients
+# "input" and "kernel" are the gradients of the convolution.
+PASSES = ("forward", "input", "kernel", "votes", "summed_votes", "votes_gradients")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ _OPERANDS = (
     _of_operand("w", "w", PASSES),
     _of_operand("out", "the output", ("forward", "input", "kernel")),
     _of_operand("votes", "the result", ("votes",)),
+    _of_operand("summed_votes", "the result", ("summed_votes",)),
 )
 
 

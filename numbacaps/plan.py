@@ -49,6 +49,8 @@ class Plan:
         ``backward``, of what made the input: the kernel of the input's gradient computes its gradient too,
         where it can.
     rungs : tuple of (pass, rung, tile or None)
+    votes : str
+        Of :data:`numbacaps.algorithms.registry.VOTES`, what the plan is made for beside the convolution.
 
     Attributes
     ----------
@@ -70,6 +72,7 @@ class Plan:
         activation=None,
         before=None,
         rungs=(),
+        votes="",
     ):
         self.geometry, self.dtype, self.precision = geometry, dtype, precision
         g = geometry
@@ -81,8 +84,8 @@ class Plan:
         shapes = self.x_shape, self.w_shape, self.y_shape
         x, w, y = (form_of(shape, None, dtype) for shape in shapes)
         self._forms = {"x": x, "dx": x, "w": w, "dw": w, "dy": y, "out": y}
-        found = find_algorithm(algorithm, dtype, precision)
-        self.algorithm, self.capturable = resolve(algorithm), found.capturable
+        found = find_algorithm(algorithm, dtype, precision, votes)
+        self.algorithm, self.capturable = resolve(algorithm, votes), found.capturable
         self._on_host, self._stays_on_host = found.on_host, found.stays_on_host
         self._make = found.passes
         self._activation, self._before, self._rungs = activation, before, rungs
@@ -184,11 +187,21 @@ class Plan:
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
 
-    def votes_operands(self, x, w, out, stream):
+    def votes_operands(self, x, w, out, stream, sum_window=False):
         """The same of :meth:`launch_votes`."""
         g = self.geometry
-        arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape), out.reshaped(g.votes_shape)
-        self.launch_votes(*arrays, stream)
+        arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape)
+        out = out.reshaped(g.summed_votes_shape if sum_window else g.votes_shape)
+        self.launch_votes(*arrays, out, stream, sum_window)
+
+    def votes_backward_operands(self, x, w, dvotes, dx, dw, stream, sum_window=False):
+        """The same of :meth:`launch_votes_backward`."""
+        g = self.geometry
+        votes = g.summed_votes_shape if sum_window else g.votes_shape
+        shapes = g.input_shape, g.kernel_shape, votes, g.input_shape, g.kernel_shape
+        operands = zip((x, w, dvotes, dx, dw), shapes)
+        arrays = (one and one.reshaped(shape) for one, shape in operands)
+        self.launch_votes_backward(*arrays, stream, sum_window)
 
     def backward_operands(self, x, w, dy, dx, dw, stream, packed=False, room=None):
         """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
@@ -205,9 +218,15 @@ class Plan:
         """
         self._forward.forward_activated(x, w, sums, out, **self._where(stream, packed))
 
-    def launch_votes(self, x, w, out, stream):
-        """Write the products before their sum."""
-        self._plain.votes(x, w, out, stream=stream, room=self._rooms.of(stream))
+    def launch_votes(self, x, w, out, stream, sum_window=False):
+        """Write the products before their sum, or, with ``sum_window``, the sums of those of a window."""
+        how = {"stream": stream, "room": self._rooms.of(stream), "sum_window": sum_window}
+        self._plain.votes(x, w, out, **how)
+
+    def launch_votes_backward(self, x, w, dvotes, dx, dw, stream, sum_window=False):
+        """Write both gradients of the votes; ``dx`` or ``dw`` is None where that one is not wanted."""
+        how = {"stream": stream, "room": self._rooms.of(stream), "sum_window": sum_window}
+        self._plain.votes_backward(x, w, dvotes, dx, dw, **how)
 
     def launch_backward(self, x, w, dy, dx, dw, stream, packed=False):
         """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""

@@ -25,8 +25,8 @@ class Signature:
     dtype : numpy.dtype
     stride, padding, dilation, product, algorithm, precision, workspace_limit
         As :func:`numbacaps.capsule_conv2d` takes them.
-    votes : bool
-        The result is the votes.
+    votes : str
+        Of :data:`numbacaps.algorithms.registry.VOTES`, what is wanted of votes; empty for the convolution.
 
     Attributes
     ----------
@@ -35,8 +35,9 @@ class Signature:
     algorithm, precision : str
         The algorithm's own name, where ``"auto"`` was asked for.
     workspace_limit : int or None
+    votes : str
     shapes : dict of str to tuple
-        Of "x", "w", "y" and "votes" as the caller sees them.
+        Of "x", "w", "y", "votes" and "summed_votes" as the caller sees them.
     layouts : dict of str to tuple
         Of the same in the kernels' layout.
     orders : dict of str to tuple
@@ -66,22 +67,31 @@ class Signature:
         algorithm,
         precision,
         workspace_limit=None,
-        votes=False,
+        votes="",
     ):
         product = parse_product(product)
         g = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
         self.geometry, self.dtype, self.precision = g, dtype, precision
+        self.votes = votes
         self.workspace_limit = check_limit(workspace_limit)
         self.algorithm = resolve(algorithm, votes)
         if not ALGORITHMS[self.algorithm].on_host:
             check_target()
         find_algorithm(algorithm, dtype, precision, votes)
         y_shape = output_shape(g, product, x_shape, w_shape)
-        votes_shape = g.votes_shape[:7] + y_shape[4:]
-        self.shapes = {"x": x_shape, "w": w_shape, "y": y_shape, "votes": votes_shape}
-        layouts = g.input_shape, g.kernel_shape, g.output_shape, g.votes_shape
-        self.layouts = dict(zip(self.shapes, layouts))
-        orders = product.x_order, product.w_order, product.y_order, product.y_order
+        self.layouts = {
+            "x": g.input_shape,
+            "w": g.kernel_shape,
+            "y": g.output_shape,
+            "votes": g.votes_shape,
+            "summed_votes": g.summed_votes_shape,
+        }
+        capsules = x_shape[4:], w_shape[4:], *[y_shape[4:]] * 3
+        self.shapes = {
+            name: layout[:-3] + capsule
+            for (name, layout), capsule in zip(self.layouts.items(), capsules)
+        }
+        orders = product.x_order, product.w_order, *[product.y_order] * 3
         self.orders = dict(zip(self.shapes, orders))
         self.back = {name: inverse(order) for name, order in self.orders.items()}
         self.in_order = {

@@ -6,6 +6,7 @@ Read it in this order.
 2. `convolution`: Algorithm 1, a sum of products of scalars.
 3. `capsule_convolution`: Algorithm 2, the same with a small matrix for each scalar, and the
    gradients by the same loops.
+   `votes`: the same products before their sum, for routing.
 4. `stages`: Algorithms 3 and 4, the same sums cut into stages that a GPU can run in parallel.
 5. `vectorised`: an independent einsum in float64 that checks 3 and 4 and is fast enough for large
    arrays.
@@ -49,6 +50,7 @@ from .vectorised import (
     capsule_convolution_einsum,
     capsule_votes_einsum,
 )
+from .votes import capsule_votes, capsule_votes_backward
 from .window import drop_padding, output_size, pair, window_step, zero_pad
 
 __all__ = [
@@ -59,6 +61,8 @@ __all__ = [
     "capsule_convolution_backward_einsum",
     "capsule_convolution_einsum",
     "capsule_im2col",
+    "capsule_votes",
+    "capsule_votes_backward",
     "capsule_votes_einsum",
     "convolution",
     "drop_padding",

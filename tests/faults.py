@@ -46,6 +46,7 @@ class Fault:
 
 
 _ALGORITHMS = "tests/algorithms/test_pipelines.py -k test_algorithm"
+_VOTES = "tests/votes/test_votes.py -k against_the_loops"
 _STAGES = "tests/stages/test_stages.py"
 _HOPPER = "tests/fused/test_hopper.py"
 _MMA_SYNC = "tests/fused/test_mma_sync.py"
@@ -76,6 +77,20 @@ FAULTS = [
         "top = row + PH - kh * DH",
         "top = row + PH - kh",
         _ALGORITHMS,
+    ),
+    Fault(
+        "dx of the votes without the dilation",
+        "numbacaps/votes/backward_input.py",
+        "left = column + PW - kw * DW",
+        "left = column + PW - kw",
+        _VOTES,
+    ),
+    Fault(
+        "votes that are summed over the window are read as if there were one a tap",
+        "numbacaps/votes/indices.py",
+        "STEP = 0 if sum_window else 1",
+        "STEP = 1",
+        _VOTES,
     ),
     Fault(
         "P in place of C, which shows only where they differ",

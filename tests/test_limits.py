@@ -157,6 +157,13 @@ _EDGES = {
         {"N": 2**31, "C": 16, "P": 16},
         "the result has 549755813888 elements",
     ),
+    "threads of the summed votes": (
+        "indexed",
+        ("summed_votes",),
+        {"N": 2**31 - 1, "C": 16, "P": 16},
+        {"N": 2**31, "C": 16, "P": 16},
+        "the result has 549755813888 elements",
+    ),
     "threads of products": (
         "naive",
         ("forward", "input", "kernel"),

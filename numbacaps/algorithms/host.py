@@ -1,7 +1,7 @@
 """The fold by NumPy, on the host: windows laid out a block at a time, one matrix product for each g.
 
     forward           out = columns @ w           columns (G, pixels, KH*KW*C*D2): each pixel's window, zeros outside
-    votes             tap by tap and channel by channel, the sum over D2 alone
+    votes             tap by tap and channel by channel, the sum over D2 alone; so do their gradients
     backward, input   dcolumns = dy @ w^T, whose taps are added where they were read
     backward, kernel  dw = columns^T @ dy, block after block
 
@@ -54,27 +54,65 @@ def forward(geometry, x, w, out, *, stream, workspace):
                 _write_pixels(out[images, :, slice(*rows), slice(*columns)], y)
 
 
-def votes(geometry, x, w, out, *, stream, workspace):
-    """Write the products before their sum."""
+def votes(geometry, x, w, out, *, stream, workspace, sum_window=False):
+    """Write the products before their sum, or the sums of those of a window."""
     g, sums = geometry, sum_dtype(x.dtype)
-    x, w, out = _seen(g, x=x, w=w, votes=out)
-    kernel = np.ascontiguousarray(w.transpose(2, 3, 4, 1, 5, 0, 6), sums).reshape(
-        g.KH, g.KW, g.G, g.C, g.D2, g.P * g.D3
-    )
-    position = g.G * g.C * g.D1 * (g.D2 + g.P * g.D3)
+    x, w, out = _seen(g, x=x, w=w, **{_votes_of(sum_window): out})
+    kernel = _tap_matrices(g, w, sums)
     with np.errstate(all="ignore"):
-        for images in _images(g, position):
+        for images in _images(g, _votes_column(g)):
             gathered = _gathered(x[images], sums)
-            for rows, columns in _positions(g, position):
+            for rows, columns in _positions(g, _votes_column(g)):
                 block = out[images, :, slice(*rows), slice(*columns)]
-                N, P, OH, OW = block.shape[:4]
+                total = np.zeros(block.shape if sum_window else (), sums)
                 for kh, kw in product(range(g.KH), range(g.KW)):
-                    tap = np.zeros((g.G, N, OH, OW, g.D1, g.C, g.D2), sums)
-                    for _, to, source in _taps(g, rows, columns, [kh], [kw]):
-                        tap[:, :, *to] = gathered[:, :, *source]
-                    tap = np.moveaxis(tap, 5, 1).reshape(g.G, g.C, -1, g.D2)
-                    made = (tap @ kernel[kh, kw]).reshape(g.G, g.C, N, OH, OW, g.D1, P, g.D3)
-                    block[:, :, :, :, :, kh, kw] = made.transpose(2, 6, 3, 4, 1, 0, 5, 7)
+                    made = _tap(g, gathered, rows, columns, kh, kw) @ kernel[kh, kw]
+                    made = made.reshape(g.G, g.C, *_pixel_sizes(block), g.P, g.D3)
+                    made = made.transpose(2, 6, 3, 4, 1, 0, 5, 7)
+                    if sum_window:
+                        total += made
+                    else:
+                        block[:, :, :, :, :, kh, kw] = made
+                if sum_window:
+                    block[...] = total
+
+
+def votes_backward(geometry, x, w, dvotes, dx, dw, *, stream, workspace, sum_window=False):
+    """Write both gradients of the votes; ``dx`` or ``dw`` is None where that one is not wanted."""
+    which = _votes_of(sum_window)
+    with np.errstate(all="ignore"):
+        if dx is not None:
+            _votes_backward_input(geometry, *_seen(geometry, **{"w": w, which: dvotes, "dx": dx}))
+        if dw is not None:
+            _votes_backward_kernel(geometry, *_seen(geometry, **{"x": x, which: dvotes, "dw": dw}))
+
+
+def _votes_backward_input(g, w, dvotes, dx):
+    sums = sum_dtype(dvotes.dtype)
+    kernel = _tap_matrices(g, w, sums).swapaxes(-1, -2)
+    for images in _images(g, _votes_column(g)):
+        gradient = np.zeros((g.G, dx[images].shape[0], g.H, g.W, g.D1, g.C, g.D2), sums)
+        for rows, columns in _positions(g, _votes_column(g)):
+            block = dvotes[images, :, slice(*rows), slice(*columns)]
+            for (kh, kw), to, source in _taps(g, rows, columns):
+                made = _vote_pixels(g, block, kh, kw, sums) @ kernel[kh, kw]
+                made = made.reshape(g.G, g.C, *_pixel_sizes(block), g.D2)
+                gradient[:, :, *source] += np.moveaxis(made, 1, 5)[:, :, *to]
+        dx[images] = gradient.transpose(1, 5, 2, 3, 0, 4, 6)
+
+
+def _votes_backward_kernel(g, x, dvotes, dw):
+    sums = sum_dtype(dvotes.dtype)
+    total = np.zeros((g.KH, g.KW, g.G, g.C, g.D2, g.P * g.D3), sums)
+    for images in _images(g, _votes_column(g)):
+        gathered = _gathered(x[images], sums)
+        for rows, columns in _positions(g, _votes_column(g)):
+            block = dvotes[images, :, slice(*rows), slice(*columns)]
+            for kh, kw in product(range(g.KH), range(g.KW)):
+                tap = _tap(g, gathered, rows, columns, kh, kw)
+                total[kh, kw] += tap.swapaxes(-1, -2) @ _vote_pixels(g, block, kh, kw, sums)
+    total = total.reshape(g.KH, g.KW, g.G, g.C, g.D2, g.P, g.D3)
+    dw[...] = total.transpose(5, 3, 0, 1, 2, 4, 6)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):
@@ -109,6 +147,43 @@ def _backward_kernel(g, x, dy, dw):
             total += _columns(g, gathered, rows, columns).swapaxes(1, 2) @ pixels
     total = total.reshape(g.G, g.KH, g.KW, g.C, g.D2, g.P, g.D3)
     dw[...] = total.transpose(5, 3, 1, 2, 0, 4, 6)
+
+
+def _votes_of(sum_window):
+    """The geometry's name of such votes."""
+    return "summed_votes" if sum_window else "votes"
+
+
+def _votes_column(g):
+    """Elements that an output position has of a tap and its votes."""
+    return g.G * g.C * g.D1 * (g.D2 + g.P * g.D3)
+
+
+def _pixel_sizes(block):
+    """(N, OH, OW, D1) of a block of votes."""
+    return block.shape[0], *block.shape[2:4], block.shape[-2]
+
+
+def _tap_matrices(g, w, sums):
+    """(KH, KW, G, C, D2, P*D3)"""
+    moved = np.ascontiguousarray(w.transpose(2, 3, 4, 1, 5, 0, 6), sums)
+    return moved.reshape(g.KH, g.KW, g.G, g.C, g.D2, g.P * g.D3)
+
+
+def _tap(g, gathered, rows, columns, kh, kw):
+    """(G, C, pixels, D2): what a tap of a block's pixels reads; zeros over the edge."""
+    size = rows[1] - rows[0], columns[1] - columns[0]
+    made = np.zeros((g.G, gathered.shape[1], *size, g.D1, g.C, g.D2), gathered.dtype)
+    for _, to, source in _taps(g, rows, columns, [kh], [kw]):
+        made[:, :, *to] = gathered[:, :, *source]
+    return np.moveaxis(made, 5, 1).reshape(g.G, g.C, -1, g.D2)
+
+
+def _vote_pixels(g, block, kh, kw, sums):
+    """(G, C, pixels, P*D3): the votes of a tap, of a block (N, P, OH, OW, C, ...); those of all taps have no KH, KW."""
+    votes = block[:, :, :, :, :, kh, kw] if block.ndim == 10 else block
+    moved = np.ascontiguousarray(votes.transpose(5, 4, 0, 2, 3, 6, 1, 7), sums)
+    return moved.reshape(g.G, g.C, -1, g.P * g.D3)
 
 
 def _seen(geometry, **arrays):

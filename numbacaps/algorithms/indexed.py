@@ -5,12 +5,12 @@ the thread that owns an output element runs through the products summed into it,
 added by two threads at once: the same input gives the same bits. No workspace.
 
     forward           one thread an element of O: sum over c, kh, kw, d2
-    votes             one thread an element of a product: sum over d2
     backward, input   one thread an element of dI: sum over p and the windows that cover it, d3
     backward, kernel  LANES threads an element of dK: sum over n, oh, ow, d1, then over the lanes
 
 Thread mapping: consecutive threads own consecutive elements, so they write consecutive addresses,
-and read consecutive elements of one operand and the same one of the other.
+and read consecutive elements of one operand and the same one of the other. Its votes and their gradients are in
+:mod:`numbacaps.votes`.
 """
 
 from functools import cache
@@ -19,7 +19,10 @@ from numbacaps.algorithms.indices import make_index_functions
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import BLOCKS, ceil_div, flat_operands, launch
 from numbacaps.device.target import SIMULATED, at, cuda
+from numbacaps.votes.backward import votes_backward
+from numbacaps.votes.forward import votes
 
+__all__ = ["backward", "forward", "votes", "votes_backward"]
 _LANES = 4 if SIMULATED else 16
 _ELEMENTS = 16
 
@@ -71,53 +74,6 @@ def make_forward(geometry, dtype):
             n += cuda.gridDim.y
 
     return indexed_forward_kernel
-
-
-@cache
-def make_votes(geometry, dtype):
-    """Kernel for one geometry (its N apart): every product, none summed."""
-    C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
-    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
-    E3 = geometry.E3
-    Q = geometry.Q
-    IMAGE = P * OH * OW * Q * E3
-    ZERO = dtype.type(0)
-    calculate_input_index, calculate_weight_index, _ = make_index_functions(geometry)
-
-    @kept_on_disk
-    @cuda.jit
-    def indexed_votes_kernel(
-        x,  # in   (N, C, H, W, G, D1, D2)
-        w,  # in   (P, C, KH, KW, G, D2, D3)
-        out,  # out  (N, P, OH, OW, C, KH, KW, G, D1, D3)
-        N,
-    ):
-        i = cuda.grid(1)  # (p, oh, ow, c, kh, kw, g, d1, d3)
-        if i >= IMAGE:
-            return
-        d3 = i % D3
-        d1 = i // D3 % D1
-        g = i // (D3 * D1) % (E3 // (D3 * D1))
-        kw = i // E3 % KW
-        kh = i // (E3 * KW) % KH
-        c = i // (E3 * KW * KH) % C
-        ow = i // (E3 * Q) % OW
-        oh = i // (E3 * Q * OW) % OH
-        p = i // (E3 * Q * OW * OH)
-        idx = calculate_weight_index(p, c, kh, kw)
-        n = cuda.blockIdx.y
-        while n < N:
-            i_idx = calculate_input_index(n, c, oh, ow, kh, kw)
-            total = ZERO
-            for d2 in range(D2):
-                value = ZERO
-                if i_idx >= 0:
-                    value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
-                total += value * w[at(idx + (g * D2 + d2) * D3 + d3)]
-            out[at(n * IMAGE + i)] = total
-            n += cuda.gridDim.y
-
-    return indexed_votes_kernel
 
 
 @cache
@@ -244,14 +200,6 @@ def forward(geometry, x, w, out, *, stream, workspace):
     arguments = (*flat_operands(g, x=x, w=w, out=out), g.N)
     count = g.P * g.L * g.E3
     launch(make_forward(g.of_one_image, x.dtype), count, g.N, arguments, stream)
-
-
-def votes(geometry, x, w, out, *, stream, workspace):
-    """Algorithm 5 with nothing accumulated."""
-    g = geometry
-    arguments = (*flat_operands(g, x=x, w=w, votes=out), g.N)
-    count = g.P * g.L * g.Q * g.E3
-    launch(make_votes(g.of_one_image, x.dtype), count, g.N, arguments, stream)
 
 
 def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):

@@ -12,7 +12,7 @@ class Passes:
     ----------
     functions : module or object
         With ``forward(geometry, x, w, out, *, stream, workspace)``, ``backward(geometry, x, w, dy, dx, dw, *, stream,
-        workspace)`` and, where the algorithm has them, ``votes`` like ``forward``.
+        workspace)`` and, where the algorithm has them, ``votes`` and ``votes_backward``, which take ``sum_window`` too.
     geometry : numbacaps.geometry.Geometry
     dtype : numpy.dtype
     precision : str
@@ -48,9 +48,17 @@ class Passes:
         """Write the output."""
         self._functions.forward(self.geometry, x, w, out, stream=stream, workspace=room["forward"])
 
-    def votes(self, x, w, out, *, stream, room):
-        """Write the products before their sum."""
-        self._functions.votes(self.geometry, x, w, out, stream=stream, workspace=room["forward"])
+    def votes(self, x, w, out, *, stream, room, sum_window=False):
+        """Write the products before their sum; ``sum_window``, where the algorithm has it, sums the window's."""
+        run = {"stream": stream, "workspace": room["forward"]}
+        if sum_window:
+            run["sum_window"] = True
+        self._functions.votes(self.geometry, x, w, out, **run)
+
+    def votes_backward(self, x, w, dvotes, dx, dw, *, stream, room, sum_window=False):
+        """Write both gradients of the votes; ``dx`` or ``dw`` is None where that one is not wanted."""
+        run = {"stream": stream, "workspace": room["backward"], "sum_window": sum_window}
+        self._functions.votes_backward(self.geometry, x, w, dvotes, dx, dw, **run)
 
     def backward(self, x, w, dy, dx, dw, *, stream, room, packed=False):
         """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""

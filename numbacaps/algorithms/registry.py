@@ -14,6 +14,10 @@ from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.messages import did_you_mean, shown
 
 
+# What an algorithm may have beside the convolution and its gradients, in the words of messages.
+VOTES = ("votes", "votes summed over the window", "gradients of votes")
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One way to compute a capsule convolution.
@@ -25,8 +29,8 @@ class Algorithm:
     passes : callable
         ``passes(geometry, dtype, precision, activation=None, rungs=())``: its :class:`numbacaps.algorithms.passes.Passes` for a
         :class:`numbacaps.geometry.Geometry`, by which a :class:`numbacaps.Plan` runs it.
-    has_votes : bool
-        It has the products before their sum.
+    votes : tuple of str
+        Of :data:`VOTES`, what it has.
     deterministic : bool
         The same input gives the same bits.
     capturable : bool
@@ -35,6 +39,8 @@ class Algorithm:
         ``unavailable()`` is None where it can run, else the exception that says why it cannot.
     precisions : callable
         ``precisions(dtype)``: the words of :data:`PRECISIONS` that it takes for a dtype here.
+    votes_precisions : callable
+        The same of votes and their gradients.
     keeps_workspace : bool
         Its workspace is small, and kept between calls of the public functions.
     zeros_outside : bool
@@ -46,14 +52,28 @@ class Algorithm:
 
     summary: str
     passes: Callable
-    has_votes: bool
+    votes: tuple
     deterministic: bool
     capturable: bool
     unavailable: Callable
     precisions: Callable
+    votes_precisions: Callable
     keeps_workspace: bool
     zeros_outside: bool
     on_host: bool = False
+
+    @property
+    def has_votes(self):
+        """Whether it has the products before their sum."""
+        return "votes" in self.votes
+
+    def has(self, votes):
+        """Whether it has what is wanted of votes; empty is nothing."""
+        return not votes or votes in self.votes
+
+    def precisions_of(self, dtype, votes):
+        """The precisions for a dtype of what is wanted."""
+        return (self.votes_precisions if votes else self.precisions)(dtype)
 
     def stays_on_host(self, operand):
         """Whether an operand is used on the host, where it lies.
@@ -70,14 +90,25 @@ class Algorithm:
         return self.on_host and not operand.on_device
 
 
+def _of_full_dtypes(dtype):
+    """Ordinary arithmetic of float32 and float64."""
+    return ("ieee",) if dtype in FULL_DTYPES else ()
+
+
+def _of_all_dtypes(dtype):
+    """Ordinary arithmetic of every dtype that can be added here."""
+    return precisions(dtype)[:1]
+
+
 def _of_functions(summary, module, passes=Passes, **differs):
     """An algorithm that keeps nothing for a geometry: a module's functions."""
     usual = {
-        "has_votes": hasattr(module, "votes"),
+        "votes": (),
         "deterministic": True,
         "capturable": True,
         "unavailable": lambda: None,
-        "precisions": lambda dtype: ("ieee",) if dtype in FULL_DTYPES else (),
+        "precisions": _of_full_dtypes,
+        "votes_precisions": _of_full_dtypes,
         "keeps_workspace": False,
         "zeros_outside": False,
     }
@@ -91,25 +122,32 @@ ALGORITHMS = {
         deterministic=False,
     ),
     "staged": _of_functions(
-        "Algorithms 3 and 4: lay everything out, multiply in one strided batch, reduce", staged
+        "Algorithms 3 and 4: lay everything out, multiply in one strided batch, reduce",
+        staged,
+        votes=VOTES[:1],
     ),
     "cublas": _of_functions(
         'the "official APIs" row of Table 1: staged, with cuBLAS\'s strided batched GEMM in stage 4',
         cublas,
+        votes=VOTES[:1],
         capturable=False,  # CuPy refuses to call cuBLAS on a stream that is being captured
         unavailable=cublas.unavailable,
     ),
     "indexed": _of_functions(
-        "Algorithm 5: index functions and small products, nothing laid out", indexed
+        "Algorithm 5: index functions and small products, nothing laid out",
+        indexed,
+        votes=VOTES,
+        votes_precisions=_of_all_dtypes,
     ),
     "fused": Algorithm(
         "the fold as one kernel a pass: operands gathered from capsule layout, only results written",
         fused.passes,
-        has_votes=False,
+        votes=(),
         deterministic=True,
         capturable=True,
         unavailable=lambda: None,
         precisions=precisions,
+        votes_precisions=lambda dtype: (),
         keeps_workspace=True,
         zeros_outside=True,
     ),
@@ -117,8 +155,10 @@ ALGORITHMS = {
         "the fold by NumPy on the host: windows laid out a block at a time, one matrix product for each g",
         host,
         host.HostPasses,
+        votes=VOTES,
         capturable=False,
         precisions=lambda dtype: ("ieee",),
+        votes_precisions=lambda dtype: ("ieee",),
         on_host=True,
     ),
 }
@@ -127,7 +167,7 @@ ALGORITHMS = {
 AUTO = ("numpy",) if FELL_BACK else ("fused", "indexed")
 
 
-def resolve(name, votes=False):
+def resolve(name, votes=""):
     """The name of an algorithm: ``name``, or what ``"auto"`` stands for.
 
     Raises
@@ -135,10 +175,10 @@ def resolve(name, votes=False):
     TypeError
         ``algorithm`` is no string.
     ValueError
-        ``algorithm`` is unknown, or has no votes.
+        ``algorithm`` is unknown, or has not what is wanted of ``votes``.
     """
-    names = [key for key, found in ALGORITHMS.items() if found.has_votes or not votes]
-    takes = f"it takes one of {['auto', *names]}" + (" for votes" if votes else "")
+    names = [key for key, found in ALGORITHMS.items() if found.has(votes)]
+    takes = f"it takes one of {['auto', *names]}" + (f" for {votes}" if votes else "")
     if not isinstance(name, str):
         raise TypeError(f"algorithm is {shown(name)}; {takes}")
     if name == "auto":
@@ -148,15 +188,15 @@ def resolve(name, votes=False):
     return name
 
 
-def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=False):
-    """The algorithm of that name at a precision; ``votes`` asks for one that has votes.
+def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=""):
+    """The algorithm of that name at a precision; ``votes``, of :data:`VOTES`, is what else it must have.
 
     Raises
     ------
     TypeError
         ``algorithm`` or ``precision`` is no string.
     ValueError
-        ``algorithm`` is unknown, has no votes, or does not take the dtype, or the precision for it here.
+        ``algorithm`` is unknown, has not what is wanted, or does not take the dtype, or the precision for it here.
     ImportError, RuntimeError
         ``algorithm`` takes a package or a GPU that is not here.
     """
@@ -169,18 +209,19 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=Fal
             f"precision is {precision!r}; it takes one of {list(PRECISIONS)}"
             + did_you_mean(precision, PRECISIONS)
         )
-    if not found.precisions(dtype):
+    taken = found.precisions_of(dtype, votes)
+    if not taken:
         others = [
             other
             for other, one in ALGORITHMS.items()
-            if one.precisions(dtype) and (one.has_votes or not votes)
+            if one.has(votes) and one.precisions_of(dtype, votes)
         ]
         takes = f"{others} can" if others else "none can"
         raise ValueError(f"algorithm is {name!r}, which takes no {dtype} on this device; {takes}")
-    if precision not in found.precisions(dtype):
+    if precision not in taken:
         raise ValueError(
             f"precision is {precision!r}; algorithm {name!r} takes one of "
-            f"{list(found.precisions(dtype))} for {dtype} on this device"
+            f"{list(taken)} for {dtype} on this device"
         )
     reason = found.unavailable()
     if reason:

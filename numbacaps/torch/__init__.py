@@ -1,6 +1,7 @@
 """Capsule convolutions for PyTorch: operators with gradients, the layers on them, and losses.
 
-:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` the layers. On CUDA tensors they run
+:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
+code. On CUDA tensors they run
 numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of PyTorch, so that the same code runs
 anywhere. It takes the extra ``torch``.
 """
@@ -9,9 +10,13 @@ from numbacaps.extras import require
 
 require("torch", "torch", "numbacaps.torch")
 
-from numbacaps.torch.functional import (  # noqa: E402  (what lacks is named first)
+from numbacaps.torch import layouts  # noqa: E402  (what lacks is named first)
+from numbacaps.torch.functional import (  # noqa: E402
     capsule_conv2d,
     capsule_conv_transpose2d,
+    capsule_linear,
+    capsule_linear_votes,
+    capsule_votes,
     margin_loss,
     spread_loss,
     squash,
@@ -19,6 +24,7 @@ from numbacaps.torch.functional import (  # noqa: E402  (what lacks is named fir
 from numbacaps.torch.modules import (  # noqa: E402
     CapsuleConv2d,
     CapsuleConvTranspose2d,
+    CapsuleLinear,
     MarginLoss,
     SpreadLoss,
     Squash,
@@ -27,11 +33,16 @@ from numbacaps.torch.modules import (  # noqa: E402
 __all__ = [
     "CapsuleConv2d",
     "CapsuleConvTranspose2d",
+    "CapsuleLinear",
     "MarginLoss",
     "SpreadLoss",
     "Squash",
     "capsule_conv2d",
     "capsule_conv_transpose2d",
+    "capsule_linear",
+    "capsule_linear_votes",
+    "capsule_votes",
+    "layouts",
     "margin_loss",
     "spread_loss",
     "squash",

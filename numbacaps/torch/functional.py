@@ -2,7 +2,7 @@
 
 import torch
 
-from numbacaps.torch import operators  # it defines torch.ops.numbacaps
+from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
 
 _EPSILON = 1e-7  # keeps the length's gradient finite
 
@@ -78,6 +78,85 @@ def capsule_conv_transpose2d(
         )
     shape = tuple(output_size)
     return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how, product, precision)
+
+
+def capsule_votes(
+    x,
+    w,
+    stride=1,
+    padding=0,
+    dilation=1,
+    *,
+    product="ab,bc->ac",
+    precision="ieee",
+    sum_window=False,
+):
+    """The votes that routing weighs, with gradients; as :func:`numbacaps.capsule_votes`.
+
+    Parameters
+    ----------
+    x, w, stride, padding, dilation, product
+        As :func:`capsule_conv2d`.
+    precision : str
+        ``"ieee"`` on CUDA devices.
+    sum_window : bool
+        Sum the votes of a window, channel by channel, as SegCaps and DeepCaps do.
+
+    Returns
+    -------
+    Tensor (N, P, OH, OW, C, KH, KW, *T3), or (N, P, OH, OW, C, *T3) with ``sum_window``
+
+    Raises
+    ------
+    RuntimeError, TypeError, ValueError
+        As :func:`capsule_conv2d`.
+    """
+    how = _options(stride, padding, dilation)
+    return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
+
+
+def capsule_linear(x, w, *, product="ab,bc->ac", precision="ieee"):
+    """The sum of every child's product with a weight of its own.
+
+    Parameters
+    ----------
+    x : Tensor (N, children, *T1)
+    w : Tensor (parents, children, *T2)
+    product, precision : str
+        As for :func:`capsule_conv2d`.
+
+    Returns
+    -------
+    Tensor (N, parents, *T3)
+    """
+    y = capsule_conv2d(*_as_window(x, w), product=product, precision=precision)
+    return y.flatten(1, 3)
+
+
+def capsule_linear_votes(x, w, *, product="ab,bc->ac", precision="ieee"):
+    """The same products before their sum: what each child votes for each parent, as in DigitCaps (Sabour et al. 2017).
+
+    Parameters
+    ----------
+    x, w, product
+        As for :func:`capsule_linear`.
+    precision : str
+        ``"ieee"`` on CUDA devices.
+
+    Returns
+    -------
+    Tensor (N, parents, children, *T3)
+    """
+    votes = capsule_votes(*_as_window(x, w), product=product, precision=precision)
+    return votes.flatten(1, 3).flatten(2, 4)
+
+
+def _as_window(x, w):
+    """Children as channels of one position, under a window of one."""
+    for name, tensor, takes in (("x", x, "(N, children"), ("w", w, "(parents, children")):
+        if tensor.dim() < 2:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it takes {takes}, *T)")
+    return x[:, :, None, None], w[:, :, None, None]
 
 
 def squash(x, dim=-1):

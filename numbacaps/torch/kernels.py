@@ -98,7 +98,7 @@ class _Call:
     def __init__(self, device, x_shape, w_shape, dtype, how, wanted):
         *moves, product, precision = how
         shapes = tuple(x_shape), tuple(w_shape)
-        options = product, "auto", precision, None, False
+        options = product, "auto", precision, None
         self._device, self._dtype = device, dtype
         self._of = signature_of(*shapes, dtype_of(_DTYPES[dtype]), *map(tuple, moves), *options)
         self._wanted, self._kept = wanted, []

@@ -11,8 +11,59 @@ from numbacaps.torch import functional
 from numbacaps.torch.functional import pair
 
 
-class _CapsuleConv(nn.Module):
-    """What the convolution and its transpose have in common: the kernel and the options."""
+class _CapsuleLayer(nn.Module):
+    """What all layers have in common: the capsules' product, the kernel, the bias."""
+
+    def __init__(self, in_capsule, out_capsule, product, precision):
+        super().__init__()
+        for name, shape in (("in_capsule", in_capsule), ("out_capsule", out_capsule)):
+            if any(not isinstance(size, int) or size < 1 for size in shape):
+                raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
+        self.in_capsule, self.out_capsule = tuple(in_capsule), tuple(out_capsule)
+        self.product, self.precision = product, precision
+
+    def _make_parameters(self, bias_shape, device, dtype):
+        """The kernel, and a bias where there is a shape of it; both set."""
+        made = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(self._weight_shape(), **made))
+        bias = None if bias_shape is None else nn.Parameter(torch.empty(bias_shape, **made))
+        self.register_parameter("bias", bias)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """He's initialisation: a variance of 2 by the products that make an element; the bias is 0."""
+        nn.init.normal_(self.weight, std=math.sqrt(2 / self._fan_in()))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self):
+        """The sizes, and the options that are not the defaults, as in ``torch.nn``."""
+        text = f"{self._sizes()}, in_capsule={self.in_capsule}, out_capsule={self.out_capsule}"
+        for name, value in self._usual().items():
+            if getattr(self, name) != value:
+                text += f", {name}={getattr(self, name)!r}"
+        return text + (", bias=True" if self.bias is not None else "")
+
+    def _usual(self):
+        """The options and their defaults."""
+        return {"product": "ab,bc->ac", "precision": "ieee"}
+
+    def _options(self):
+        return {"product": self.product, "precision": self.precision}
+
+    def _biased(self, y):
+        return y if self.bias is None else y + self.bias
+
+
+def _check_count(name, count):
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
+
+
+class _CapsuleConv(_CapsuleLayer):
+    """What the convolution and its transpose have in common: a window."""
 
     def __init__(
         self,
@@ -30,57 +81,21 @@ class _CapsuleConv(nn.Module):
         device=None,
         dtype=None,
     ):
-        super().__init__()
-        for name, count in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
-        for name, shape in (("in_capsule", in_capsule), ("out_capsule", out_capsule)):
-            if any(not isinstance(size, int) or size < 1 for size in shape):
-                raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
+        super().__init__(in_capsule, out_capsule, product, precision)
+        _check_count("in_channels", in_channels)
+        _check_count("out_channels", out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.in_capsule, self.out_capsule = tuple(in_capsule), tuple(out_capsule)
         self.kernel_size = pair("kernel_size", kernel_size, 1)
         self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
         self.dilation = pair("dilation", dilation, 1)
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
-        self.product, self.precision = product, precision
-        made = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(self._weight_shape(), **made))
-        shape = (out_channels, 1, 1, *self.out_capsule)
-        self.register_parameter("bias", nn.Parameter(torch.empty(shape, **made)) if bias else None)
-        self.reset_parameters()
+        shape = (out_channels, 1, 1, *self.out_capsule) if bias else None
+        self._make_parameters(shape, device, dtype)
 
-    def reset_parameters(self):
-        """He's initialisation: a variance of 2 by the products that make an element; the bias is 0."""
-        fan = self._fan_in()
-        nn.init.normal_(self.weight, std=math.sqrt(2 / fan))
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def _sizes(self):
+        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
 
-    def extra_repr(self):
-        """The options that are not the defaults, as in ``torch.nn``."""
-        text = (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"in_capsule={self.in_capsule}, out_capsule={self.out_capsule}"
-        )
-        usual = {
-            "stride": (1, 1),
-            "padding": (0, 0),
-            "dilation": (1, 1),
-            "product": "ab,bc->ac",
-            "precision": "ieee",
-        }
-        for name, value in usual.items():
-            if getattr(self, name) != value:
-                text += f", {name}={getattr(self, name)!r}"
-        return text + (", bias=True" if self.bias is not None else "")
-
-    def _options(self):
-        return {"product": self.product, "precision": self.precision}
-
-    def _biased(self, y):
-        return y if self.bias is None else y + self.bias
+    def _usual(self):
+        return {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), **super()._usual()}
 
 
 def _kernel_capsule(product, x_capsule, y_capsule):
@@ -147,6 +162,12 @@ class CapsuleConv2d(_CapsuleConv):
         y = functional.capsule_conv2d(x, self.weight, *how, **self._options())
         return self._biased(y)
 
+    def votes(self, x, sum_window=False):
+        """The votes, without the bias, for routing (:func:`numbacaps.torch.functional.capsule_votes`)."""
+        how = self.stride, self.padding, self.dilation
+        options = {**self._options(), "sum_window": sum_window}
+        return functional.capsule_votes(x, self.weight, *how, **options)
+
 
 class CapsuleConvTranspose2d(_CapsuleConv):
     """The transpose of a capsule convolution, for decoders.
@@ -202,6 +223,87 @@ class CapsuleConvTranspose2d(_CapsuleConv):
             if self.output_padding == (0, 0)
             else f"{text}, output_padding={self.output_padding}"
         )
+
+
+class CapsuleLinear(_CapsuleLayer):
+    """A weight for every child and parent, as in DigitCaps (Sabour et al. 2017): the window is the whole grid.
+
+    Parameters
+    ----------
+    in_channels : int or tuple of int
+        Children; of a grid its axes, as (C, H, W).
+    out_channels : int
+        Parents.
+    in_capsule, out_capsule : tuple of int
+        Shapes of the capsules.
+    product, precision
+        As for :class:`CapsuleConv2d`.
+    bias : bool
+        An element added to every element of a parent.
+    device, dtype : optional
+
+    Attributes
+    ----------
+    weight : Parameter (out_channels, children, *T2)
+        Children in the order of the grid's axes.
+    bias : Parameter (out_channels, *out_capsule) or None
+
+    Notes
+    -----
+    ``forward`` takes (N, *in_channels, *in_capsule) and returns the sums, (N, out_channels, *out_capsule);
+    :meth:`votes` returns what routing weighs.
+    """
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        in_capsule=(4, 4),
+        out_capsule=(4, 4),
+        product="ab,bc->ac",
+        precision="ieee",
+        bias=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__(in_capsule, out_capsule, product, precision)
+        grid = tuple(in_channels) if isinstance(in_channels, (tuple, list)) else (in_channels,)
+        for count in grid:
+            _check_count("in_channels", count)
+        _check_count("out_channels", out_channels)
+        self.in_channels, self.out_channels = grid, out_channels
+        shape = (out_channels, *self.out_capsule) if bias else None
+        self._make_parameters(shape, device, dtype)
+
+    def _weight_shape(self):
+        capsule, _ = _kernel_capsule(self.product, self.in_capsule, self.out_capsule)
+        return self.out_channels, math.prod(self.in_channels), *capsule
+
+    def _fan_in(self):
+        _, D2 = _kernel_capsule(self.product, self.in_capsule, self.out_capsule)
+        return math.prod(self.in_channels) * D2
+
+    def _sizes(self):
+        grid = self.in_channels[0] if len(self.in_channels) == 1 else self.in_channels
+        return f"{grid}, {self.out_channels}"
+
+    def _children(self, x):
+        """(N, children, *T1)"""
+        wanted = *self.in_channels, *self.in_capsule
+        if tuple(x.shape[1:]) != wanted:
+            sizes = ", ".join(map(str, ("N", *wanted)))
+            raise ValueError(f"x has shape {tuple(x.shape)}; it takes ({sizes})")
+        return x.flatten(1, len(self.in_channels))
+
+    def forward(self, x):
+        """The sum of the votes, and the bias."""
+        y = functional.capsule_linear(self._children(x), self.weight, **self._options())
+        return self._biased(y)
+
+    def votes(self, x):
+        """The votes (N, out_channels, children, *out_capsule), without the bias."""
+        x = self._children(x)
+        return functional.capsule_linear_votes(x, self.weight, **self._options())
 
 
 class Squash(nn.Module):

@@ -37,6 +37,7 @@ from numbacaps.nn.resident.backward import make_resident_backward
 from numbacaps.nn.resident.forward import make_resident_forward
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.stages.strided_batched_matmul import choose_tile
+from numbacaps.votes.indices import make_vote_index
 from tests.support.kernels import (
     WARPS,
     bulk_gradient_kernel,
@@ -53,6 +54,7 @@ from tests.support.kernels import (
     register_kernel,
     swapped_kernel,
     tile_sums_kernel,
+    votes_kernels,
     warpgroup_kernels,
 )
 from tests.support.nn_kernels import NN_FACTORIES
@@ -171,6 +173,15 @@ def test_two_bytes_are_added_in_float32(dtype):
         text, _ = cuda.compile_ptx(made[name].kernel, signature, cc=(9, 0))
         _check(text, name, "float32")
         assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
+
+
+@pytest.mark.parametrize("dtype", _TWO_BYTES)
+def test_votes_of_two_bytes_are_added_in_float32(dtype):
+    half = types.Array(_TWO_BYTES[dtype][0], 1, "C")
+    for name, made in votes_kernels(_GEOMETRIES["primes"], dtype_of(dtype)).items():
+        text, _ = cuda.compile_ptx(made.kernel, (half, half, half, int64), cc=(9, 0))
+        _check(text, name, "float32")
+        assert "fma.rn.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
 
 _PRODUCTS = {
@@ -476,7 +487,14 @@ def test_a_packed_kernel_is_counted_in_as_many_bits_as_it_takes(capsules, bits):
 
 def test_every_factory_is_compiled_here():
     covered = {kernel.factory for kernel in kernels(_GEOMETRIES["scalar"], "float32").values()}
-    covered |= {make_gather, make_index_functions, make_pack, make_wgmma, make_mma_reduction}
+    covered |= {
+        make_vote_index,
+        make_gather,
+        make_index_functions,
+        make_pack,
+        make_wgmma,
+        make_mma_reduction,
+    }
     covered |= {
         make_bulk_wgmma,
         make_swapped_wgmma,

@@ -53,6 +53,9 @@ from numbacaps.stages.output_reduce import make_output_reduce
 from numbacaps.stages.slab import lanes_of
 from numbacaps.stages.stationary_batched_matmul import make_stationary_batched_matmul
 from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_batched_matmul
+from numbacaps.votes.backward_input import make_votes_backward_input
+from numbacaps.votes.backward_kernel import make_votes_backward_kernel
+from numbacaps.votes.forward import make_votes
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,26 @@ def kernels(g, dtype):
             make_capsule_col2im(g.C, g.H, g.W, g.OW, *window), 2, 4, make_capsule_col2im
         ),
         "naive fill": Kernel(naive.make_fill(dtype), 1, 0, naive.make_fill),
-        "indexed votes": Kernel(indexed.make_votes(g, dtype), 3, 1, indexed.make_votes),
     }
-    found |= fused_kernels(g, dtype)
+    found |= fused_kernels(g, dtype) | votes_kernels(g, dtype)
     for module in (indexed, naive):
         for name in ("forward", "backward_input", "backward_kernel"):
             factory = getattr(module, f"make_{name}")
             kernel = Kernel(factory(g, dtype), 3, 1, factory)
             found[f"{module.__name__.split('.')[-1]} {name}"] = kernel
     return found
+
+
+def votes_kernels(g, dtype):
+    """The votes and their gradients, of every tap and summed over the window."""
+    makers = make_votes, make_votes_backward_input, make_votes_backward_kernel
+    return {
+        f"{make.__name__.removeprefix('make_')}{' summed' * summed}": Kernel(
+            make(g, dtype, summed), 3, 1, make
+        )
+        for make in makers
+        for summed in (False, True)
+    }
 
 
 def epilogue(product, group, tile, lanes, backward=False):
