@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.measuring import provenance, records
+from experiments.measuring import provenance, records, shard
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.plots import training as plots
 from experiments.training import digits, processes, training
@@ -98,6 +98,7 @@ def make_parser():
     add("--tiny", action="store_true", help="a miniature network and 8x8 digits, a few steps")
     add("--epochs", metavar="N", type=_count, help=f"default {FULL.epochs}; tiny {TINY.epochs}")
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
+    shard.add_to(parser)
     add("--by", metavar="A,B", type=_by, default=("numbacaps",), help=f"of {', '.join(BY)}")
     add("--algorithm", default="auto", help="of every layer (default auto)")
     add(
@@ -181,6 +182,7 @@ def _train(task, options, job, log, folder, figures):
             for seed in options.seeds or task.seeds
             for by in options.by
         ]
+        runs = options.shard.part(runs, key=lambda run: (run.by, run.seed))
         for run in runs:
             model = _begin(run, task, options)
             log.begin(run, model.steps)
@@ -191,7 +193,7 @@ def _train(task, options, job, log, folder, figures):
     except KeyboardInterrupt:
         print(f"interrupted; {_kept(run)}; --resume goes on from there", file=sys.stderr)
         return 130
-    if job.is_first:
+    if job.is_first and runs:
         _report(log, runs)
         _draw(log, runs[0], model_of(runs[0], task, options, resume=True), figures)
     return 0

