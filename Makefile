@@ -3,7 +3,8 @@
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
 # make test-all  run all of both tiers
-# make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors
+# make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors, and
+#              training by it, in one process and in two
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 # make records list the results and test records that are older than their kernels; needs no GPU
@@ -38,7 +39,7 @@ test-rest: $(INSTALLED)
 
 test-torch: $(INSTALLED)
 	$(PY) -m pip install --quiet '$(TORCH)'
-	$(PY) -m pytest --tier simulator tests/torch
+	$(PY) -m pytest --tier simulator tests/torch tests/experiments/test_modules.py
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

@@ -15,6 +15,7 @@ import random
 import sys
 from collections import Counter
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,7 @@ def make_parser():
         default=provenance.RESULTS,
         help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
     )
+    command.add_sharing(parser)
     parser.set_defaults(workload=None)
     return parser
 
@@ -198,9 +200,19 @@ def _explained(row):
     return [f"  {line}" for line in own or lines]
 
 
+def _launch(parser, options, arguments):
+    """Draw the same geometries in a process for each GPU; the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if options.seed is None:
+        arguments = [*arguments, "--seed", str(random.SystemRandom().randrange(1 << 31))]
+    return command.launched(NAME, parser, arguments, options, records.merge)
+
+
 def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.gpus:
+        return _launch(parser, options, arguments)
     command.refuse_without_gpu(NAME)
     try:
         opponents.torch_on_gpu()
@@ -216,7 +228,8 @@ def main(arguments=None):
     found = groups(options, variants)
     try:
         without_older(table, options.seed)
-        if lacking := command.lacking(table, found):
+        mine = options.shard.part(found, attrgetter("key"))
+        if lacking := command.lacking(table, mine):
             _compile(lacking, options.processes)
     except records.ForeignFile as foreign:
         parser.error(str(foreign))

@@ -16,7 +16,7 @@ from experiments.measuring.refusal import Parser, Refusal
 from experiments.measuring.tables import HOLDERS, filled, marked, tables
 from experiments.plots import draw_all
 from experiments.plots.lines import FOLD
-from experiments.plots.rows import distinct, load_all
+from experiments.plots.rows import ONE_CURVE, distinct, load_all, split_sweep
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"
@@ -51,6 +51,8 @@ def main(argv=None):
         folder = _choose(arguments.results, arguments.gpu)
         data = load_all(folder)
         _check_baseline(data, arguments.baseline)
+        if not arguments.mixed_cards:
+            _check_cards(data)
         out, holders = targets(arguments, folder)
         made = tables(data) if holders else {}
         contents = {path: _with_tables(path, made, names) for path, names in holders.items()}
@@ -113,6 +115,11 @@ def make_parser():
         metavar="ALGORITHM",
         help=f"what is 1x in the speedups (default {FOLD}, or the first with times)",
     )
+    add(
+        "--mixed-cards",
+        action="store_true",
+        help="draw curves through rows of different cards, too, which may differ in clock and memory",
+    )
     return parser
 
 
@@ -160,6 +167,21 @@ def _check_baseline(data, baseline):
     names = distinct([row for rows in data.values() for row in rows], "algorithm")
     if baseline and names and baseline not in names:
         raise Refusal("--baseline", repr(baseline), "one of " + ", ".join(names))
+
+
+def _check_cards(data):
+    """Refuse curves through rows of more than one card; rows that name none are taken for one card's."""
+    for experiment, rows in data.items():
+        curves, _ = split_sweep(rows)
+        if experiment in ONE_CURVE:
+            curves = {experiment: rows}
+        for workload, curve in curves.items():
+            uuids = distinct(curve, "gpu_uuid")
+            if len(uuids) > 1:
+                named = " and ".join(uuid or "one that is not named" for uuid in uuids)
+                got = f"rows of {len(uuids)} cards in {experiment}.csv, {workload}: {named}"
+                takes = "rows of one card, or --mixed-cards"
+                raise Refusal("--gpu", got, takes)
 
 
 def _there_are(results):

@@ -73,12 +73,18 @@ def make_parser():
         default=provenance.RESULTS,
         help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
     )
+    command.add_sharing(parser)
     return parser
 
 
 def listing(folder, machine=None, fresh=False):
     """The CSV in a GPU's folder."""
     return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
+
+
+def merge(table, part):
+    """Take the rows of another such CSV, by their paths."""
+    listing(table.parent).merge(listing(part.parent))
 
 
 def is_current(folder):
@@ -242,12 +248,14 @@ def plan_words(name):
 def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.gpus:
+        return command.launched(NAME, parser, arguments, options, merge)
     command.refuse_without_gpu(NAME)
     try:
         words = {name: plan_words(name) for name in options.precisions}
         found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
         found.write()  # whether it can be, before anything is measured
-        every = jobs(options, words)
+        every = options.shard.part(jobs(options, words), key=lambda job: job[0][0])
         lacking = [job for job in every if not all(map(found.has, job[0]))]
         with tempfile.TemporaryDirectory() as root:
             folders = Folders(root)

@@ -67,12 +67,18 @@ def make_parser():
         default=provenance.RESULTS,
         help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
     )
+    command.add_sharing(parser)
     return parser
 
 
 def listing(folder, machine=None, fresh=False):
     """The CSV in a GPU's folder."""
     return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
+
+
+def merge(table, part):
+    """Take the rows of another such CSV, by their paths."""
+    listing(table.parent).merge(listing(part.parent))
 
 
 def is_current(folder):
@@ -172,13 +178,16 @@ def table(rows):
 def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.gpus:
+        return command.launched(NAME, parser, arguments, options, merge)
     command.refuse_without_gpu(NAME)
     try:
         opponents.torch_on_gpu()
         words = {name: our_precision(name) for name in options.precisions}
         found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
         found.write()  # whether it can be, before anything is measured
-        lacking = [case for case in cases(options) if not found.has(case)]
+        mine = options.shard.part(cases(options), key=lambda case: case)
+        lacking = [case for case in mine if not found.has(case)]
         for case in tqdm(lacking, unit="row"):
             found.add([measure_case(case, words[case[-1]])])
     except ImportError as missing:

@@ -228,6 +228,8 @@ def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.predict:
+        if options.gpus:
+            parser.error(f"--gpus got {options.gpus!r}; --predict takes none")
         return _predict(parser, options)
     return command.main("sweep", parser, groups, arguments)
 
@@ -237,13 +239,15 @@ def _predict(parser, options):
     workloads, variants = _workloads(parser, options), command.choose(parser, options)
     known = _predictable(parser, variants, options)
     path = options.results / f"{options.predict}-predicted" / "sweep.csv"
-    found = predict.rows("sweep", workloads, options.passes, known, options.predict)
+    every = predict.rows("sweep", workloads, options.passes, known, options.predict)
+    groups = list(dict.fromkeys(records.key(row, records.GROUP) for row in every))
+    found = options.shard.part(every, lambda row: records.key(row, records.GROUP))
     try:
         with records.alone(path):
             rows = records.read(path)
             for _, group in itertools.groupby(found, lambda row: records.key(row, records.GROUP)):
                 rows = records.replaced(rows, list(group))
-            records.write(path, rows)
+            records.write(path, records.in_order(rows, groups))
     except records.ForeignFile as foreign:
         print(f"sweep: {foreign}", file=sys.stderr)
         return 2

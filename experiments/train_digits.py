@@ -3,6 +3,11 @@
 Every epoch is a row of DIR/training.csv; the networks, what the first one makes of each test digit
 (predictions.csv), and four figures lie beside it. --tiny trains a miniature on 8x8 digits instead,
 on the simulator within a minute.
+
+--by says who trains: numbacaps (numbacaps.nn), torch (its twin in PyTorch), torch-modules (the same network as
+modules of numbacaps.torch); sabour-modules (PrimaryCaps of Sabour et al. 2017 as modules) and sabour-torch (its
+twin of torch.nn). The modules train in several processes, too, which torchrun starts: each takes its share of
+every batch, and the first one writes.
 """
 
 import argparse
@@ -10,15 +15,16 @@ import csv
 import io
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.measuring import provenance, records
+from experiments.measuring import provenance, records, shard
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.plots import training as plots
-from experiments.training import digits, training
+from experiments.training import digits, processes, training
 from numbacaps import ALGORITHMS
 from numbacaps.algorithms.registry import PRECISIONS, resolve
 from numbacaps.device.target import SIMULATED
@@ -34,17 +40,20 @@ _NO_GPU = (
 )
 _WAIT = 1.0  # seconds for a run that is about to end
 PREDICTIONS = ("row", "label", "predicted")
+MODULES = ("torch-modules", "sabour-modules", "sabour-torch")
+BY = ("numbacaps", "torch", *MODULES)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, its digits, and how long it learns."""
+    """A network, its digits, and how long it learns; ``sabour`` are the sizes of Sabour's."""
 
     batch: int
     epochs: int
     seeds: tuple
     load: object
     build: object
+    sabour: dict
 
 
 def _tiny_net(seed, algorithm, precision):
@@ -64,6 +73,7 @@ FULL = Task(
     build=lambda seed, algorithm, precision: CapsNet.published(
         seed=seed, algorithm=algorithm, precision=precision
     ),
+    sabour={},
 )
 TINY = Task(
     batch=5,
@@ -71,6 +81,7 @@ TINY = Task(
     seeds=(0,),
     load=lambda: digits.miniature(digits.load(), train=2, test=1),
     build=_tiny_net,
+    sabour={"side": 8, "filters": 4, "capsules": 2, "window": 3},
 )
 
 
@@ -87,7 +98,8 @@ def make_parser():
     add("--tiny", action="store_true", help="a miniature network and 8x8 digits, a few steps")
     add("--epochs", metavar="N", type=_count, help=f"default {FULL.epochs}; tiny {TINY.epochs}")
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
-    add("--by", metavar="A,B", type=_by, default=("numbacaps",), help="of numbacaps, torch")
+    shard.add_to(parser)
+    add("--by", metavar="A,B", type=_by, default=("numbacaps",), help=f"of {', '.join(BY)}")
     add("--algorithm", default="auto", help="of every layer (default auto)")
     add(
         "--precision",
@@ -134,30 +146,43 @@ def main(argv=None):
         print(_NO_GPU, file=sys.stderr)
         return 2
     task = TINY if options.tiny else FULL
-    gpu = "simulator" if SIMULATED else provenance.gpu_name()
-    usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
-    folder = options.results or usual or provenance.RESULTS / gpu / "digits"
-    figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
+    if processes.launched() > 1 and not set(options.by) <= set(MODULES):
+        several = f"{processes.launched()} processes take {', '.join(MODULES)}"
+        parser.error(f"--by got {','.join(options.by)}; {several}")
     try:
-        _make_folder("--results", folder)
-        _make_folder("--figures", figures)
-        with records.alone(folder / "training.csv", seconds=_WAIT):
-            return _train(task, options, gpu, folder, figures)
+        with processes.joined(on_gpu=not SIMULATED) as job:
+            return _main(task, options, job)
     except (Refusal, records.ForeignFile, ImportError) as refusal:
         parser.error(str(refusal))
 
 
-def _train(task, options, gpu, folder, figures):
-    """Train every run, log, draw, as the only one that writes to the folder; the exit status."""
+def _main(task, options, job):
+    """Train where the options say; the exit status."""
+    if task.batch < job.count:
+        raise Refusal("--nproc-per-node", job.count, f"{task.batch} at most, the images of a batch")
+    gpu = "simulator" if SIMULATED else provenance.gpu_name()
+    usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
+    folder = options.results or usual or provenance.RESULTS / gpu / "digits"
+    figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
+    _make_folder("--results", folder)
+    _make_folder("--figures", figures)
+    path = folder / "training.csv"
+    with records.alone(path, seconds=_WAIT) if job.is_first else nullcontext():
+        log = training.Log(path, gpu) if job.is_first else training.Unlogged()
+        return _train(task, options, job, log, folder, figures)
+
+
+def _train(task, options, job, log, folder, figures):
+    """Train every run, log, draw, as the only job that writes to the folder; the exit status."""
     run = None
     try:
-        log = training.Log(folder / "training.csv", gpu)
         data = task.load()
         runs = [
-            training.Run(by, seed, data, task.batch, options.epochs or task.epochs, folder)
+            training.Run(by, seed, data, task.batch, options.epochs or task.epochs, folder, job)
             for seed in options.seeds or task.seeds
             for by in options.by
         ]
+        runs = options.shard.part(runs, key=lambda run: (run.by, run.seed))
         for run in runs:
             model = _begin(run, task, options)
             log.begin(run, model.steps)
@@ -168,28 +193,51 @@ def _train(task, options, gpu, folder, figures):
     except KeyboardInterrupt:
         print(f"interrupted; {_kept(run)}; --resume goes on from there", file=sys.stderr)
         return 130
-    _report(log, runs)
-    _draw(log, runs[0], _begin(runs[0], task, options, resume=True), figures)
+    if job.is_first and runs:
+        _report(log, runs)
+        _draw(log, runs[0], model_of(runs[0], task, options, resume=True), figures)
     return 0
 
 
-def _begin(run, task, options, resume=False):
-    """The model of a run, from its file if the run goes on."""
-    try:
-        precision = options.precision or _precision(options)
-        model = task.build(run.seed, options.algorithm, precision)
-        if run.by == "torch":
-            from experiments.training.torch_network import TorchNet
+def _begin(run, task, options):
+    """The model of a run, from its file if the run goes on; otherwise the file is of no more use."""
+    model = model_of(run, task, options, run.job, resume=options.resume)
+    if not options.resume and run.job.is_first:
+        run.checkpoint.unlink(missing_ok=True)
+    if not run.job.agrees_on(model.steps):
+        raise Refusal("--results", run.folder, "a folder that all processes see")
+    return model
 
-            model = TorchNet(model, "cpu" if SIMULATED else "cuda")
-        if run.checkpoint.exists():
-            if resume or options.resume:
-                model.load(run.checkpoint)
-            else:
-                run.checkpoint.unlink()
+
+def model_of(run, task, options, job=processes.ALONE, resume=False):
+    """The model of a run, from its file if that is to be read."""
+    try:
+        model = _built(run, task, options, job)
+        if resume and run.checkpoint.exists():
+            model.load(run.checkpoint)
     except (ValueError, RuntimeError, OSError) as refusal:
         make_parser().error(str(refusal))
     return model
+
+
+def _built(run, task, options, job):
+    """The model of a run with its first weights."""
+    device = "cpu" if SIMULATED else "cuda"
+    if run.by.startswith("sabour"):
+        from experiments.training import module_net
+
+        make = module_net.sabour if run.by == "sabour-modules" else module_net.sabour_twin
+        return make(run.seed, device=device, job=job, **task.sabour)
+    network = task.build(run.seed, options.algorithm, options.precision or _precision(options))
+    if run.by == "torch":
+        from experiments.training.torch_network import TorchNet
+
+        return TorchNet(network, device)
+    if run.by == "torch-modules":
+        from experiments.training import module_net
+
+        return module_net.published(network, device, job)
+    return network
 
 
 def _precision(options):
@@ -254,8 +302,8 @@ def _seeds(text):
 
 def _by(text):
     parts = tuple(text.split(","))
-    if not set(parts) <= {"numbacaps", "torch"} or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"got {text!r}; it takes numbacaps, torch, or both")
+    if not set(parts) <= set(BY) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"got {text!r}; it takes {', '.join(BY)}, each once")
     return parts
 
 

@@ -7,6 +7,7 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 import os
 from collections import defaultdict
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         marker = item.get_closest_marker("tiers")
         tiers = marker.args if marker else ("simulator",)
-        (kept if tier in tiers else left).append(item)
+        enough = item.get_closest_marker("two_gpus") is None or _gpus() >= 2
+        (kept if tier in tiers and enough else left).append(item)
     if config.option.part:
         slow = _slow(kept, whole=not any("::" in argument for argument in config.args))
         wanted = [(item in slow) == (config.option.part == "rest") for item in kept]
@@ -60,6 +62,14 @@ def pytest_collection_modifyitems(config, items):
     left += [item for item in kept if item.nodeid in passed]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in kept if item.nodeid not in passed]
+
+
+@cache
+def _gpus():
+    """How many GPUs there are."""
+    from numbacaps.device.target import SIMULATED, cuda
+
+    return 0 if SIMULATED or not cuda.is_available() else len(cuda.gpus)
 
 
 def _slow(items, whole):

@@ -10,13 +10,23 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.measuring import contestants, measure, provenance, records
+from experiments.measuring import (
+    cards,
+    contestants,
+    launcher,
+    measure,
+    provenance,
+    records,
+    shard,
+)
 from experiments.measuring.problem import PASSES, Problem
-from experiments.measuring.refusal import Parser
+from experiments.measuring.refusal import Parser, Refusal
 from numbacaps import Geometry
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -69,7 +79,24 @@ def parser(name, summary, algorithms=contestants.NAMES, passes=PASSES):
         help="folder of the results (default experiments/results); the CSV is DIR/<gpu>/"
         f"{name}.csv",
     )
+    add_sharing(made)
     return made
+
+
+def add_sharing(parser):
+    """The options by which several processes share an experiment's rows."""
+    shard.add_to(parser)
+    launcher.add_to(parser)
+
+
+def launched(name, parser, arguments, options, merge):
+    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does."""
+    if options.gpus == "all" and not cards.visible():
+        refuse_without_gpu(name)
+    try:
+        return launcher.launch(name, arguments, options, merge)
+    except (Refusal, records.ForeignFile) as refusal:
+        parser.error(str(refusal))
 
 
 def add_precisions(parser):
@@ -134,6 +161,9 @@ def main(name, parser, groups, arguments):
     """
     options = parser.parse_args(arguments)
     found = groups(parser, options)
+    if options.gpus:
+        merge = partial(records.merge, groups=[group.key for group in found])
+        return launched(name, parser, arguments, options, merge)
     refuse_without_gpu(name)
     run(open_table(name, options), found, options)
     return 0
@@ -183,6 +213,11 @@ class Group:
         names = {"experiment": self.experiment, "workload": self.workload, "pass": self.wanted}
         return records.of_geometry(self.geometry) | names
 
+    @property
+    def key(self):
+        """What a shard is chosen by."""
+        return records.key(self.cells, records.GROUP)
+
     def join(self, table):
         """Take in those of ``others`` that the table has rows of."""
         mine = {records.key(variant.cells, records.VARIANT) for variant in self.variants}
@@ -195,12 +230,15 @@ class Group:
 
     def rows(self, problem, tick):
         """The rows; where measuring fails as a whole, each says why."""
+        busy = [cards.busy_neighbours()]
         try:
             found = self.measure(problem, self.wanted, self.variants, tick)
         except Exception as failure:  # whatever it was, the other groups can go on
             note = {"note": measure.note_of(failure), "timestamp": records.now()}
             found = [records.of_machine() | variant.cells | note for variant in self.variants]
-        return [self.cells | row for row in found]
+        busy.append(cards.busy_neighbours())
+        known = {} if None in busy else {"busy_neighbours": max(busy)}
+        return [self.cells | row | known for row in found]
 
 
 def convolution_groups(experiment, workloads, passes, variants):
@@ -235,17 +273,20 @@ def lacking(table, groups, absent=None):
 
 
 def run(table, groups, options):
-    """Measure the groups of the chosen workloads that the table lacks.
+    """Measure those groups of the chosen workloads and of the shard that the table lacks.
 
-    Consecutive groups of one geometry share operands.
+    Consecutive groups of one geometry share operands. The rows of a shard stand in the groups' order.
     """
     names = chosen(options, [group.workload for group in groups])
     groups = [group for group in groups if group.workload in names]
-    wanted = lacking(table, groups)
-    if len(wanted) < len(groups):
-        print(f"{len(groups) - len(wanted)} of {len(groups)} groups of rows were measured before")
+    mine = options.shard.part(groups, attrgetter("key"))
+    wanted = lacking(table, mine)
+    if len(wanted) < len(mine):
+        print(f"{len(mine) - len(wanted)} of {len(mine)} groups of rows were measured before")
     try:
         measure_groups([(table, group) for group in wanted])
+        if options.shard != shard.WHOLE:
+            table.write(partial(records.in_order, groups=[group.key for group in groups]))
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
         raise SystemExit(130) from None

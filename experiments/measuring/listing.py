@@ -7,9 +7,10 @@ import csv
 import io
 from pathlib import Path
 
-from experiments.measuring import provenance, records
+from experiments.measuring import cards, provenance, records
 
 MACHINE = ("gpu", "driver", "versions", "source_sha256", "timestamp")
+CARD = ("gpu_uuid", "busy_neighbours")  # as in experiments.measuring.records; older files lack them
 _SAME = ("gpu", "driver", "versions", "source_sha256")
 
 
@@ -22,7 +23,7 @@ class Listing:
     keys : tuple of str
         Columns that name a row.
     values : tuple of str
-        Columns that were measured; :data:`MACHINE` comes behind.
+        Columns that were measured; :data:`MACHINE` and :data:`CARD` come behind.
     machine : dict, optional
         Cells of :data:`MACHINE` as they are here and now.
     fresh : bool
@@ -36,7 +37,7 @@ class Listing:
 
     def __init__(self, path, keys, values, machine=None, fresh=False):
         self.path, self.keys = Path(path), keys
-        self.columns = (*keys, *values, *MACHINE)
+        self.columns = (*keys, *values, *MACHINE, *CARD)
         self._machine, self._fresh = machine or {}, fresh
         self.rows = self._read()
 
@@ -48,11 +49,11 @@ class Listing:
             found = list(rows)
         except (OSError, UnicodeDecodeError, csv.Error) as failure:
             raise records.ForeignFile(f"{self.path} cannot be read: {failure}") from failure
-        if tuple(rows.fieldnames or ()) != self.columns:
+        if tuple(rows.fieldnames or ()) not in (self.columns, self.columns[: -len(CARD)]):
             raise records.ForeignFile(
                 f"{self.path} has other columns than {', '.join(self.columns)}. It was left as it is"
             )
-        return found
+        return [{column: row.get(column, "") for column in self.columns} for row in found]
 
     def has(self, key):
         """Whether the row of a key, a tuple, was measured with everything as it is now."""
@@ -64,9 +65,16 @@ class Listing:
 
     def add(self, rows):
         """Put rows, dicts of keys and values, in the place of those of the same keys, and write the file."""
-        new = {records.key(row, self.keys): row | self._machine for row in rows}
-        new = {key: row | {"timestamp": records.now()} for key, row in new.items()}
-        self.write(new)
+        now = {"timestamp": records.now(), "busy_neighbours": cards.busy_neighbours()}
+        self.write({records.key(row, self.keys): row | self._machine | now for row in rows})
+
+    def merge(self, other):
+        """Take those rows of another such listing that are no older than the ones of their keys here."""
+        times = {records.key(row, self.keys): row["timestamp"] for row in self.rows}
+        rows = {records.key(row, self.keys): row for row in other.rows}
+        self.write(
+            {key: row for key, row in rows.items() if times.get(key, "") <= row["timestamp"]}
+        )
 
     def write(self, new=()):
         """Write the file with the rows that it has now, but for new ones, by their keys; ForeignFile."""
@@ -89,5 +97,5 @@ class Listing:
 
 
 def of_machine():
-    """The cells of :data:`MACHINE` but the timestamp."""
-    return {name: cell for name, cell in records.of_machine().items() if name in MACHINE}
+    """The cells of :data:`MACHINE` and :data:`CARD` that do not change from row to row."""
+    return {name: cell for name, cell in records.of_machine().items() if name in MACHINE + CARD}

@@ -11,7 +11,7 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.measuring import lock, provenance
+from experiments.measuring import cards, lock, provenance
 from experiments.measuring.sources import Sources
 
 GEOMETRY = (
@@ -68,9 +68,12 @@ COLUMNS = {
     "method_sha256": "of the modules that measure and check",
     "kernel_sources": "of the files that the kernels are made of which the call launches; NAME.sources.json "
     "lists them. Empty where none were noted",
+    "gpu_uuid": "UUID of the GPU, which tells it from others of its name",
+    "busy_neighbours": "how many other GPUs of the host were at work; empty where it is not known",
 }
 _WAIT = 60.0  # seconds for another run, which holds a CSV for as long as writing it takes
-_LATER = ("kernel_sources",)  # columns that an older file lacks; its cells are empty
+# Columns that older files lack, in the order in which they came, the last ones together; their cells are empty.
+_LATER = (("gpu_uuid", "busy_neighbours"), ("kernel_sources",))
 
 
 class ForeignFile(ValueError):
@@ -122,7 +125,12 @@ def read(path):
 
 def _known(columns):
     """Whether these are a CSV's columns, now or before some came later."""
-    return list(columns) in (list(COLUMNS), [name for name in COLUMNS if name not in _LATER])
+    known = list(COLUMNS)
+    for later in ((), *_LATER):
+        known = [name for name in known if name not in later]
+        if list(columns) == known:
+            return True
+    return False
 
 
 def is_ours(path):
@@ -189,6 +197,7 @@ def of_machine():
         "versions": json.dumps(provenance.versions()),
         "source_sha256": provenance.source_sha256(),
         "method_sha256": provenance.method_sha256(),
+        "gpu_uuid": cards.gpu_uuid(),
     }
 
 
@@ -289,6 +298,44 @@ def replaced(rows, group_rows):
     kept = [row for row in rows if key(row, GROUP) != group]
     new = [{column: cell(row.get(column)) for column in COLUMNS} for row in group_rows]
     return kept[:first] + new + kept[first:]
+
+
+def in_order(rows, groups):
+    """``rows`` with those of some groups, given by their keys, in the groups' order; the others stay where they are."""
+    places = {group: place for place, group in enumerate(groups)}
+    mine = (row for row in rows if key(row, GROUP) in places)
+    moved = iter(sorted(mine, key=lambda row: places[key(row, GROUP)]))
+    return [next(moved) if key(row, GROUP) in places else row for row in rows]
+
+
+def merge(table, part, groups=()):
+    """Take those groups of a CSV into another that are no older than what that has of them.
+
+    Parameters
+    ----------
+    table, part : path
+        Of the CSV that is written, and of the other.
+    groups : list of tuple
+        Keys of groups in the order in which they are to stand.
+
+    Raises
+    ------
+    ForeignFile
+        One is not ours, or cannot be written.
+    """
+    found = {}
+    for row in read(part):
+        found.setdefault(key(row, GROUP), []).append(row)
+    sources(part).learn()
+
+    def change(rows):
+        for group, new in found.items():
+            old = [row["timestamp"] for row in rows if key(row, GROUP) == group]
+            if max(old, default="") <= max(row["timestamp"] for row in new):
+                rows = replaced(rows, new)
+        return in_order(rows, groups)
+
+    Table(table, {}).write(change)
 
 
 def cell(value):

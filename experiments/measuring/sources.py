@@ -58,6 +58,10 @@ class Sources:
             self._current[name] = files is not None and _name_now(files) == name
         return self._current[name]
 
+    def learn(self):
+        """Know the files behind these names for other CSVs, too."""
+        _found.update(self._files)
+
     def write(self, rows):
         """Write the file, with the names that these rows have."""
         names = dict.fromkeys(row["kernel_sources"] for row in rows)

@@ -51,6 +51,8 @@ class Sheet:
             title = f"PREDICTION, not measured: {title}"
         self.text(0.3, 0.35, title, size=14, weight="bold")
         gpus = ", ".join(distinct(rows, "gpu"))
+        cards = len({row.get("gpu_uuid") for row in rows})
+        gpus += f", {cards} cards" if cards > 1 else ""
         for i, note in enumerate((f"{gpus}; float32 unless a label says otherwise", *notes)):
             self.text(0.3, 0.66 + 0.23 * i, note, color=QUIET)
 

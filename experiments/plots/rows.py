@@ -13,6 +13,7 @@ from experiments.measuring import records
 from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
+ONE_CURVE = ("drawn_speed",)  # experiments whose rows all go into each of their curves
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
 NUMBERS = (

@@ -7,7 +7,13 @@ from matplotlib.ticker import PercentFormatter
 from experiments.measuring import records
 from experiments.plots.canvas import QUIET, STYLE, Sheet, file_bytes
 
-_COLOURS = {"numbacaps": "#0b6e4f", "torch": "#c8553d"}
+_COLOURS = {
+    "numbacaps": "#0b6e4f",
+    "torch": "#c8553d",
+    "torch-modules": "#1565c8",
+    "sabour-modules": "#8e2fc0",
+    "sabour-torch": "#c09a6b",
+}
 _MOST_WRONG = 30  # digits shown
 _ACROSS = 10
 

@@ -22,12 +22,13 @@ from tqdm import tqdm
 import reference.nn
 from experiments.measuring import provenance, records
 from experiments.training.digits import as_input
+from experiments.training.processes import ALONE, Agreed, Job
 
 _SHOWN_EVERY = 0.2  # seconds between two looks at the device
 RUN = ("by", "seed")
 # column: what it holds; a row is an epoch of a run
 COLUMNS = {
-    "by": "numbacaps, or torch: the twin through PyTorch",
+    "by": "numbacaps; torch: the twin through PyTorch; torch-modules, sabour-modules, sabour-torch: modules",
     "seed": "of the initial weights and of the batches",
     "epoch": "counted from 1",
     "step": "steps done at its end",
@@ -72,6 +73,8 @@ class Run:
     batch, epochs : int
     folder : Path
         Of the network's file.
+    job : experiments.training.processes.Job
+        The processes that train it.
     """
 
     by: str
@@ -80,6 +83,7 @@ class Run:
     batch: int
     epochs: int
     folder: Path
+    job: Job = ALONE
 
     @property
     def checkpoint(self):
@@ -149,6 +153,18 @@ class Log:
             raise records.ForeignFile(f"{self.path} cannot be written: {failure}") from failure
 
 
+class Unlogged:
+    """A log of which nothing is kept, of processes behind the first."""
+
+    rows = ()
+
+    def begin(self, run, step):
+        """Do nothing."""
+
+    def add(self, run, **cells):
+        """Do nothing."""
+
+
 def read(path):
     """Rows of a log, each a dict of strings; none if there is no file.
 
@@ -203,9 +219,9 @@ def train(model, run, log):
 
     Parameters
     ----------
-    model : numbacaps.nn.CapsNet or experiments.training.torch_network.TorchNet
+    model : numbacaps.nn.CapsNet, or one that answers to its calls
     run : Run
-    log : Log
+    log : Log or Unlogged
 
     Raises
     ------
@@ -214,10 +230,12 @@ def train(model, run, log):
     KeyboardInterrupt
         Ctrl-C was pressed; the file holds the network as it is.
     """
+    shown = {"unit": "step", "disable": not run.job.is_first}
     with (
-        tqdm(total=run.steps, initial=model.steps, unit="step") as bar,
-        asked_to_stop() as stop,
+        tqdm(total=run.steps, initial=model.steps, **shown) as bar,
+        asked_to_stop() as asked,
     ):
+        stop = Agreed(asked, run.job)
         bar.set_description(f"{run.by}, seed {run.seed}")
         images = as_input(run.digits.train, model.dtype)
         data = model.place(images, run.digits.train_labels)

@@ -28,6 +28,7 @@ from experiments.measuring.problem import (
     WrongResult,
     relative_error,
 )
+from experiments.measuring.shard import WHOLE
 from experiments.measuring.workloads import EM_ROUTING, ONE_IMAGE, PUBLISHED, square
 from numbacaps import ALGORITHMS, Geometry
 from numbacaps.algorithms.passes import Passes
@@ -40,7 +41,7 @@ def on_gpu(test):
     return pytest.mark.tiers("gpu")(pytest.mark.xdist_group("torch")(test))
 
 
-_ALL = SimpleNamespace(workload=None)  # the options that choose among workloads
+_ALL = SimpleNamespace(workload=None, shard=WHOLE)  # the options that choose among groups of rows
 SMALL = square(2, 2, 3, 6, 3, 1, 2, 4, 3)
 
 

@@ -564,12 +564,12 @@ def test_a_row_without_names_is_as_new_as_the_package(checkout):
         assert len(load(measured(root / of[:6], "", source_sha256=of))) == rows
 
 
-def test_a_file_of_before_the_column_is_read(checkout):
+def test_a_file_of_before_the_columns_is_read(checkout):
     root, _ = checkout
     path = measured(root / "results", "")
     header, *lines = path.read_text().splitlines()
-    old = [line.rsplit(",", 1)[0] for line in (header, *lines)]
-    assert header.endswith(",kernel_sources")
+    old = [line.rsplit(",", 3)[0] for line in (header, *lines)]
+    assert header.endswith(",kernel_sources,gpu_uuid,busy_neighbours")
     path.write_text("\n".join(old) + "\n")
     rows = records.read(path)
     assert [row["kernel_sources"] for row in rows] == [""] * 5 and list(rows[0]) == [
@@ -625,6 +625,41 @@ def refused(capsys, folder, *arguments):
     assert exit.value.code == 2
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return capsys.readouterr().err
+
+
+def test_no_curve_is_of_two_cards_unasked(tmp_path, capsys):
+    rows = memory_rows()
+    for row_ in rows:
+        row_["gpu_uuid"] = f"GPU-{row_['N'] == 8}"
+    write(tmp_path / "results", {"memory": rows})
+    with pytest.raises(SystemExit) as stop:
+        command(tmp_path)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "rows of 2 cards in memory.csv, em: GPU-True and GPU-False" in said
+    assert "it takes rows of one card, or --mixed-cards" in said
+    assert command(tmp_path, "--mixed-cards") == 0
+    assert "NVIDIA Test 1, 2 cards" in svg(tmp_path, "memory")
+
+
+def test_rows_without_a_curve_may_be_of_two_cards(tmp_path):
+    rows = stage_rows("em", geometry(*WIDE["em"])) + stage_rows("caps16", geometry(*WIDE["caps16"]))
+    for row_ in rows:
+        row_["gpu_uuid"] = f"GPU-{row_['workload']}"
+    write(tmp_path / "results", {"stages": rows})
+    assert command(tmp_path) == 0
+
+
+def test_drawn_geometries_are_one_curve(tmp_path, capsys):
+    cells = [geometry(N, *WIDE["em"][1:]) for N in (8, 16)]
+    rows = [
+        row("drawn_speed", f"seed 1, {i}", size, 1.0, algorithm="fused", gpu_uuid=f"GPU-{i}")
+        for i, size in enumerate(cells)
+    ]
+    write(tmp_path / "results", {"drawn_speed": rows})
+    with pytest.raises(SystemExit):
+        command(tmp_path)
+    assert "rows of 2 cards in drawn_speed.csv" in capsys.readouterr().err
 
 
 def test_bad_arguments(tmp_path, capsys):

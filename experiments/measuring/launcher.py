@@ -1,0 +1,217 @@
+"""An experiment on several GPUs: a process for each, which measures a shard of the rows into a CSV of its own.
+
+The CSVs are in ``RESULTS/shards/NAME/`` while the processes run. What they hold goes to the experiment's CSVs in one
+write each, when the last process has ended, on Ctrl-C too; what a killed launcher has left, goes there when the next
+one begins.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from argparse import ArgumentParser
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments.measuring import cards, provenance, records
+
+_BAR = "@{n} {total} {desc}"  # a bar's line of a process; TQDM_... are tqdm's own
+_SHOWN_EVERY = 0.2  # seconds
+_LAST_LINES = 3
+
+
+def add_to(parser):
+    """Add ``--gpus`` to a command line's parser."""
+    parser.add_argument(
+        "--gpus",
+        metavar="all|0,1",
+        help="a process for each of these GPUs, which share the rows (default: this one on the first)",
+    )
+
+
+class Worker:
+    """A process on one GPU.
+
+    Parameters
+    ----------
+    gpu : str
+        As ``CUDA_VISIBLE_DEVICES`` takes it.
+    shard : experiments.measuring.shard.Shard
+    command : list of str
+    """
+
+    def __init__(self, gpu, shard, command):
+        self.gpu, self.shard, self.done, self.total, self.label = gpu, shard, 0, 0, ""
+        self._lines, self._heard = deque(maxlen=_LAST_LINES), deque()
+        self.process = subprocess.Popen(
+            command,
+            cwd=provenance.ROOT,
+            env=os.environ
+            | {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            | {"TQDM_BAR_FORMAT": _BAR, "TQDM_MININTERVAL": str(_SHOWN_EVERY)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on once
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        """Take in what the process says, line by line."""
+        said = b""
+        with self.process.stderr as pipe:
+            while piece := os.read(pipe.fileno(), 1 << 16):
+                *lines, said = re.split(rb"[\r\n]", said + piece)
+                for line in lines:
+                    self._take(line.decode(errors="replace").strip())
+        self._take(said.decode(errors="replace").strip())
+
+    def _take(self, line):
+        if found := re.fullmatch(r"@(\d+) (\d+) (.*)", line):
+            self.done, self.total, self.label = int(found[1]), int(found[2]), found[3]
+        elif line and not line.startswith("@"):
+            self._lines.append(line)
+            self._heard.append(line)
+
+    @property
+    def runs(self):
+        """Whether it does, or has said something that was not taken in yet."""
+        return self.process.poll() is None or self._reader.is_alive()
+
+    def heard(self):
+        """The lines that it has said since the last call."""
+        return [self._heard.popleft() for _ in range(len(self._heard))]
+
+    def stop(self):
+        """Ask it to stop as Ctrl-C does."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+
+    def epitaph(self):
+        """What it died of, in words; None if it ended well, or as it was asked to."""
+        status = self.process.returncode
+        if status in (0, 130):
+            return None
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        said = "; ".join(self._lines)
+        return (
+            f"GPU {self.gpu}: process {self.process.pid}, shard {self.shard}, ended by {how}"
+            f"{f' ({said})' if said else ''}; the next run measures the rows that it left"
+        )
+
+
+def launch(name, arguments, options, merge, module=None):
+    """Run an experiment's processes to their end, and merge their CSVs.
+
+    Parameters
+    ----------
+    name : str
+        Of the experiment and its CSV.
+    arguments : list of str or None
+        Its command line; None for that of this process.
+    options : namespace
+        ``gpus``, ``shard`` and ``results``.
+    merge : callable
+        ``merge(table, part)``: take the rows of the CSV ``part`` into the CSV ``table``, by their paths.
+    module : str, optional
+        What each process runs; by default ``experiments.NAME``.
+
+    Returns
+    -------
+    int
+        0; 1 if a process died; 130 after Ctrl-C.
+
+    Raises
+    ------
+    experiments.measuring.refusal.Refusal
+        ``--gpus`` names no GPU.
+    experiments.measuring.records.ForeignFile
+        Another launcher is at work, or a CSV is not ours or cannot be written.
+    """
+    gpus = cards.chosen(options.gpus)
+    folder = options.results / "shards" / name
+    stripped = ArgumentParser(add_help=False)
+    stripped.add_argument("--gpus")
+    _, rest = stripped.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    with records.alone(folder, seconds=1.0):
+        _collect(folder, options.results, name, merge)
+        workers = []
+        try:
+            for gpu, shard in zip(gpus, options.shard.split(len(gpus))):
+                own = folder / f"{shard.number}-of-{shard.of}"
+                _give(options.results, name, own)
+                command = [sys.executable, "-m", module or f"experiments.{name}", *rest]
+                command += ["--shard", str(shard), "--results", str(own.resolve())]
+                workers.append(Worker(gpu, shard, command))
+            interrupted = _watch(workers, name)
+        finally:
+            for worker in workers:
+                worker.stop()
+                worker.process.wait()
+            tables = _collect(folder, options.results, name, merge)
+    with suppress(OSError):  # another experiment's launcher may be at work there
+        folder.parent.rmdir()
+    deaths = list(filter(None, (worker.epitaph() for worker in workers)))
+    for words in deaths:
+        print(words, file=sys.stderr)
+    where = ", ".join(map(str, tables)) or "no file"
+    if interrupted:
+        print(f"interrupted; {where} holds every finished row", file=sys.stderr)
+        return 130
+    print(f"{len(workers) - len(deaths)} of {len(workers)} processes ended well; rows in {where}")
+    return 1 if deaths else 0
+
+
+def _watch(workers, name):
+    """Show how far all are, until the last has ended; whether Ctrl-C was pressed."""
+    interrupted = False
+    with tqdm(unit="row", desc=name) as bar:
+        while True:
+            try:
+                while any(worker.runs for worker in workers):
+                    _show(bar, workers)
+                    threading.Event().wait(_SHOWN_EVERY)
+                _show(bar, workers)
+                return interrupted
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                for worker in workers:
+                    worker.stop()
+
+
+def _show(bar, workers):
+    for worker in workers:
+        for line in worker.heard():
+            bar.write(f"GPU {worker.gpu}: {line}", file=sys.stderr)
+    bar.total = sum(worker.total for worker in workers)
+    bar.n = sum(worker.done for worker in workers)
+    at_work = [f"{worker.gpu} {worker.label}".strip(" :") for worker in workers if worker.runs]
+    bar.set_postfix_str("; ".join(at_work))
+
+
+def _give(results, name, own):
+    """Give a process what was measured before, so that it is kept."""
+    for path in results.glob(f"*/{name}.csv"):
+        (own / path.parent.name).mkdir(parents=True, exist_ok=True)
+        for file in (path, path.with_suffix(".sources.json")):
+            if file.exists():
+                shutil.copyfile(file, own / path.parent.name / file.name)
+
+
+def _collect(folder, results, name, merge):
+    """Merge what the processes have written; the CSVs that have it now."""
+    found = {}
+    for part in sorted(Path(folder).glob(f"*/*/{name}.csv")):
+        table = results / part.parent.name / part.name
+        merge(table, part)
+        found[table] = None
+    shutil.rmtree(folder, ignore_errors=True)
+    return list(found)

