@@ -220,6 +220,7 @@ def make_sum_betas(shape):
         d_betas,  # out  (2, P)
         first,  # of iterations * N * L
         end,
+        more,  # sums go on from what lies there
     ):
         shared = cuda.shared.array(THREADS, sums)
         p, which, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
@@ -231,6 +232,8 @@ def make_sum_betas(shape):
         if thread == 0:
             for other in range(1, THREADS):
                 total += shared[other]
+            if more:
+                total += d_betas[at(which * P + p)]
             d_betas[at(which * P + p)] = total
 
     return em_sum_betas_kernel

@@ -151,6 +151,7 @@ def make_kernel_gradient(shape, form, rows):
         count,  # groups of images and positions of a team
         first,
         end,
+        more,  # sums go on from what lies there
     ):
         V, dV = cuda.local.array(ELEMENTS, sums), cuda.local.array(ELEMENTS, sums)
         dp, own, d_own = (
@@ -164,10 +165,17 @@ def make_kernel_gradient(shape, form, rows):
         unit = unit if inside else 0
         i, begin = unit % CHILDREN, unit // CHILDREN * ROWS
         groups = (N + M - 1) // M * L
-        for e in range(OWN):
-            own[e] = ZERO
+        to = cuda.blockIdx.y * CHILDREN + i
         for j in range(J):
-            d_own[j] = ZERO
+            d_own[j] = d_prior[at(to * P + parent(lane, j))] if more else ZERO
+            for g in range(G):
+                for r in range(ROWS):
+                    for d3 in range(D3):
+                        e2 = (g * D2 + min(begin + r, D2 - 1)) * D3 + d3
+                        before = ZERO
+                        if more:
+                            before = dw[at((to * E2 + e2) * P + parent(lane, j))]
+                        own[((j * G + g) * ROWS + r) * D3 + d3] = before
         for step in range(count):
             place = cuda.blockIdx.y * count + step
             live = place < groups
@@ -196,7 +204,6 @@ def make_kernel_gradient(shape, form, rows):
                                     for d3 in range(D3):
                                         e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
                                         own[((j * G + g) * ROWS + r) * D3 + d3] += value * dV[e]
-        to = cuda.blockIdx.y * CHILDREN + i
         for j in range(J):
             if inside and lane + j * TEAM < P:
                 for g in range(G):
@@ -242,6 +249,7 @@ def make_votes_gradient(shape, form):
         count,  # groups of images and positions of a team
         first,
         end,
+        more,  # sums go on from what lies there
     ):
         V, dV = cuda.local.array(ELEMENTS, sums), cuda.local.array(ELEMENTS, sums)
         dp, d_own = cuda.local.array(SCALARS, sums), cuda.local.array(J, sums)
@@ -250,8 +258,9 @@ def make_votes_gradient(shape, form):
         inside = i < CHILDREN
         i = i if inside else 0
         groups = (N + M - 1) // M * L
+        to = cuda.blockIdx.y * CHILDREN + i
         for j in range(J):
-            d_own[j] = ZERO
+            d_own[j] = d_prior[at(to * P + parent(lane, j))] if more else ZERO
         for step in range(count):
             place = cuda.blockIdx.y * count + step
             live = place < groups and inside
@@ -278,7 +287,6 @@ def make_votes_gradient(shape, form):
                     d_children[at((n + m) * CAPSULES + capsule(l, i))] = of_child
         for j in range(J):
             if inside and lane + j * TEAM < P:
-                to = cuda.blockIdx.y * CHILDREN + i
                 d_prior[at(to * P + parent(lane, j))] = d_own[j]
 
     return routing_votes_gradient_kernel

@@ -52,14 +52,17 @@ class Passes:
     options : numbacaps.routing.options.Options
     stored : bool
         x is votes, (N, P, L, I, E), that somebody else has made.
+    splits : int, optional
+        That add up the gradients of what all images share; those of a part of a batch are those of its first part.
     """
 
-    def __init__(self, geometry, dtype, options, stored=False):
+    def __init__(self, geometry, dtype, options, stored=False, splits=None):
         self.geometry, self.options, self.stored = geometry, options, stored
         self.shape = Shape.of(geometry, dtype)
         # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=1)
         self.places = geometry.N * geometry.L
+        self.splits = splits or self._wanted_splits()
 
     @property
     def sums(self):
@@ -104,8 +107,7 @@ class Passes:
 
     def backward_shapes(self):
         """Workspace of the backward pass."""
-        g = self.shape.geometry
-        splits, _ = self._gradient_split
+        g, splits = self.shape.geometry, self.splits
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
         found["d_prior"] = splits, g.Q, g.P
@@ -124,15 +126,13 @@ class Passes:
         most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * g.D3))
         return ceil_div(g.D2, ceil_div(g.D2, min(g.D2, most)))
 
-    @property
-    def _gradient_split(self):
-        """(splits, groups of each) of what owners of children walk over."""
-        shape, N = self.backward_shape, self.geometry.N
+    def _wanted_splits(self):
+        """Teams that share what owners of children walk over."""
+        shape = self.backward_shape
         rows = 1 if self.stored else ceil_div(self.geometry.D2, self._rows)
-        groups = shape.groups(N)
+        groups = shape.groups(self.geometry.N)
         wanted = max(1, teams_wanted(shape) // (shape.children * rows))
-        count = ceil_div(groups, min(groups, wanted))
-        return ceil_div(groups, count), count
+        return ceil_div(groups, ceil_div(groups, min(groups, wanted)))
 
     def _pack(self, w, room, stream):
         """The kernel as the passes read it; something else where votes are stored."""
@@ -161,29 +161,33 @@ class Passes:
         grid = ceil_div(self.places * self.geometry.P, WARP)
         run(kernel, grid, WARP, arguments, stream)
 
-    def _gradients(self, form, arrays, results, room, stream):
-        """The gradients of x, w and the prior from the slopes of all iterations."""
+    def _gradients(self, form, arrays, dx, wants_kernel, room, more, stream):
+        """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
         shape, N, o = self.backward_shape, self.geometry.N, self.options
-        g, (splits, count) = shape.geometry, self._gradient_split
-        dx, dw = results
+        g, splits = shape.geometry, self.splits
+        count = ceil_div(shape.groups(N), splits)
         if self.stored:
             kernel = make_votes_gradient(shape, form)
             grid = ceil_div(shape.children, shape.teams), splits
             arguments = (*arrays, dx, room["d_children"], room["d_prior"])
-            arguments = (*arguments, N, count, o.first, o.iterations)
+            arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             return run(kernel, grid, TEAM_THREADS, arguments, stream)
         if dx is not None:
             kernel = make_input_gradient(shape, form)
             across = ceil_div(ceil_div(N, shape.images) * g.C, shape.teams)
             arguments = (*arrays, dx, room["d_children"], N, o.first, o.iterations)
             run(kernel, across * g.H * g.W, TEAM_THREADS, arguments, stream)
-        if dw is not None:
+        if wants_kernel:
             kernel = make_kernel_gradient(shape, form, self._rows)
             grid = ceil_div(shape.children * ceil_div(g.D2, self._rows), shape.teams), splits
             arguments = (*arrays, room["dw"], room["d_prior"])
-            arguments = (*arguments, N, count, o.first, o.iterations)
+            arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             run(kernel, grid, TEAM_THREADS, arguments, stream)
-            self._unpack(room["dw"], dw, g.Q * g.E2, shape.dtype, stream)
+
+    def launch_kernel_gradient(self, dw, room, stream):
+        """Write what the backward passes of all parts of a batch have added up of w's gradient."""
+        g = self.shape.geometry
+        self._unpack(room["dw"], dw, g.Q * g.E2, self.shape.dtype, stream)
 
     def _unpack(self, packed, w, size, dtype, stream):
         """Add splits of what has (splits, size, P), and write it as (P, size)."""
@@ -211,16 +215,13 @@ class DynamicPasses(Passes):
 
     def _prior(self, logits, room, stream):
         if logits is not None:
-            self._unpack_into(logits, room["prior"], stream)
+            dtype, size = np.dtype(logits.dtype), self.shape.children
+            grid = ceil_div(logits.size, TEAM_THREADS)
+            kernel = make_pack(self.geometry.P, dtype)
+            run(kernel, grid, TEAM_THREADS, (logits, room["prior"], size), stream)
         else:
             self._clear(room["prior"], stream)
         return room["prior"]
-
-    def _unpack_into(self, logits, prior, stream):
-        """Logits (P, I) as (I, P)."""
-        kernel = make_pack(self.geometry.P, np.dtype(logits.dtype))
-        grid = ceil_div(logits.size, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (logits, prior, self.shape.children), stream)
 
     def forward(self, x, w, logits, states, y, *, room, stream=0):
         """Write v, and the states.
@@ -243,11 +244,12 @@ class DynamicPasses(Passes):
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
 
-    def backward(self, x, w, logits, states, dy, dx, dw, d_logits, *, room, stream=0):
-        """Write the gradients that are not None, from the forward pass's states.
+    def backward(self, x, w, logits, states, dy, dx, wants_kernel, *, room, more=False, stream=0):
+        """Write the input's gradient, unless it is None, from the forward pass's states.
 
-        ``room`` has device arrays of ``backward_shapes``; the others are as in :meth:`forward`, in the dtype of what
-        they are the gradient of. ``d_logits`` is written where ``dw`` or ``stored`` is.
+        The gradients of w and of the logits are left in ``room``, where they are asked for: added, with ``more``, to what
+        other images left there. :meth:`launch_kernel_gradient` and :meth:`launch_logits_gradient` write them.
+        ``room`` has device arrays of ``backward_shapes``; the others are as in :meth:`forward`.
         """
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
@@ -260,9 +262,12 @@ class DynamicPasses(Passes):
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         form = DynamicGradient(shape, self.options.softmax_over, self.options.detach)
-        self._gradients(form, arrays, (dx, dw), room, stream)
-        if d_logits is not None:
-            self._unpack(room["d_prior"], d_logits, shape.children, d_logits.dtype, stream)
+        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
+
+    def launch_logits_gradient(self, d_logits, room, stream):
+        """Write what the backward passes have added up of the logits' gradient, (P, I)."""
+        dtype = np.dtype(d_logits.dtype)
+        self._unpack(room["d_prior"], d_logits, self.shape.children, dtype, stream)
 
 
 class EMPasses(Passes):
@@ -270,9 +275,9 @@ class EMPasses(Passes):
 
     state_fields = staticmethod(em.state_fields)
 
-    def __init__(self, geometry, dtype, options, stored=False):
-        super().__init__(geometry, dtype, options, stored)
-        self._overlaps = options.normalise == "all"
+    @property
+    def _overlaps(self):
+        return self.options.normalise == "all"
 
     @cached_property
     def forward_form(self):
@@ -297,9 +302,10 @@ class EMPasses(Passes):
         return self.options.iterations, self.geometry.N, g.C, g.H, g.W
 
     def _more_shapes(self, backward=False):
+        betas = {"d_betas": (2, self.geometry.P)} if backward else {}
         if not self._overlaps:
-            return {}
-        found = {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
+            return betas
+        found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
         return found | ({"total": self.norms_shape} if backward else {})
 
     def _of_capsules(self, form, arrays, room, total, t, stream):
@@ -345,12 +351,25 @@ class EMPasses(Passes):
             self._end(finish, ends, stream)
 
     def backward(
-        self, x, w, operands, states, norms, dy, d_out, dx, dw, d_activations, d_betas,
-        *, room, stream=0,
-    ):  # fmt: skip
-        """Write the gradients; ``dx`` or ``dw`` may be None. ``d_betas`` is (2, P), and written always.
+        self,
+        x,
+        w,
+        operands,
+        states,
+        norms,
+        dy,
+        d_out,
+        dx,
+        d_activations,
+        wants_kernel,
+        *,
+        room,
+        more=False,
+        stream=0,
+    ):
+        """Write the gradients of the input and the activations, unless ``dx`` is None.
 
-        ``d_activations`` is written with ``dx``.
+        Those of w and of the betas are left in ``room``, as in :meth:`DynamicPasses.backward`; ``room["d_betas"]`` is (2, P).
         """
         packed, N = self._pack(w, room, stream), self.geometry.N
         slopes, last = room["slopes"], self.options.iterations - 1
@@ -371,13 +390,18 @@ class EMPasses(Passes):
             ends = (room["partial"], beta_u, self.numbers, states, slopes, N, blocks, t)
             self._end(finish, ends, stream)
         form = EMGradient(shape, self.stored, self.options.normalise, self.options.detach)
-        self._gradients(form, arrays, (dx, dw), room, stream)
+        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
         o, places = self.options, self.places
-        ends = (slopes, d_betas, o.first * places, o.iterations * places)
+        ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
         grid = self.geometry.P, 2
         run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
-        if d_activations is not None:
+        if dx is not None:
             self._copy(room["d_children"], d_activations, stream)
+
+    def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
+        """Write what the backward passes have added up of the gradients of both betas, (P,)."""
+        for found, to in zip(room["d_betas"], (d_beta_u, d_beta_a)):
+            self._copy(found, to, stream)
 
     def _copy(self, found, to, stream):
         """Numbers in the dtype of sums as those that they are the gradient of."""
