@@ -242,8 +242,9 @@ def _groups(capsule, normalise):
     found = {}
     for l in range(L):
         for i in range(I):
-            alone = normalise == "window" or capsule[l, i] < 0
-            found.setdefault((l, i) if alone else int(capsule[l, i]), []).append((l, i))
+            if normalise == "window" or capsule[l, i] >= 0:  # padding is nobody's capsule
+                key = (l, i) if normalise == "window" else int(capsule[l, i])
+                found.setdefault(key, []).append((l, i))
     return [tuple(np.array(places).T) for places in found.values()]
 
 

@@ -59,7 +59,7 @@ def make_log_p(shape):
 def make_norms(shape, stored, normalise):
     """Device function ``norms(norm, B, given, t, n, l, i, N)``: the norm of the child of each image."""
     M, J, sums = shape.images, shape.parents, shape.sums
-    LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
+    LOWEST, ZERO, NOWHERE = sums.type(-math.inf), sums.type(0), sums.type(math.inf)
     OF_CAPSULES = normalise == "all"
     _, capsule, CAPSULES = source(shape, stored)
     team_sum, team_max = make_team_functions(shape.team)
@@ -68,7 +68,7 @@ def make_norms(shape, stored, normalise):
     def norms(norm, B, given, t, n, l, i, N):
         for m in range(M):
             if OF_CAPSULES:
-                place, norm[m] = capsule(l, i), ZERO
+                place, norm[m] = capsule(l, i), NOWHERE
                 if place >= 0:
                     norm[m] = given[at((t * N + min(n + m, N - 1)) * CAPSULES + place)]
                 continue

@@ -12,7 +12,6 @@ def make_votes(geometry, x, w, kind):
     """The votes of an input and a kernel in the kernels' layout."""
     g = geometry
     found = np.empty(g.votes_shape)
-    w = np.broadcast_to(w, g.kernel_shape)
     wide = np.asarray(x, np.float64), np.ascontiguousarray(w, np.float64)
     host_votes(g, *wide, found, stream=0, workspace=None)
     found = found.reshape(g.N, g.P, g.L, g.C, g.KH * g.KW, g.E3)
@@ -29,7 +28,7 @@ def votes_backward(geometry, x, w, dV, kind):
     (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
     padded = np.pad(np.asarray(x, np.float64), ((0, 0), (0, 0), (PH, PH), (PW, PW), *[(0, 0)] * 3))
     d_padded, dw = np.zeros_like(padded), np.zeros(g.kernel_shape)
-    kernels = np.broadcast_to(np.asarray(w, np.float64), g.kernel_shape)
+    kernels = np.asarray(w, np.float64)
     for kh, kw in np.ndindex(g.KH, g.KW):
         rows = slice(kh * DH, kh * DH + (g.OH - 1) * SH + 1, SH)
         columns = slice(kw * DW, kw * DW + (g.OW - 1) * SW + 1, SW)
@@ -43,7 +42,7 @@ def votes_backward(geometry, x, w, dV, kind):
             "nphwcgae,pcgde->nchwgad", of_tap, own, optimize=True
         )
     dx = d_padded[:, :, PH : PH + g.H, PW : PW + g.W]
-    return dx, dw.sum(1, keepdims=True) if w.shape[1] != g.C else dw
+    return dx, dw
 
 
 def capsules(geometry):
@@ -156,7 +155,10 @@ class _Groups:
         """R, and log_p less the logarithm of what it is divided by."""
         top = self._together(log_p.max(-1), np.maximum, -np.inf)[..., None]
         total = self.sum(np.exp(log_p - top).sum(-1))[..., None]
-        return log_p - top - np.log(total)
+        found = log_p - top - np.log(total)
+        if self._overlaps:  # padding is nobody's capsule
+            found[:, self._numbers < 0] = -np.inf
+        return found
 
     def sum(self, of_children):
         """Of a number of each child."""

@@ -14,6 +14,7 @@ from numbacaps.device.compiled import Compiled
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.routing import dynamic, dynamic_ends, em, em_ends
+from numbacaps.routing.couplings import Assignments, DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
 from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
 from numbacaps.routing.gradient import (
@@ -184,6 +185,15 @@ class Passes:
             arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             run(kernel, grid, TEAM_THREADS, arguments, stream)
 
+    def launch_couplings(self, form, arrays, couplings, stream):
+        """Write the last iteration's couplings, (N, P, L, I)."""
+        shape, N = self.shape, self.geometry.N
+        split = Split.of(shape, N, 1)
+        count = ceil_div(shape.children, split.parts * split.blocks)
+        grid = ceil_div(shape.groups(N), shape.teams), split.parts * split.blocks
+        arguments = (*arrays, couplings, N, count, self.options.iterations - 1)
+        run(make_couplings(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
+
     def launch_kernel_gradient(self, dw, room, stream):
         """Write what the backward passes of all parts of a batch have added up of w's gradient."""
         g = self.shape.geometry
@@ -223,8 +233,8 @@ class DynamicPasses(Passes):
             self._clear(room["prior"], stream)
         return room["prior"]
 
-    def forward(self, x, w, logits, states, y, *, room, stream=0):
-        """Write v, and the states.
+    def forward(self, x, w, logits, states, y, *, room, couplings=None, stream=0):
+        """Write v, the states, and the couplings (N, P, L, I) unless they are None.
 
         Parameters
         ----------
@@ -243,6 +253,9 @@ class DynamicPasses(Passes):
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
+        if couplings is not None:
+            form = DynamicCouplings(self.shape, self.options.softmax_over)
+            self.launch_couplings(form, arrays[:5], couplings, stream)
 
     def backward(self, x, w, logits, states, dy, dx, wants_kernel, *, room, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
@@ -322,7 +335,7 @@ class EMPasses(Passes):
         kernel = make_of_capsules(shape, logarithms)
         run(kernel, grid, TEAM_THREADS, (room["found"], total, N, t), stream)
 
-    def forward(self, x, w, operands, states, norms, y, a_out, *, room, stream=0):
+    def forward(self, x, w, operands, states, norms, y, a_out, *, room, couplings=None, stream=0):
         """Write the means and activations of the parents, the states, and the norms of capsules.
 
         Parameters
@@ -349,6 +362,9 @@ class EMPasses(Passes):
             blocks = self._reduce(*how)
             ends = (room["partial"], *betas, self.numbers, states, y, a_out, N, blocks, t)
             self._end(finish, ends, stream)
+        if couplings is not None:
+            form = Assignments(self.shape, self.stored, self.options.normalise)
+            self.launch_couplings(form, (*arrays[:4], states), couplings, stream)
 
     def backward(
         self,

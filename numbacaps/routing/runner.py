@@ -47,6 +47,11 @@ class Runner:
         self._room = Workspaces(None, Use())
 
     @property
+    def shape(self):
+        """What the kernels are compiled for."""
+        return self._passes[self.part].shape
+
+    @property
     def _budget(self):
         g = self.geometry
         operands = sum(map(prod, (g.input_shape, g.kernel_shape, g.output_shape)))
@@ -87,7 +92,7 @@ class Runner:
             shapes["norms"] = passes.norms_shape
         return tuple(self._arrays("states", passes, shapes, stream).values())
 
-    def forward(self, x, w, operands, results, stream=0):
+    def forward(self, x, w, operands, results, couplings=None, stream=0):
         """Write the results.
 
         Parameters
@@ -99,16 +104,18 @@ class Runner:
             beta_u and beta_a (P,), all in the dtype of sums.
         results : tuple of device arrays
             Capsules (N, P, L, E), and in EM routing activations (N, P, L).
+        couplings : device array (N, P, L, I), or None
         stream : Numba stream
         """
         for passes, images in self._parts():
             room = self._arrays("forward", passes, passes.forward_shapes(), stream)
             out = [result[images] for result in results]
-            self._forward(passes, x[images], w, operands, images, out, room, stream)
+            more = None if couplings is None else couplings[images]
+            self._forward(passes, x[images], w, operands, images, out, room, stream, more)
 
-    def _forward(self, passes, x, w, operands, images, out, room, stream):
+    def _forward(self, passes, x, w, operands, images, out, room, stream, couplings=None):
         states = self._states(passes, stream)
-        run = {"room": room, "stream": stream}
+        run = {"room": room, "couplings": couplings, "stream": stream}
         if self.options.is_em:
             activations, *betas = operands
             passes.forward(x, w, (activations[images], *betas), *states, *out, **run)
