@@ -135,7 +135,9 @@ def test_dtypes(dtype, rng):
 
 def test_device_arrays_stay_on_the_device(rng):
     """Also where capsule axes come in another order than the kernels'."""
-    x, w = (rng.standard_normal(shape, np.float32) for shape in ((2, 2, 1, 1, 2, 3), (3, 2, 1, 1, 2, 2)))
+    x, w = (
+        rng.standard_normal(shape, np.float32) for shape in ((2, 2, 1, 1, 2, 3), (3, 2, 1, 1, 2, 2))
+    )
     how = {"product": "ba,cb->ca", "iterations": 2}
     want = numbacaps.capsule_routing(x, w, algorithm="numpy", **how)
     found = numbacaps.capsule_routing(

@@ -71,7 +71,8 @@ def want_em(g, given, iterations=3, lam=1.0, normalise="window", detach=False):
     a = given["activations"].reshape(g.N, -1)
     a = np.where(capsule >= 0, a[:, np.maximum(capsule, 0)], 0)
     d_mu, d_out = (
-        np.moveaxis(given[name].reshape(g.N, g.P, g.L, -1), 1, 2) for name in ("dy", "d_activations")
+        np.moveaxis(given[name].reshape(g.N, g.P, g.L, -1), 1, 2)
+        for name in ("dy", "d_activations")
     )
     form = iterations, lam, normalise, capsule
     found = [routing.em_routing(V, of_image, *betas, *form) for V, of_image in zip(votes, a)]
