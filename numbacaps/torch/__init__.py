@@ -23,15 +23,27 @@ from numbacaps.torch.modules import (  # noqa: E402
     SpreadLoss,
     Squash,
 )
+from numbacaps.torch.routing import (  # noqa: E402
+    DynamicRouting,
+    EMRouting,
+    RoutedCapsuleConv2d,
+    RoutedCapsuleLinear,
+    capsule_routing,
+)
 
 __all__ = [
     "CapsuleConv2d",
     "CapsuleConvTranspose2d",
+    "DynamicRouting",
+    "EMRouting",
     "MarginLoss",
+    "RoutedCapsuleConv2d",
+    "RoutedCapsuleLinear",
     "SpreadLoss",
     "Squash",
     "capsule_conv2d",
     "capsule_conv_transpose2d",
+    "capsule_routing",
     "margin_loss",
     "spread_loss",
     "squash",
