@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import routing_speed
+from experiments import record, routing_speed
 from experiments.measuring import command, opponents, provenance, routed
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
@@ -123,3 +123,11 @@ def test_without_a_gpu_it_says_what_works(capsys):
     with pytest.raises(SystemExit) as exit:
         routing_speed.main([])
     assert exit.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
+
+
+def test_the_record_knows_whose_file_it_is(monkeypatch, tmp_path):
+    """The CSV has another name than the experiment."""
+    folder = tmp_path / "here"
+    monkeypatch.setattr(record.provenance, "measured", lambda results: ["here"])
+    routing_speed.listing(folder, NOW).add([dict.fromkeys(routing_speed.KEYS, "a")])
+    assert "here/routing.csv; python -m experiments.routing_speed" in record.older(tmp_path)
