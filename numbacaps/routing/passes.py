@@ -61,7 +61,7 @@ class Passes:
         self.geometry, self.options, self.stored = geometry, options, stored
         self.shape = Shape.of(geometry, dtype)
         # A lane's part of a gradient takes more registers.
-        self.backward_shape = replace(self.shape, images=1)
+        self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
         self.splits = splits or self._wanted_splits()
 

@@ -1,5 +1,7 @@
 """capsule_routing and its gradients against the reference's loops, in every form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ import numbacaps
 from numbacaps.device.target import cuda
 from numbacaps.geometry import Geometry
 from numbacaps.routing import runner
+from numbacaps.routing.shape import Shape
 from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -107,6 +110,27 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     given = support.operands(g, rng, em=True)
     form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
     _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    runner._kept.cache_clear()
+
+
+@pytest.mark.parametrize("images", [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("em", [False, True])
+def test_teams_of_several_images(em, images, monkeypatch, rng):
+    """Also of more than there are left at the end of the batch."""
+    of = Shape.of.__func__
+
+    def several(cls, geometry, dtype):
+        return replace(of(cls, geometry, dtype), images=images)
+
+    monkeypatch.setattr(Shape, "of", classmethod(several))
+    runner._kept.cache_clear()
+    g = replace(support.CASES["window"], N=3)
+    given = support.operands(g, rng, em=em)
+    if em:
+        form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
+        _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    else:
+        _check(g, given, support.want_dynamic(g, given), algorithm="fused")
     runner._kept.cache_clear()
 
 

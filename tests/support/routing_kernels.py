@@ -57,8 +57,7 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
             types.Array(from_dtype(one.dtype), 1, "C") if hasattr(one, "dtype") else int64
             for one in arguments
         ]
-        function = kernel.py_func
-        found[f"{function.__name__} {kinds[0].dtype}"] = kernel, tuple(kinds)
+        found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
     for module in (passes, call, stored):
         monkeypatch.setattr(module, "run", note)
