@@ -75,6 +75,7 @@ def test_em(case, algorithm, normalise, detach, rng):
     _check(g, given, wanted, algorithm=algorithm, **form)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("case", ["window", "class"])
 def test_the_stored_rung(case, rng):
     g = support.CASES[case]
@@ -113,6 +114,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     runner._kept.cache_clear()
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("images", [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("em", [False, True])
 def test_teams_of_several_images(em, images, monkeypatch, rng):
