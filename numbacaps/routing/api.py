@@ -50,6 +50,7 @@ def capsule_routing(
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
     precision: str = "ieee",
+    out: Array | None = None,
     stream: object = None,
 ) -> Array | tuple[Array, ...]:
     """Parent capsules by routing: each is a weighted sum of votes, whose weights come from how far the votes agree.
@@ -98,6 +99,8 @@ def capsule_routing(
         comparison; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, and ``"numpy"`` where there is no GPU.
     precision : str
         ``"ieee"``.
+    out : array (N, P, OH, OW, *T3), optional
+        Where to write the capsules, as :func:`numbacaps.capsule_conv2d` takes it.
 
     Returns
     -------
@@ -116,7 +119,7 @@ def capsule_routing(
         *(votes, algorithm, precision, product, stride, padding, dilation),
     )
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
-    with RoutingCall((x, w), more, problem, stream) as call:
+    with RoutingCall((x, w), more, problem, stream, out) as call:
         run = _forward_on_host if call.on_host else _forward
         results = run(call, couplings)
         return results[0] if len(results) == 1 else results

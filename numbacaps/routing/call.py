@@ -76,14 +76,14 @@ class RoutingCall:
     more : dict of str to array or None
         The operands that the routing has besides.
     problem : Problem
-    stream : optional
+    stream, out : optional
 
     Raises
     ------
     TypeError, ValueError, RuntimeError, ImportError
     """
 
-    def __init__(self, arrays, more, problem, stream=None):
+    def __init__(self, arrays, more, problem, stream=None, out=None):
         p = self.problem = problem
         self.shared = p.votes == "sum" and _is_shared(*arrays[:2])
         if self.shared:
@@ -92,7 +92,7 @@ class RoutingCall:
         on_host = p.name == "numpy"
         how = p.stride, p.padding, p.dilation, p.product
         algorithm = {"stored": "indexed"}.get(p.name, p.name)
-        self.call = Call(arrays, *how, algorithm=algorithm, stream=stream)
+        self.call = Call(arrays, *how, algorithm=algorithm, stream=stream, out=out)
         self.signature, self.stream, self.on_host = (
             self.call.signature,
             self.call.stream,

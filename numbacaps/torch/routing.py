@@ -64,11 +64,11 @@ def _on_cuda(*arguments):
     options.pop("detach")
     x, w = given.pop("x"), given.pop("w")
     y_shape, a_shape = _shapes(x, w, how)
+    y = x.new_empty(y_shape)
     if not x.shape[0]:
-        return x.new_empty(y_shape), x.new_empty(a_shape)
-    found = numbacaps.capsule_routing(x, w, **given, **options, **window)
-    y, a = found if how[0] == "em" else (found, None)
-    return _as_tensor(y, x), x.new_empty(a_shape) if a is None else _as_tensor(a, x)
+        return y, x.new_empty(a_shape)
+    found = numbacaps.capsule_routing(x, w, **given, out=y, **options, **window)
+    return y, _as_tensor(found[1], x) if how[0] == "em" else x.new_empty(a_shape)
 
 
 def _gradient_on_cuda(dy, d_activations, *arguments):
