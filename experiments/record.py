@@ -3,7 +3,7 @@
 ``python -m experiments.record`` measures, on this machine's GPU, the rows of ``experiments/results/<gpu>/``
 that are older than their kernels or missing: first the forward pass of fused.csv, then its gradients, then the
 whole network of table1.csv, then the rest, and at last, for which there is time, the experiments that are run as a
-whole: host_cost, first_call and, with a new seed, drawn_speed. It compiles what a batch of groups takes in processes side by
+whole: host_cost, first_call, with a new seed drawn_speed, and routing_speed. It compiles what a batch of groups takes in processes side by
 side, then measures the batch. Every group of rows is in its file as soon as it is measured; Ctrl-C
 loses none, and the next call goes on.
 
@@ -26,6 +26,7 @@ from experiments import (
     fused,
     host_cost,
     memory,
+    routing_speed,
     rungs,
     stages,
     sweep,
@@ -46,7 +47,12 @@ EXPERIMENTS = {
     "memory": memory,
 }
 # Those that are run as a whole, behind all groups of rows; each says by MINUTES what it takes.
-WHOLE = {"host_cost": host_cost, "first_call": first_call, "drawn_speed": drawn_speed}
+WHOLE = {
+    "host_cost": host_cost,
+    "first_call": first_call,
+    "drawn_speed": drawn_speed,
+    "routing_speed": routing_speed,
+}
 TESTS = {
     "gpu_tests.json": "python -m tests.record_gpu",
     "gpu_drawn.json": "python -m tests.record_drawn",
@@ -81,15 +87,16 @@ def older(results):
     experiments.measuring.records.ForeignFile
         A CSV there is not one of ours.
     """
-    lines = []
+    lines, files = [], {module.NAME: name for name, module in WHOLE.items()}
     for gpu in provenance.measured(results):
         folder = Path(results) / gpu
         paths = sorted(folder.glob("*.csv"), key=_rank_of_file)
         for path in paths:
-            if path.stem not in WHOLE:
+            experiment = files.get(path.stem)
+            if experiment is None:
                 lines += [f"{gpu}/{path.name}: {line}" for line in _older_rows(path)]
-            elif not WHOLE[path.stem].is_current(folder):
-                lines.append(f"{gpu}/{path.name}; python -m experiments.{path.stem}")
+            elif not WHOLE[experiment].is_current(folder):
+                lines.append(f"{gpu}/{path.name}; python -m experiments.{experiment}")
         for name, command_line in TESTS.items():
             path = folder / name
             if path.exists() and not provenance.is_current(record := json.loads(path.read_text())):

@@ -1,7 +1,8 @@
 """numbacaps: capsule convolutions on CUDA GPUs, written in Numba.
 
 The public functions are :func:`capsule_conv2d` and :func:`capsule_votes`, with their gradients
-:func:`capsule_conv2d_backward` and :func:`capsule_votes_backward`; :func:`plan` makes one ready to be run many times and captured into a graph,
+:func:`capsule_conv2d_backward` and :func:`capsule_votes_backward`, and for routing :func:`capsule_routing` and
+:func:`capsule_routing_backward`; :func:`plan` makes one ready to be run many times and captured into a graph,
 and :func:`explain` says what it would run; :func:`warmup` compiles ahead and :func:`clear_caches` gives back
 what calls have kept. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the paper's pipeline,
 to be run one at a time, are in :mod:`numbacaps.stages`.
@@ -24,6 +25,12 @@ from numbacaps.kept import clear_caches
 from numbacaps.plan import Plan
 from numbacaps.planning import explain, plan
 from numbacaps.product import parse_product
+from numbacaps.routing.api import (
+    RoutingGradients,
+    capsule_routing,
+    capsule_routing_backward,
+    explain_routing,
+)
 from numbacaps.version import VERSION
 from numbacaps.warmup import warmup
 
@@ -34,13 +41,17 @@ __all__ = [
     "SIMULATED",
     "Geometry",
     "Plan",
+    "RoutingGradients",
     "available_algorithms",
     "capsule_conv2d",
     "capsule_conv2d_backward",
+    "capsule_routing",
+    "capsule_routing_backward",
     "capsule_votes",
     "capsule_votes_backward",
     "clear_caches",
     "explain",
+    "explain_routing",
     "parse_product",
     "plan",
     "warmup",

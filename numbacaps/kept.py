@@ -9,6 +9,7 @@ from numbacaps.algorithms.registry import ALGORITHMS
 from numbacaps.device import compiled, keeping, streams
 from numbacaps.device.target import current_device
 from numbacaps.plan import Plan
+from numbacaps.routing import runner
 
 PLANS = 64
 BYTES = 1 << 29  # of the kept plans' workspaces, all devices and threads together
@@ -104,7 +105,7 @@ def clear_caches() -> None:
     :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()
-    for kept in (fused.kept_passes, *arrays.KEPT, *streams.KEPT, *compiled.KEPT):
+    for kept in (fused.kept_passes, *runner.KEPT, *arrays.KEPT, *streams.KEPT, *compiled.KEPT):
         kept.cache_clear()
     signature.clear()
     keeping.let_go()

@@ -89,7 +89,10 @@ def test_the_map():
 
 @pytest.mark.parametrize(
     "folder",
-    ["numbacaps/device", "numbacaps/fused", "numbacaps/nn", "numbacaps/torch", "reference"],
+    [
+        *("numbacaps/device", "numbacaps/fused", "numbacaps/nn", "numbacaps/routing"),
+        *("numbacaps/torch", "reference"),
+    ],
 )
 def test_every_module_is_named(folder):
     text = _TEXTS[f"{folder}/README.md"]

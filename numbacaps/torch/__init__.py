@@ -1,9 +1,9 @@
-"""Capsule convolutions for PyTorch: operators with gradients, the layers on them, and losses.
+"""Capsule convolutions for PyTorch: operators with gradients, the layers on them, routing, and losses.
 
-:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
-code. On CUDA tensors they run
-numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of PyTorch, so that the same code runs
-anywhere. It takes the extra ``torch``.
+:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` and
+:mod:`~numbacaps.torch.routing` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
+code. On CUDA tensors they run numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of
+PyTorch, so that the same code runs anywhere. It takes the extra ``torch``.
 """
 
 from numbacaps.extras import require
@@ -29,18 +29,30 @@ from numbacaps.torch.modules import (  # noqa: E402
     SpreadLoss,
     Squash,
 )
+from numbacaps.torch.routing import (  # noqa: E402
+    DynamicRouting,
+    EMRouting,
+    RoutedCapsuleConv2d,
+    RoutedCapsuleLinear,
+    capsule_routing,
+)
 
 __all__ = [
     "CapsuleConv2d",
     "CapsuleConvTranspose2d",
     "CapsuleLinear",
+    "DynamicRouting",
+    "EMRouting",
     "MarginLoss",
+    "RoutedCapsuleConv2d",
+    "RoutedCapsuleLinear",
     "SpreadLoss",
     "Squash",
     "capsule_conv2d",
     "capsule_conv_transpose2d",
     "capsule_linear",
     "capsule_linear_votes",
+    "capsule_routing",
     "capsule_votes",
     "layouts",
     "margin_loss",

@@ -58,6 +58,7 @@ from tests.support.kernels import (
     warpgroup_kernels,
 )
 from tests.support.nn_kernels import NN_FACTORIES
+from tests.support.routing_kernels import ROUTING_FACTORIES
 
 pytestmark = pytest.mark.tiers("ptx")
 
@@ -513,7 +514,7 @@ def test_every_factory_is_compiled_here():
         for name, part in factories().items()
         if name.startswith("numbacaps.nn.resident.") and not hasattr(part, "cache_info")
     }
-    covered |= NN_FACTORIES | WARPS
+    covered |= NN_FACTORIES | WARPS | ROUTING_FACTORIES  # the last in tests/routing
     missing = [name for name, factory in factories().items() if factory not in covered]
     assert not missing
 

@@ -1,0 +1,222 @@
+"""Routing problems of published networks, and who computes them: numbacaps' kernels, and PyTorch with stored votes.
+
+A contestant is made for a workload, its tensors and a pass; it is a function without arguments that returns results, or
+results and gradients, in the order of :func:`names`.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from experiments.measuring import opponents
+from numbacaps import Geometry
+from numbacaps.device.target import cuda
+from numbacaps.routing.options import Options
+from numbacaps.routing.runner import Runner
+
+PASSES = ("forward", "training")  # the second is forward and backward
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A routing problem.
+
+    Attributes
+    ----------
+    geometry : numbacaps.Geometry
+    options : numbacaps.routing.options.Options
+    """
+
+    geometry: Geometry
+    options: Options = field(default_factory=Options)
+
+    def tensors(self, images=None, device="cuda", dtype="float32"):
+        """x, w, dy, and of EM routing activations, beta_u, beta_a and d_activations; by name."""
+        torch, g = opponents.torch(), self.geometry
+        N = min(g.N, images or g.N)
+        rng = np.random.default_rng(0)
+        made = {
+            "x": rng.standard_normal((N, *g.input_shape[1:])),
+            "w": rng.standard_normal(g.kernel_shape) / (g.D2 * g.P) ** 0.5,
+            "dy": rng.standard_normal((N, *g.output_shape[1:])),
+        }
+        if self.options.is_em:
+            made["activations"] = rng.uniform(0.1, 1, (N, *g.input_shape[1:4]))
+            made["beta_u"], made["beta_a"] = rng.standard_normal((2, g.P))
+            made["d_activations"] = rng.standard_normal((N, *g.output_shape[1:4]))
+        made = {name: np.float32(array) for name, array in made.items()}
+        return {
+            name: torch.tensor(array, dtype=getattr(torch, dtype), device=device)
+            for name, array in made.items()
+        }
+
+    @property
+    def operands(self):
+        """Names of what is differentiated."""
+        return ("x", "w", *(("activations", "beta_u", "beta_a") if self.options.is_em else ()))
+
+    def nbytes(self, wanted):
+        """Bytes of operands and results of a pass."""
+        g = self.geometry
+        shapes = [g.input_shape, g.kernel_shape, g.output_shape]
+        if self.options.is_em:
+            shapes += [g.input_shape[:4], g.output_shape[:4]]
+        return 4 * sum(map(prod, shapes)) * (1 if wanted == "forward" else 2)
+
+    @property
+    def votes_nbytes(self):
+        """Bytes of the votes, which ours does not store."""
+        return 4 * prod(self.geometry.votes_shape)
+
+    @property
+    def flop(self):
+        """Operations of the votes of all iterations."""
+        return self.geometry.flop * self.options.iterations
+
+
+def _em_conv(N, C, P, size, window, stride=1):
+    return Geometry(N, C, P, size, size, window, window, 1, 4, 4, 4, (stride, stride))
+
+
+_EM = Options("em")
+WORKLOADS = {
+    f"digitcaps-{N}": Workload(Geometry(N, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16))
+    for N in (1, 128, 512)
+}
+for _N in (8, 64):
+    WORKLOADS[f"em-conv1-{_N}"] = Workload(_em_conv(_N, 32, 32, 14, 3, 2), _EM)
+    WORKLOADS[f"em-conv2-{_N}"] = Workload(_em_conv(_N, 32, 32, 6, 3), _EM)
+    WORKLOADS[f"em-class-{_N}"] = Workload(_em_conv(_N, 32, 5, 4, 4), _EM)
+WORKLOADS["apple-conv-128"] = Workload(_em_conv(128, 32, 32, 16, 3, 2))
+
+
+# ---- contestants
+
+
+def _by_torch(run):
+    """A contestant of a function of (workload, tensors) that PyTorch differentiates."""
+
+    def make(workload, tensors, wanted):
+        torch = opponents.torch()
+        if wanted == "forward":
+
+            def forward():
+                with torch.no_grad():
+                    return run(workload, tensors)
+
+            return forward
+        leaves = [tensors[name] for name in workload.operands]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        d_results = [tensors[name] for name in ("dy", "d_activations") if name in tensors]
+
+        def training():
+            results = run(workload, tensors)
+            return (*results, *torch.autograd.grad(results, leaves, d_results))
+
+        return training
+
+    return make
+
+
+def _form(workload):
+    """The options of numbacaps.torch.capsule_routing."""
+    g, o = workload.geometry, workload.options
+    names = ("routing", "iterations", "softmax_over", "normalise", "lam", "epsilon")
+    form = {name: getattr(o, name) for name in names}
+    form |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    return form | {"product": "gab,gbc->gac"}
+
+
+def _given(workload, tensors):
+    return {name: tensors[name] for name in workload.operands[2:]}
+
+
+def fused(workload, tensors):
+    """Ours as an operator of PyTorch."""
+    from numbacaps.torch import capsule_routing
+
+    found = capsule_routing(
+        tensors["x"], tensors["w"], **_given(workload, tensors), **_form(workload)
+    )
+    return found if isinstance(found, tuple) else (found,)
+
+
+def plain(workload, tensors):
+    """PyTorch with its votes stored, by einsum."""
+    from numbacaps.torch import plain_routing
+
+    x, w, o = tensors["x"], tensors["w"], workload.options
+    g = replace(workload.geometry, N=x.shape[0])
+    V = plain_routing.votes(x, w, g)
+    if not o.is_em:
+        found = (plain_routing.dynamic(V, None, o),)
+    else:
+        a, numbers = plain_routing.children(tensors["activations"], g)
+        found = plain_routing.em(V, a, tensors["beta_u"], tensors["beta_a"], o, numbers)
+    shapes = g.output_shape, g.output_shape[:4]
+    return tuple(one.transpose(1, 2).reshape(shape) for one, shape in zip(found, shapes))
+
+
+def _compiled(workload, tensors, wanted):
+    """The same, compiled by PyTorch as well as it can."""
+    torch = opponents.torch()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda tensors: plain(workload, tensors), mode="max-autotune")
+
+    def run(workload, tensors):
+        torch.compiler.cudagraph_mark_step_begin()
+        return tuple(one.clone() for one in compiled(tensors))
+
+    return _by_torch(run)(workload, tensors, wanted)
+
+
+def launched(workload, tensors, wanted):
+    """Ours without a call's checks: what a CUDA graph captures. Returns (function, bytes of workspace)."""
+    torch = opponents.torch()
+    g, o = replace(workload.geometry, N=tensors["x"].shape[0]), workload.options
+    runner = Runner(g, np.dtype(np.float32), o)
+    detached = {name: tensor.detach() for name, tensor in tensors.items()}
+    arrays = {name: cuda.as_cuda_array(tensor) for name, tensor in detached.items()}
+    made = {name: torch.zeros_like(tensor) for name, tensor in detached.items()}
+    to = {name: cuda.as_cuda_array(tensor) for name, tensor in made.items()}
+    flat = (g.N, g.P, g.L, g.E3), (g.N, g.P, g.L)
+    x, w = arrays["x"], arrays["w"]
+    names = ("dy", "d_activations") if o.is_em else ("dy",)
+    operands = tuple(arrays[name] for name in workload.operands[2:]) or (None,)
+    results = [to[name].reshape(*shape) for name, shape in zip(names, flat)]
+    d_results = [arrays[name].reshape(*shape) for name, shape in zip(names, flat)]
+    gradients = [to[name] for name in workload.operands[2:]] or [None]
+
+    def run():
+        stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+        runner.forward(x, w, operands, results, stream=stream)
+        if wanted == "training":
+            some = to["x"], to["w"], gradients
+            runner.backward(x, w, operands, d_results, *some, stream)
+        found = [made[name] for name in names]
+        return (
+            (*found, *(made[name] for name in workload.operands)) if wanted == "training" else found
+        )
+
+    return run, lambda: runner.nbytes
+
+
+CONTESTANTS = {
+    "fused": _by_torch(fused),
+    "graph": lambda *how: launched(*how)[0],
+    "torch": _by_torch(plain),
+    "compiled": _compiled,
+}
+
+
+def error(make, workload, wanted, images=2, device="cuda"):
+    """Largest difference from PyTorch in float64, relative to the largest element of each array; some images alone."""
+    found = make(workload, workload.tensors(images, device), wanted)()
+    want = _by_torch(plain)(workload, workload.tensors(images, device, "float64"), wanted)()
+    differences = [
+        float((one.detach().double() - other.detach()).abs().max() / other.detach().abs().max())
+        for one, other in zip(found, want, strict=True)
+    ]
+    return max(differences)

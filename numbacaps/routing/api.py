@@ -1,0 +1,405 @@
+"""The public functions of routing: check, run, deliver."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numbacaps.api import _check_needs
+from numbacaps.arrays import Array
+from numbacaps.device.target import cuda
+from numbacaps.geometry import Pair
+from numbacaps.planning import _shape
+from numbacaps.product import parse_product
+from numbacaps.routing import host, stored
+from numbacaps.routing.call import Problem, RoutingCall
+from numbacaps.routing.options import Options
+from numbacaps.routing.runner import Runner, runner_of
+from numbacaps.shapes import geometry_of
+
+
+class RoutingGradients(NamedTuple):
+    """What :func:`capsule_routing_backward` returns: gradients by operand, None for one that was not given or wanted."""
+
+    x: Array | None
+    w: Array | None
+    activations: Array | None = None
+    beta_u: Array | None = None
+    beta_a: Array | None = None
+    logits: Array | None = None
+
+
+def capsule_routing(
+    x: Array,
+    w: Array,
+    *,
+    routing: str = "dynamic",
+    iterations: int = 3,
+    activations: Array | None = None,
+    beta_u: Array | None = None,
+    beta_a: Array | None = None,
+    logits: Array | None = None,
+    softmax_over: str = "parents",
+    normalise: str = "window",
+    lam: float = 0.01,
+    epsilon: float = 1e-6,
+    votes: str = "children",
+    couplings: bool = False,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    out: Array | None = None,
+    stream: object = None,
+) -> Array | tuple[Array, ...]:
+    """Parent capsules by routing: each is a weighted sum of votes, whose weights come from how far the votes agree.
+
+    .. code-block:: text
+
+        V[n,p,oh,ow,c,kh,kw] = I[n,c, ...] @ K[p,c,kh,kw]     as numbacaps.capsule_votes; child (c, kh, kw), parent p
+        dynamic:  r times: c = softmax(b); s = sum of c V; v = squash(s); b += <V, v>
+        em:       r times: R from the last parents (E step); mean, variance and activation of each parent (M step)
+
+    No vote is stored: every iteration computes them again.
+
+    Parameters
+    ----------
+    x : array (N, C, H, W, *T1), float16, bfloat16, float32 or float64
+        Poses of the children. All sums are float32, of float64 float64.
+    w : array (P, C, KH, KW, *T2), dtype of x
+        A window as large as the input gives every child a kernel of its own, as in class layers.
+    routing : str
+        ``"dynamic"`` (Sabour et al., 2017) or ``"em"`` (Hinton et al., 2018).
+    iterations : int
+    activations : array (N, C, H, W), optional
+        Of the children, from 0 to 1 (arrays on the device are not looked at); EM routing's, ones by default.
+    beta_u, beta_a : arrays (P,), optional
+        EM routing's cost of a pose and of being active, zeros by default.
+    logits : array (P, C, KH, KW), optional
+        What dynamic routing's b begins with, zeros by default; (P, C) where ``votes`` is "sum".
+    softmax_over : str
+        ``"parents"``: each child's couplings add up to 1 at a position, as in the paper; ``"children"``: each parent's.
+    normalise : str
+        ``"window"``: an assignment is divided by the sum over the parents of its position; ``"all"``: over all parents
+        of all windows that cover the child.
+    lam : float
+        Inverse temperature of EM routing, which is ``lam * (1 - 0.95 ** t)`` in iteration t = 1, 2, ...
+    epsilon : float
+        Added to EM routing's variances.
+    votes : str
+        ``"children"``, or ``"sum"``: of an input channel one vote, summed over the window; then w may be (P, 1, KH, KW,
+        *T2), shared by all channels. Dynamic routing by ``"numpy"`` has it.
+    couplings : bool
+        Return the last iteration's couplings too.
+    stride, padding, dilation, product, stream
+        As :func:`numbacaps.capsule_conv2d`.
+    algorithm : str
+        ``"fused"``, votes computed in every pass; ``"stored"``, votes written once and read, by the same passes, for
+        comparison; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, and ``"numpy"`` where there is no GPU.
+    precision : str
+        ``"ieee"``.
+    out : array (N, P, OH, OW, *T3), optional
+        Where to write the capsules, as :func:`numbacaps.capsule_conv2d` takes it.
+
+    Returns
+    -------
+    array (N, P, OH, OW, *T3), or tuple
+        Capsules. Behind them, of EM routing, activations (N, P, OH, OW), and, if asked for, couplings (N, P, OH, OW, C,
+        KH, KW), of summed votes (N, P, OH, OW, C, 1, 1).
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, ImportError
+        As :func:`numbacaps.capsule_conv2d`; ValueError also for activations outside 0 to 1, an operand of another
+        algorithm or shape, a form that is unknown, iterations < 1.
+    """
+    problem = Problem(
+        Options(routing, iterations, softmax_over, False, normalise, lam, epsilon),
+        *(votes, algorithm, precision, product, stride, padding, dilation),
+    )
+    more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
+    with RoutingCall((x, w), more, problem, stream, out) as call:
+        run = _forward_on_host if call.on_host else _forward
+        results = run(call, couplings)
+        return results[0] if len(results) == 1 else results
+
+
+def capsule_routing_backward(
+    x: Array,
+    w: Array,
+    dy: Array,
+    *,
+    routing: str = "dynamic",
+    iterations: int = 3,
+    activations: Array | None = None,
+    beta_u: Array | None = None,
+    beta_a: Array | None = None,
+    logits: Array | None = None,
+    d_activations: Array | None = None,
+    softmax_over: str = "parents",
+    detach: bool = False,
+    normalise: str = "window",
+    lam: float = 0.01,
+    epsilon: float = 1e-6,
+    votes: str = "children",
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    product: str = "ab,bc->ac",
+    algorithm: str = "auto",
+    precision: str = "ieee",
+    needs=("input", "kernel"),
+    stream: object = None,
+) -> RoutingGradients:
+    """The gradients of :func:`capsule_routing`. Nothing of the forward pass is needed: it is computed again.
+
+    Parameters
+    ----------
+    x, w, and the options of routing
+        As :func:`capsule_routing`.
+    dy : array (N, P, OH, OW, *T3), dtype of x
+        Gradient of the capsules.
+    d_activations : array (N, P, OH, OW), optional
+        Gradient of EM routing's activations, zeros by default.
+    detach : bool
+        The couplings of the last iteration count as constants, as where votes are detached in all iterations but the last.
+    needs : collection of "input" and "kernel"
+        With the input's gradient comes the activations', with the kernel's the logits'.
+
+    Returns
+    -------
+    RoutingGradients
+        Gradients by operand, each of its operand's shape and dtype.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, ImportError
+        As :func:`capsule_routing`; ValueError also for ``algorithm="stored"``, which has none.
+    """
+    problem = Problem(
+        Options(routing, iterations, softmax_over, detach, normalise, lam, epsilon),
+        *(votes, algorithm, precision, product, stride, padding, dilation),
+    )
+    if problem.name == "stored":
+        raise ValueError(
+            "algorithm is 'stored', which has no gradient; it takes 'fused' or 'numpy'"
+        )
+    needs = _check_needs(needs)
+    more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
+    more["d_activations"] = d_activations
+    with RoutingCall((x, w, dy), more, problem, stream) as call:
+        run = _backward_on_host if call.on_host else _backward
+        return run(call, needs)
+
+
+def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
+    """What :func:`capsule_routing` would run, and how many bytes stored votes would take.
+
+    Parameters
+    ----------
+    x_shape, w_shape : tuple of int, or arrays
+    dtype : str or numpy.dtype
+    options
+        Of :func:`capsule_routing` that are no arrays.
+    """
+    window = {
+        name: options.pop(name) for name in ("stride", "padding", "dilation") if name in options
+    }
+    product = parse_product(options.pop("product", "ab,bc->ac"))
+    how = {"stride": 1, "padding": 0, "dilation": 1} | window
+    geometry = geometry_of(_shape("x_shape", x_shape), _shape("w_shape", w_shape), product, **how)
+    return Runner(geometry, np.dtype(dtype), Options(**options)).explain()
+
+
+# ---- on the device
+
+
+def _operands(call):
+    """What the passes take besides x and w."""
+    if call.problem.options.is_em:
+        betas = call.operand("beta_u", 0), call.operand("beta_a", 0)
+        return call.operand("activations", 1), *betas
+    logits = call.operand("logits")
+    return (None if logits is None else logits.reshape(call.geometry.P, call.geometry.Q),)
+
+
+def _forward(call, couplings):
+    """Results by kernels."""
+    g, o = call.geometry, call.problem.options
+    y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
+    a_out = call.room(shape) if o.is_em else None
+    found = call.room((*shape, g.C, g.KH, g.KW)) if couplings else None
+    if not call.signature.is_empty:
+        x, w = (one.array for one in call.call.operands())
+        of_x, of_w = g.input_shape, g.kernel_shape
+        x, w, operands = x.reshape(*of_x), w.reshape(*of_w), _operands(call)
+        results = [y.operand.array.reshape(g.N, g.P, g.L, g.E3)]
+        if o.is_em:
+            results.append(a_out.reshape(g.N, g.P, g.L))
+        of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, g.Q)
+        is_stored = call.problem.name == "stored"
+        runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
+        if is_stored:
+            x, operands = _stored(call, runner, x, w, operands)
+        runner.forward(x, w, operands, results, of_couplings, call.stream)
+    more = (a_out,) if o.is_em else ()
+    more = (*more, found) if couplings else more
+    return call.call.deliver(y), *(call.delivered(one) for one in more)
+
+
+def _stored(call, runner, x, w, operands):
+    """Votes, and what the children of each are given."""
+    g = call.geometry
+    votes = call.room((g.N, g.P, g.L, g.Q, g.E3))
+    stored.votes_of(g, x, w, votes, call.stream)
+    if call.problem.options.is_em:
+        activations = call.keep(cuda.device_array((g.N, g.L, g.Q), call.sums, stream=call.stream))
+        stored.spread(runner.shape, operands[0], activations, g.N, call.stream)
+        operands = (activations, *operands[1:])
+    return votes, operands
+
+
+def _backward(call, needs):
+    """Gradients by kernels."""
+    g, o = call.geometry, call.problem.options
+    dx = call.call.result("x") if "input" in needs else None
+    dw = call.call.result("w") if "kernel" in needs else None
+    own = {}
+    if o.is_em:
+        own = {name: call.room(call.shape_of(name)) for name in ("activations", "beta_u", "beta_a")}
+    elif call.operand("logits") is not None and dw is not None:
+        own = {"logits": call.room(call.shape_of("logits"))}
+    if not call.signature.is_empty:
+        x, w, dy = (one.array for one in call.call.operands())
+        arrays = x.reshape(*g.input_shape), w.reshape(*g.kernel_shape)
+        d_results = [dy.reshape(g.N, g.P, g.L, g.E3)]
+        d_operands = [own["logits"].reshape(g.P, g.Q) if "logits" in own else None]
+        if o.is_em:
+            d_out = _in_dtype(call)
+            d_results.append(d_out.reshape(g.N, g.P, g.L))
+            d_operands = list(own.values())
+        to = dx and dx.operand.array.reshape(*g.input_shape)
+        of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
+        runner = runner_of(g, call.signature.dtype, o, stream=call.stream)
+        runner.backward(*arrays, _operands(call), d_results, to, of_w, d_operands, call.stream)
+    elif own:
+        own = {name: call.keep(_zeros(array)) for name, array in own.items()}
+    given = {name: array for name, array in own.items() if call.was_given(name)}
+    if "input" not in needs:
+        given.pop("activations", None)
+    more = {name: call.delivered(array) for name, array in given.items()}
+    return RoutingGradients(call.call.deliver(dx), call.call.deliver(dw), **more)
+
+
+def _in_dtype(call):
+    """What reaches the activations, in the dtype of x."""
+    wide = call.operand("d_activations", 0)
+    if wide.dtype == call.signature.dtype:
+        return wide
+    return call.narrow(wide)
+
+
+def _zeros(array):
+    return cuda.to_device(np.zeros(array.shape, array.dtype))
+
+
+# ---- on the host
+
+
+def _arrays_on_host(call):
+    """x, w and, if there is one, dy in the kernels' layout, and the votes."""
+    shapes = call.geometry.input_shape, call.geometry.kernel_shape, call.geometry.output_shape
+    arrays = [
+        np.asarray(getattr(one.array, "_ary", one.array)).reshape(shape)
+        for one, shape in zip(call.call.operands(), shapes)
+    ]
+    return arrays, host.make_votes(call.geometry, *arrays[:2], call.problem.votes)
+
+
+def _children_on_host(call):
+    """Activations of children (N, L, I), betas, and which capsule each child is."""
+    g, numbers = call.geometry, host.capsules(call.geometry)
+    a = call.operand("activations", 1).reshape(g.N, g.C * g.H * g.W)
+    a = np.where(numbers >= 0, a[:, np.maximum(numbers, 0)], 0)
+    return a, (call.operand("beta_u", 0), call.operand("beta_a", 0)), numbers
+
+
+def _logits_on_host(call):
+    logits = call.operand("logits")
+    return None if logits is None else logits.reshape(call.geometry.P, -1)
+
+
+def _forward_on_host(call, couplings):
+    """Results by NumPy."""
+    g, o = call.geometry, call.problem.options
+    y = call.call.result("y")
+    if call.signature.is_empty:
+        _, V = None, np.empty((0, g.L, g.Q, g.P, g.E3))
+    else:
+        _, V = _arrays_on_host(call)
+    with np.errstate(all="ignore"):
+        if o.is_em:
+            how = *_children_on_host(call)[:2], o, host.capsules(g), g.C * g.H * g.W
+            found, a_out, c = host.em(V, *how)
+        else:
+            (found, c), a_out = host.dynamic(V, _logits_on_host(call), o), None
+    if y.operand is not None:
+        written = np.asarray(getattr(y.operand.array, "_ary", y.operand.array))
+        written[...] = np.moveaxis(found, 2, 1).reshape(written.shape)
+    more = [] if a_out is None else [np.moveaxis(a_out, 2, 1).reshape(g.N, g.P, g.OH, g.OW)]
+    if couplings:
+        taps = (1, 1) if call.problem.votes == "sum" else (g.KH, g.KW)
+        c = np.moveaxis(c, 3, 1)
+        more.append(c.reshape(g.N, g.P, g.OH, g.OW, g.C, *taps))
+    return call.call.deliver(y), *(call.delivered(one) for one in more)
+
+
+def _backward_on_host(call, needs):
+    """Gradients by NumPy."""
+    g, o, own = call.geometry, call.problem.options, {}
+    dx = call.call.result("x") if "input" in needs else None
+    dw = call.call.result("w") if "kernel" in needs else None
+    if call.signature.is_empty:
+        own = {name: np.zeros(call.shape_of(name)) for name in _GRADIENTS if call.was_given(name)}
+    else:
+        (x, w, dy), V = _arrays_on_host(call)
+        dv = np.moveaxis(np.float64(dy).reshape(g.N, g.P, g.L, g.E3), 1, 2)
+        with np.errstate(all="ignore"):
+            if o.is_em:
+                a, betas, numbers = _children_on_host(call)
+                d_out = np.moveaxis(call.operand("d_activations", 0).reshape(g.N, g.P, g.L), 1, 2)
+                how = o, numbers, g.C * g.H * g.W
+                dV, da, d_betas = host.em_backward(V, a, betas, dv, d_out, *how)
+                own = {"activations": _to_capsules(da, numbers, (g.N, g.C, g.H, g.W))}
+                own |= {"beta_u": d_betas[0], "beta_a": d_betas[1]}
+            else:
+                dV, d_logits = host.dynamic_backward(V, _logits_on_host(call), dv, o)
+                own = {"logits": d_logits.reshape(call.shape_of("logits"))}
+            found = host.votes_backward(g, x, w, dV, call.problem.votes)
+        for result, gradient in zip((dx, dw), found):
+            if result is not None:
+                written = result.operand.array
+                np.asarray(getattr(written, "_ary", written))[...] = gradient
+    lacking = {"input": "activations", "kernel": "logits"}
+    left = {lacking[name] for name in set(lacking) - needs}
+    more = {
+        name: call.delivered(array)
+        for name, array in own.items()
+        if call.was_given(name) and name not in left
+    }
+    of_w = call.call.deliver(dw)
+    if call.shared and of_w is not None:
+        of_w = of_w.sum(1, keepdims=True)
+    return RoutingGradients(call.call.deliver(dx), of_w, **more)
+
+
+_GRADIENTS = ("activations", "beta_u", "beta_a", "logits")
+
+
+def _to_capsules(of_children, numbers, shape):
+    """The sums over each capsule's children."""
+    found = np.zeros((shape[0], shape[1] * shape[2] * shape[3] + 1))
+    for image, children in zip(found, of_children):
+        np.add.at(image, numbers, children)
+    return found[:, :-1].reshape(shape)

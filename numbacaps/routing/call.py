@@ -1,0 +1,226 @@
+"""A call of routing: its arguments accepted, its arrays where the algorithm takes them, its results delivered."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.algorithms.registry import AUTO
+from numbacaps.arrays import check_together, contiguous, describe
+from numbacaps.call import Call
+from numbacaps.device.bfloat16 import to_device
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.strided_copy import gather
+from numbacaps.device.target import cuda
+from numbacaps.messages import shown
+from numbacaps.routing.options import VOTES, Options, check_name
+from numbacaps.routing.pack import make_pack, make_unpack
+from numbacaps.routing.passes import run
+from numbacaps.routing.shape import TEAM_THREADS
+
+ALGORITHMS = ("auto", "fused", "stored", "numpy")
+_OF_EM = ("activations", "beta_u", "beta_a", "d_activations")
+_OF_DYNAMIC = ("logits",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is routed, and how: options that are no arrays.
+
+    Attributes
+    ----------
+    options : numbacaps.routing.options.Options
+    votes : str
+        "children" or "sum".
+    algorithm, precision, product : str
+    stride, padding, dilation : int or pair of int
+    """
+
+    options: Options
+    votes: str = "children"
+    algorithm: str = "auto"
+    precision: str = "ieee"
+    product: str = "ab,bc->ac"
+    stride: object = 1
+    padding: object = 0
+    dilation: object = 1
+
+    def __post_init__(self):
+        check_name("votes", self.votes, VOTES)
+        check_name("algorithm", self.algorithm, ALGORITHMS)
+        check_name("precision", self.precision, ("ieee",))
+        if self.votes == "sum" and self.options.is_em:
+            raise ValueError(
+                "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
+            )
+        if self.votes == "sum" and self.name != "numpy":
+            raise ValueError(f"votes is 'sum'; algorithm {self.name!r} takes 'children'")
+        if self.name == "stored" and self.options.is_em and self.options.normalise == "all":
+            raise ValueError("normalise is 'all'; algorithm 'stored' takes 'window'")
+
+    @property
+    def name(self):
+        """The algorithm, where "auto" was asked for."""
+        if self.algorithm != "auto":
+            return self.algorithm
+        return "numpy" if AUTO[0] == "numpy" else "fused"
+
+
+class RoutingCall:
+    """A call whose arguments have been accepted; before, nothing is allocated or launched.
+
+    Parameters
+    ----------
+    arrays : tuple
+        (x, w) or (x, w, dy).
+    more : dict of str to array or None
+        The operands that the routing has besides.
+    problem : Problem
+    stream, out : optional
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, ImportError
+    """
+
+    def __init__(self, arrays, more, problem, stream=None, out=None):
+        p = self.problem = problem
+        self.shared = p.votes == "sum" and _is_shared(*arrays[:2])
+        if self.shared:
+            x, w, *dy = arrays
+            arrays = (x, np.broadcast_to(w, (w.shape[0], x.shape[1], *w.shape[2:])), *dy)
+        on_host = p.name == "numpy"
+        how = p.stride, p.padding, p.dilation, p.product
+        algorithm = {"stored": "indexed"}.get(p.name, p.name)
+        self.call = Call(arrays, *how, algorithm=algorithm, stream=stream, out=out)
+        self.signature, self.stream, self.on_host = (
+            self.call.signature,
+            self.call.stream,
+            on_host,
+        )
+        self.geometry = self.signature.geometry
+        self.sums = sum_dtype(self.signature.dtype)
+        unfit = _OF_DYNAMIC if p.options.is_em else _OF_EM
+        for name in unfit:
+            if more.get(name) is not None:
+                raise ValueError(f"{name} is given; routing {p.options.routing!r} takes none")
+        self._more = {
+            name: describe(name, array) for name, array in more.items() if array is not None
+        }
+        for name, operand in self._more.items():
+            if operand.shape != self.shape_of(name):
+                raise ValueError(
+                    f"{name} has shape {operand.shape}; it takes {self.shape_of(name)}"
+                )
+            check_together([describe("x", arrays[0]), operand])
+        self._check_activations()
+
+    def shape_of(self, name):
+        """Of an operand besides x and w."""
+        g = self.geometry
+        window = (g.P, g.C) if self.problem.votes == "sum" else (g.P, g.C, g.KH, g.KW)
+        return {
+            "activations": (g.N, g.C, g.H, g.W),
+            "beta_u": (g.P,),
+            "beta_a": (g.P,),
+            "logits": window,
+            "d_activations": (g.N, g.P, g.OH, g.OW),
+        }[name]
+
+    def _check_activations(self):
+        given = self._more.get("activations")
+        if given is None or given.on_device or not given.array.size:
+            return
+        low, high = np.nanmin(given.array, initial=0), np.nanmax(given.array, initial=0)
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"activations has values from {shown(float(low))} to {shown(float(high))}; it takes values from 0 to 1"
+            )
+
+    def __enter__(self):
+        self.call.__enter__()
+        return self
+
+    def __exit__(self, *failure):
+        self.call.__exit__(*failure)
+
+    def operand(self, name, default=None):
+        """An operand where the algorithm takes it, in the dtype of sums; filled with ``default`` where it is not given."""
+        given, shape = self._more.get(name), self.shape_of(name)
+        if given is None and default is None:
+            return None
+        if self.on_host:
+            return np.full(shape, default, float) if given is None else np.float64(_host(given))
+        if given is None:
+            return self.keep(to_device(np.full(shape, default, self.sums), self.stream))
+        if not given.on_device:
+            host = contiguous(given.array.astype(self.sums))
+            return self.keep(to_device(host, self.stream))
+        array = given.reshaped(shape) if given.is_contiguous else self._gathered(given)
+        return array if array.dtype == self.sums else self._wide(array)
+
+    def was_given(self, name):
+        """Whether the caller gave an operand."""
+        return name in self._more
+
+    def narrow(self, array):
+        """A device array of the dtype of sums in x's dtype."""
+        narrow, size = self.room(array.shape), array.size
+        kernel = make_unpack(1, self.signature.dtype)
+        grid = ceil_div(size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (array, narrow, size, 1), self.stream)
+        return narrow
+
+    def _gathered(self, given):
+        return self.keep(gather(given, tuple(range(given.rank)), self.stream))
+
+    def _wide(self, array):
+        """In the dtype of sums."""
+        wide = self.keep(cuda.device_array(array.shape, self.sums, stream=self.stream))
+        kernel, size = make_pack(1, np.dtype(array.dtype)), array.size
+        run(kernel, ceil_div(size, TEAM_THREADS), TEAM_THREADS, (array, wide, size), self.stream)
+        return wide
+
+    def keep(self, array):
+        """An array of the call's own, which is kept until the stream has passed the call."""
+        return self.call._passing(array)
+
+    def room(self, shape):
+        """A new device array of x's dtype."""
+        return self.keep(cuda.device_array(shape, self.signature.dtype, stream=self.stream))
+
+    def delivered(self, array):
+        """A result besides y, dx and dw as the caller gets it; None for None."""
+        if array is None:
+            return None
+        dtype = self.signature.dtype
+        if self.on_host:
+            array = np.ascontiguousarray(array, dtype)
+            return array if not self.gives_device else to_device(array, self.stream)
+        if self.gives_device:
+            return array.bind(self.stream)
+        host = array.copy_to_host(stream=self.stream)
+        if self.stream:
+            self.stream.synchronize()
+        return host
+
+    @property
+    def gives_device(self):
+        """The caller's arrays are on the device."""
+        return self.call._given[0].on_device
+
+
+def _host(operand):
+    """A NumPy array of an operand that stays on the host."""
+    return np.asarray(getattr(operand.array, "_ary", operand.array))
+
+
+def _is_shared(x, w):
+    """Whether all input channels have one kernel."""
+    return (
+        isinstance(w, np.ndarray)
+        and isinstance(x, np.ndarray)
+        and w.ndim > 4
+        and x.ndim > 4
+        and w.shape[1] == 1
+    )

@@ -1,0 +1,244 @@
+"""Dynamic routing, as forms of the passes.
+
+The logits are b[i,j] = prior + <u, v_1> + <u, v_2> + ... = prior + <u, A>, where A is the sum of v so far: no logit is
+stored. A state of the parents is (A: E, s: E, lse): iteration t reads A of state t, and writes s and lse to state t + 1,
+where A is A + v. A slope is (ds: E, later: E, dot), of the same iteration; ``later`` is what reaches A from the
+iterations behind.
+
+Softmax over parents is a sum over the lanes of a team. Softmax over children needs lse, the logarithm of a parent's
+sum over its children, which the pass keeps shifted by the largest logit so far.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from numbacaps.device.target import at, cuda
+from numbacaps.routing.shape import Shape
+from numbacaps.routing.team import make_team_functions
+from numbacaps.routing.votes import make_parent
+
+
+def state_fields(E):
+    """Numbers of a parent's state, and of its slope."""
+    return 2 * E + 1, 2 * E + 1
+
+
+@cache
+def make_logits(shape):
+    """Device function ``logits(B, V, A, prior, i, lane)``: B[m, j] = prior + <V, A>; minus infinity where no parent is."""
+    P, E, M, J, TEAM = (
+        *(shape.geometry.P, shape.geometry.E3),
+        *(shape.images, shape.parents, shape.team),
+    )
+    ABSENT = shape.sums.type(-math.inf)
+    parent = make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def logits(B, V, A, prior, i, lane):
+        for m in range(M):
+            for j in range(J):
+                b = prior[at(i * P + parent(lane, j))]
+                for e in range(E):
+                    b += V[(m * J + j) * E + e] * A[(m * J + j) * E + e]
+                B[m * J + j] = b if lane + j * TEAM < P else ABSENT
+
+    return logits
+
+
+@cache
+def make_over_parents(shape):
+    """Device function ``couple(B, held, lse)``: logits become couplings, which add up to 1 over the parents."""
+    M, J, sums = shape.images, shape.parents, shape.sums
+    LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
+    team_sum, team_max = make_team_functions(shape.team)
+
+    @cuda.jit(device=True, forceinline=True)
+    def couple(B, held, lse):
+        for m in range(M):
+            top, total = LOWEST, ZERO
+            for j in range(J):
+                if B[m * J + j] > top:
+                    top = B[m * J + j]
+            top = team_max(top)
+            for j in range(J):
+                B[m * J + j] = sums.type(math.exp(B[m * J + j] - top))
+                total += B[m * J + j]
+            total = team_sum(total)
+            for j in range(J):
+                B[m * J + j] /= total
+
+    return couple
+
+
+@cache
+def make_over_children(shape):
+    """Device function ``couple(B, held, lse)``: the same over the children; lse begins at an index of ``held``."""
+    SCALARS, sums = shape.scalars, shape.sums
+
+    @cuda.jit(device=True, forceinline=True)
+    def couple(B, held, lse):
+        for s in range(SCALARS):
+            B[s] = sums.type(math.exp(B[s] - held[lse + s]))
+
+    return couple
+
+
+@cache
+def make_read(shape, fields):
+    """Device function ``read(to, array, field, count, t, n, l, lane, N)``: some numbers of the parents of a lane."""
+    L, P, M, J = shape.geometry.L, shape.geometry.P, shape.images, shape.parents
+    FIELDS = fields
+    parent = make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def read(to, first, array, field, count, t, n, l, lane, N):
+        for m in range(M):
+            place = t * N * L + min(n + m, N - 1) * L + l
+            for j in range(J):
+                for e in range(count):
+                    where = (place * FIELDS + field + e) * P + parent(lane, j)
+                    to[first + (m * J + j) * count + e] = array[at(where)]
+
+    return read
+
+
+@cache
+def make_add(fields):
+    """Device function ``merge`` of records that are sums."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def merge(record, other, first):
+        for r in range(fields):
+            record[first + r] += other[r]
+
+    return merge
+
+
+@cache
+def make_zero(count, sums):
+    """Device function that clears so many numbers."""
+    ZERO = sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def clear(record):
+        for r in range(count):
+            record[r] = ZERO
+
+    return clear
+
+
+@dataclass(frozen=True)
+class OverParents:
+    """s = sum of c u, where every child's couplings add up to 1. A record is s."""
+
+    shape: Shape
+
+    @property
+    def fields(self):
+        return self.shape.geometry.E3
+
+    @property
+    def held(self):
+        return self.shape.elements
+
+    @cached_property
+    def functions(self):
+        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        SCALARS, ZERO = shape.scalars, sums.type(0)
+        read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
+        couple = make_over_parents(shape)
+
+        @cuda.jit(device=True, forceinline=True)
+        def hold(held, states, slopes, t, n, l, lane, N):
+            read(held, 0, states, 0, E, t, n, l, lane, N)
+
+        @cuda.jit(device=True, forceinline=True)
+        def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
+            B = cuda.local.array(SCALARS, sums)
+            logits(B, V, held, prior, i, lane)
+            couple(B, held, 0)
+            for s in range(SCALARS):
+                c = B[s] if live else ZERO
+                for e in range(E):
+                    record[s * E + e] += c * V[s * E + e]
+
+        clear = make_zero(SCALARS * E, sums)
+        return hold, clear, absorb, make_add(E)
+
+
+@dataclass(frozen=True)
+class OverChildren:
+    """The same where every parent's couplings add up to 1. A record is (s, top, total), both sums over exp(b - top)."""
+
+    shape: Shape
+
+    @property
+    def fields(self):
+        return self.shape.geometry.E3 + 2
+
+    @property
+    def held(self):
+        return self.shape.elements
+
+    @cached_property
+    def functions(self):
+        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
+        LOWEST = sums.type(-math.inf)
+        read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
+
+        @cuda.jit(device=True, forceinline=True)
+        def hold(held, states, slopes, t, n, l, lane, N):
+            read(held, 0, states, 0, E, t, n, l, lane, N)
+
+        @cuda.jit(device=True, forceinline=True)
+        def clear(record):
+            for s in range(SCALARS):
+                for e in range(E):
+                    record[s * SIZE + e] = ZERO
+                record[s * SIZE + E] = LOWEST
+                record[s * SIZE + E + 1] = ZERO
+
+        @cuda.jit(device=True, forceinline=True)
+        def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
+            B = cuda.local.array(SCALARS, sums)
+            logits(B, V, held, prior, i, lane)
+            for s in range(SCALARS):
+                first = s * SIZE
+                if not live or B[s] == LOWEST:
+                    continue
+                if B[s] > record[first + E]:
+                    kept = sums.type(math.exp(record[first + E] - B[s]))
+                    for e in range(E):
+                        record[first + e] *= kept
+                    record[first + E + 1] *= kept
+                    record[first + E] = B[s]
+                share = sums.type(math.exp(B[s] - record[first + E]))
+                for e in range(E):
+                    record[first + e] += share * V[s * E + e]
+                record[first + E + 1] += share
+
+        return hold, clear, absorb, make_merge_shifted(E, sums)
+
+
+@cache
+def make_merge_shifted(E, sums):
+    """Device function ``merge`` of records (s, top, total)."""
+    ZERO = sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def merge(record, other, first):
+        if other[E + 1] == ZERO:  # nothing; NaN is something
+            return
+        top = record[first + E]
+        if other[E] > top:
+            top = other[E]
+        mine = sums.type(math.exp(record[first + E] - top))
+        theirs = sums.type(math.exp(other[E] - top))
+        for e in range(E):
+            record[first + e] = mine * record[first + e] + theirs * other[e]
+        record[first + E + 1] = mine * record[first + E + 1] + theirs * other[E + 1]
+        record[first + E] = top
+
+    return merge

@@ -1,0 +1,147 @@
+"""The gradient of dynamic routing, as forms of the passes.
+
+With c the couplings of iteration t, ds what reaches s and dc = <u, ds>:
+
+    db = c (dc - sum of c dc)     over the parents of the child; over the children of the parent it is c (dc - <s, ds>)
+    du = c ds + db A              summed over the iterations
+    dA = sum over i of db u       which reaches every v before t
+
+Where the logits are detached, du = c ds of the last iteration is all.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from numbacaps.device.target import cuda
+from numbacaps.routing.dynamic import (
+    make_add,
+    make_logits,
+    make_over_children,
+    make_over_parents,
+    make_read,
+    make_zero,
+    state_fields,
+)
+from numbacaps.routing.shape import Shape
+from numbacaps.routing.team import make_team_functions
+
+
+def held_numbers(shape):
+    """What is held of an iteration: A and ds, then lse and <s, ds>."""
+    return 2 * shape.elements + 2 * shape.scalars
+
+
+@cache
+def make_hold(shape):
+    """Device function ``hold(held, states, slopes, t, n, l, lane, N)``."""
+    E, ELEMENTS, SCALARS = shape.geometry.E3, shape.elements, shape.scalars
+    of_states, of_slopes = state_fields(E)
+    read_state, read_slope = make_read(shape, of_states), make_read(shape, of_slopes)
+
+    @cuda.jit(device=True, forceinline=True)
+    def hold(held, states, slopes, t, n, l, lane, N):
+        read_state(held, 0, states, 0, E, t, n, l, lane, N)
+        read_slope(held, ELEMENTS, slopes, 0, E, t, n, l, lane, N)
+        read_state(held, 2 * ELEMENTS, states, 2 * E, 1, t + 1, n, l, lane, N)
+        read_slope(held, 2 * ELEMENTS + SCALARS, slopes, 2 * E, 1, t, n, l, lane, N)
+
+    return hold
+
+
+@cache
+def make_slopes(shape, over):
+    """Device function ``slopes_of(B, D, V, held, prior, i, lane)``: couplings B[m, j] and D = db."""
+    E, M, J = shape.geometry.E3, shape.images, shape.parents
+    ELEMENTS, SCALARS, sums = shape.elements, shape.scalars, shape.sums
+    LSE, DOT = 2 * ELEMENTS, 2 * ELEMENTS + SCALARS
+    OVER_PARENTS, ZERO = over == "parents", sums.type(0)
+    logits, (team_sum, _) = make_logits(shape), make_team_functions(shape.team)
+    couple = (make_over_parents if OVER_PARENTS else make_over_children)(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def slopes_of(B, D, V, held, prior, i, lane):
+        logits(B, V, held, prior, i, lane)
+        couple(B, held, LSE)
+        for s in range(SCALARS):
+            D[s] = ZERO
+            for e in range(E):
+                D[s] += V[s * E + e] * held[ELEMENTS + s * E + e]
+        for m in range(M):
+            inner = ZERO
+            if OVER_PARENTS:
+                for j in range(J):
+                    inner += B[m * J + j] * D[m * J + j]
+                inner = team_sum(inner)
+            for j in range(J):
+                s = m * J + j
+                away = inner if OVER_PARENTS else held[DOT + s]
+                D[s] = B[s] * (D[s] - away)
+
+    return slopes_of
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """dA = sum of db u: what reaches the iterations before. A record is dA."""
+
+    shape: Shape
+    over: str
+
+    @property
+    def fields(self):
+        return self.shape.geometry.E3
+
+    @property
+    def held(self):
+        return held_numbers(self.shape)
+
+    @cached_property
+    def functions(self):
+        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        SCALARS, ZERO = shape.scalars, sums.type(0)
+        slopes_of = make_slopes(shape, self.over)
+
+        @cuda.jit(device=True, forceinline=True)
+        def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
+            B, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            slopes_of(B, D, V, held, prior, i, lane)
+            for s in range(SCALARS):
+                db = D[s] if live else ZERO
+                for e in range(E):
+                    record[s * E + e] += db * V[s * E + e]
+
+        return make_hold(shape), make_zero(SCALARS * E, sums), absorb, make_add(E)
+
+
+@dataclass(frozen=True)
+class DynamicGradient:
+    """du of a child, and what reaches its prior, which is the sum of db."""
+
+    shape: Shape
+    over: str
+    detach: bool
+
+    @cached_property
+    def function(self):
+        """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
+        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        SCALARS, ELEMENTS = shape.scalars, shape.elements
+        HELD, FULL = held_numbers(shape), not self.detach
+        slopes_of, hold = make_slopes(shape, self.over), make_hold(shape)
+
+        @cuda.jit(device=True, forceinline=True)
+        def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
+            held = cuda.local.array(HELD, sums)
+            B, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            for t in range(first, end):
+                hold(held, states, slopes, t, n, l, lane, N)
+                slopes_of(B, D, V, held, prior, i, lane)
+                for s in range(SCALARS):
+                    for e in range(E):
+                        dV[s * E + e] += B[s] * held[ELEMENTS + s * E + e]
+                        if FULL:
+                            dV[s * E + e] += D[s] * held[s * E + e]
+                    if FULL:
+                        dp[s] += D[s]
+
+        return gradient

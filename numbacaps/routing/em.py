@@ -1,0 +1,244 @@
+"""EM routing, as forms of the passes.
+
+The E step of a child, from the parents' state of the iteration before:
+
+    log p[i,j] = bias[j] - 1/2 sum of (V - mu)^2 / variance     bias = log a - 1/2 sum of log(2 pi variance)
+    R[i,j] = exp(log p - norm[i])       norm = log of the sum of exp(log p) over the parents
+
+A state of the parents is (mu: E, 1 / variance: E, bias, log S, z) with a = sigmoid(z); the first state is zeros, so that
+every parent gets an equal part. The M step keeps, for each parent, (mean: E, squares: E, top, total): the weighted mean,
+the weighted sum of squares about it, and the sum of weights over exp(top), one child after another (West, 1979); two
+records are merged as Chan, Golub and LeVeque do. So no variance is a difference of large numbers, and no weight too
+small: what all children give a parent may be 1e-100.
+
+Where R is normalised over all parents that a capsule votes for, ``norm`` is a number of the capsule
+(:mod:`numbacaps.routing.overlap`).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from numbacaps.device.target import at, cuda
+from numbacaps.routing.dynamic import make_read
+from numbacaps.routing.shape import Shape
+from numbacaps.routing.team import make_team_functions
+from numbacaps.routing.votes import make_parent, source
+
+
+def state_fields(E):
+    """Numbers of a parent's state, and of its slope."""
+    return 2 * E + 3, 2 * E + 3
+
+
+@cache
+def make_log_p(shape):
+    """Device function ``log_p(B, V, held)``, ``held`` mu, 1 / variance, bias; minus infinity where no parent is."""
+    P, E, M, J, TEAM = (
+        *(shape.geometry.P, shape.geometry.E3),
+        *(shape.images, shape.parents, shape.team),
+    )
+    ELEMENTS, sums = shape.elements, shape.sums
+    ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
+
+    @cuda.jit(device=True, forceinline=True)
+    def log_p(B, V, held, lane):
+        for m in range(M):
+            for j in range(J):
+                s, away = m * J + j, ZERO
+                for e in range(E):
+                    d = V[s * E + e] - held[s * E + e]
+                    away += d * d * held[ELEMENTS + s * E + e]
+                b = held[2 * ELEMENTS + s] - HALF * away
+                B[s] = b if lane + j * TEAM < P else ABSENT
+
+    return log_p
+
+
+@cache
+def make_norms(shape, stored, normalise):
+    """Device function ``norms(norm, B, given, t, n, l, i, N)``: the norm of the child of each image."""
+    M, J, sums = shape.images, shape.parents, shape.sums
+    LOWEST, ZERO, NOWHERE = sums.type(-math.inf), sums.type(0), sums.type(math.inf)
+    OF_CAPSULES = normalise == "all"
+    _, capsule, CAPSULES = source(shape, stored)
+    team_sum, team_max = make_team_functions(shape.team)
+
+    @cuda.jit(device=True, forceinline=True)
+    def norms(norm, B, given, t, n, l, i, N):
+        for m in range(M):
+            if OF_CAPSULES:
+                place, norm[m] = capsule(l, i), NOWHERE
+                if place >= 0:
+                    norm[m] = given[at((t * N + min(n + m, N - 1)) * CAPSULES + place)]
+                continue
+            top, total = LOWEST, ZERO
+            for j in range(J):
+                if B[m * J + j] > top:
+                    top = B[m * J + j]
+            top = team_max(top)
+            for j in range(J):
+                total += sums.type(math.exp(B[m * J + j] - top))
+            norm[m] = top + sums.type(math.log(team_sum(total)))
+
+    return norms
+
+
+@cache
+def make_activations(shape, stored):
+    """Device function ``activation(prior, n, l, i, N)``; 0 in the padding."""
+    _, capsule, CAPSULES = source(shape, stored)
+    ZERO = shape.sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def activation(prior, n, l, i, N):
+        place = capsule(l, i)
+        if place < 0:
+            return ZERO
+        return prior[at(min(n, N - 1) * CAPSULES + place)]
+
+    return activation
+
+
+@cache
+def make_log(sums):
+    """Device function ``log(a)``, minus infinity of 0."""
+    LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def log(a):
+        if a == ZERO:
+            return LOWEST
+        return sums.type(math.log(a))
+
+    return log
+
+
+@cache
+def make_hold_gaussians(shape):
+    """Device function ``hold``: mu, 1 / variance and bias of the parents, before iteration t."""
+    E, ELEMENTS = shape.geometry.E3, shape.elements
+    read = make_read(shape, state_fields(E)[0])
+
+    @cuda.jit(device=True, forceinline=True)
+    def hold(held, states, slopes, t, n, l, lane, N):
+        read(held, 0, states, 0, E, t, n, l, lane, N)
+        read(held, ELEMENTS, states, E, E, t, n, l, lane, N)
+        read(held, 2 * ELEMENTS, states, 2 * E, 1, t, n, l, lane, N)
+
+    return hold
+
+
+@dataclass(frozen=True)
+class MStep:
+    """Weighted mean and squares of the votes. A record is (mean: E, squares: E, top, total)."""
+
+    shape: Shape
+    stored: bool
+    normalise: str
+
+    @property
+    def fields(self):
+        return 2 * self.shape.geometry.E3 + 2
+
+    @property
+    def held(self):
+        return 2 * self.shape.elements + self.shape.scalars
+
+    @cached_property
+    def functions(self):
+        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        M, J, SCALARS, SIZE = shape.images, shape.parents, shape.scalars, self.fields
+        ZERO, LOWEST = sums.type(0), sums.type(-math.inf)
+        log_p, log = make_log_p(shape), make_log(sums)
+        norms = make_norms(shape, self.stored, self.normalise)
+        activation = make_activations(shape, self.stored)
+
+        @cuda.jit(device=True, forceinline=True)
+        def clear(record):
+            for s in range(SCALARS):
+                for r in range(SIZE):
+                    record[s * SIZE + r] = ZERO
+                record[s * SIZE + 2 * E] = LOWEST
+
+        @cuda.jit(device=True, forceinline=True)
+        def absorb(record, V, held, prior, given, total, t, n, l, i, lane, live, N):
+            B, norm = cuda.local.array(SCALARS, sums), cuda.local.array(M, sums)
+            log_p(B, V, held, lane)
+            norms(norm, B, given, t, n, l, i, N)
+            for m in range(M):
+                weight = log(activation(prior, n + m, l, i, N))
+                for j in range(J):
+                    s, first = m * J + j, (m * J + j) * SIZE
+                    b = B[s] - norm[m] + weight
+                    if not live or b == LOWEST:
+                        continue
+                    if b > record[first + 2 * E]:
+                        kept = sums.type(math.exp(record[first + 2 * E] - b))
+                        for e in range(E):
+                            record[first + E + e] *= kept
+                        record[first + 2 * E + 1] *= kept
+                        record[first + 2 * E] = b
+                    share = sums.type(math.exp(b - record[first + 2 * E]))
+                    record[first + 2 * E + 1] += share
+                    part = ZERO
+                    if share != ZERO:
+                        part = share / record[first + 2 * E + 1]
+                    for e in range(E):
+                        away = V[s * E + e] - record[first + e]
+                        record[first + e] += part * away
+                        record[first + E + e] += share * away * (V[s * E + e] - record[first + e])
+
+        return make_hold_gaussians(shape), clear, absorb, make_merge_moments(E, sums)
+
+
+@cache
+def make_merge_moments(E, sums):
+    """Device function ``merge`` of records (mean, squares, top, total)."""
+    ZERO = sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def merge(record, other, first):
+        if other[2 * E + 1] == ZERO:  # nothing; NaN is something
+            return
+        top = record[first + 2 * E]
+        if other[2 * E] > top:
+            top = other[2 * E]
+        mine = sums.type(math.exp(record[first + 2 * E] - top))
+        theirs = sums.type(math.exp(other[2 * E] - top))
+        weight = theirs * other[2 * E + 1]
+        total = mine * record[first + 2 * E + 1] + weight
+        for e in range(E):
+            away = other[e] - record[first + e]
+            square = mine * record[first + 2 * E + 1] * (weight / total) * away * away
+            record[first + E + e] = mine * record[first + E + e] + theirs * other[E + e] + square
+            record[first + e] += weight / total * away
+        record[first + 2 * E], record[first + 2 * E + 1] = top, total
+
+    return merge
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norm of each child over the parents of one position; for :mod:`numbacaps.routing.overlap`."""
+
+    shape: Shape
+    stored: bool
+
+    @property
+    def held(self):
+        return 2 * self.shape.elements + self.shape.scalars
+
+    @cached_property
+    def functions(self):
+        shape, SCALARS = self.shape, self.shape.scalars
+        M, sums = shape.images, shape.sums
+        log_p, norms = make_log_p(shape), make_norms(shape, self.stored, "window")
+
+        @cuda.jit(device=True, forceinline=True)
+        def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
+            B = cuda.local.array(SCALARS, sums)
+            log_p(B, V, held, lane)
+            norms(found, B, given, t, n, l, i, N)
+
+        return make_hold_gaussians(shape), of_child

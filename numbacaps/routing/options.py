@@ -1,0 +1,90 @@
+"""The forms of routing: what callers may choose, and what they are refused."""
+
+import math
+from dataclasses import dataclass
+
+from numbacaps.messages import did_you_mean, shown
+
+ROUTINGS = ("dynamic", "em")
+SOFTMAX_OVER = ("parents", "children")
+NORMALISE = ("window", "all")
+VOTES = ("children", "sum")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A form of routing.
+
+    Attributes
+    ----------
+    routing : str
+        "dynamic" or "em".
+    iterations : int
+    softmax_over : str
+        Of dynamic routing: each child's couplings add up to 1 over the "parents", or each parent's over the "children".
+    detach : bool
+        Gradients reach votes through the last iteration alone, whose couplings count as constants.
+    normalise : str
+        Of EM routing: a child's assignments add up to 1 over the parents of a position ("window"), or over all parents
+        that the capsule votes for ("all").
+    lam : float
+        Of EM routing: what the inverse temperature grows to.
+    epsilon : float
+        Of EM routing: added to variances.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is none of these.
+    """
+
+    routing: str = "dynamic"
+    iterations: int = 3
+    softmax_over: str = "parents"
+    detach: bool = False
+    normalise: str = "window"
+    lam: float = 0.01
+    epsilon: float = 1e-6
+
+    def __post_init__(self):
+        for name, takes in (
+            ("routing", ROUTINGS),
+            ("softmax_over", SOFTMAX_OVER),
+            ("normalise", NORMALISE),
+        ):
+            check_name(name, getattr(self, name), takes)
+        if isinstance(self.iterations, bool) or not isinstance(self.iterations, int):
+            raise TypeError(f"iterations is {shown(self.iterations)}; it takes an int")
+        if self.iterations < 1:
+            raise ValueError(f"iterations is {self.iterations}; it takes 1 or more")
+        if not isinstance(self.detach, bool):
+            raise TypeError(f"detach is {shown(self.detach)}; it takes True or False")
+        for name in ("lam", "epsilon"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} is {shown(value)}; it takes a number")
+            if not 0 <= value < math.inf or name == "epsilon" and value == 0:
+                least = "more than 0" if name == "epsilon" else "0 or more"
+                raise ValueError(f"{name} is {value}; it takes a finite number, {least}")
+
+    @property
+    def is_em(self):
+        return self.routing == "em"
+
+    @property
+    def first(self):
+        """The first iteration that a gradient passes through."""
+        return self.iterations - 1 if self.detach else 0
+
+    @property
+    def temperatures(self):
+        """The inverse temperature of every iteration of EM routing."""
+        return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
+
+
+def check_name(name, value, takes):
+    """Refuse a word that is none of those that an argument takes."""
+    if value not in takes or not isinstance(value, str):
+        raise ValueError(
+            f"{name} is {shown(value)}; it takes one of {list(takes)}" + did_you_mean(value, takes)
+        )

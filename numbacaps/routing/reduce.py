@@ -1,0 +1,93 @@
+"""A pass over the children: what each parent gathers from their votes, which are computed and forgotten one by one.
+
+A *form* of routing says what is gathered, by device functions:
+
+    hold(held, states, slopes, t, n, l, lane, N)               read what the iteration needs of the parents
+    clear(record)                                              nothing gathered yet
+    absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)   one child more; not if it is not ``live``
+    merge(record, other, first)                                what two teams have gathered, the earlier one first
+
+Thread mapping: a team has some images at a position and walks over its part of the children. The teams of a block
+that share the images meet in shared memory, blocks in ``partial``; both are merged in the order of the children.
+"""
+
+from functools import cache
+
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+from numbacaps.routing.shape import TEAM_THREADS
+from numbacaps.routing.votes import make_parent, source
+
+
+@cache
+def make_reduce(shape, stored, form, joined):
+    """Kernel of a pass; ``joined`` teams of a block share the images."""
+    g = shape.geometry
+    L, P, CHILDREN = g.L, g.P, shape.children
+    M, J, TEAM, ELEMENTS, SCALARS = (
+        *(shape.images, shape.parents),
+        *(shape.team, shape.elements, shape.scalars),
+    )
+    PLACES, JOINED, SIZE = shape.teams // joined, joined, form.fields
+    HELD, RECORD = form.held, shape.scalars * form.fields
+    SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
+    sums = shape.sums
+    votes, _, _ = source(shape, stored)
+    parent = make_parent(shape)
+    hold, clear, absorb, merge = form.functions
+
+    @kept_on_disk
+    @cuda.jit
+    def routing_reduce_kernel(
+        x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
+        w,  # in   (I, E2, P)
+        prior,  # in   what the form takes of the children
+        norm,  # in   what the form takes of the capsules, of every iteration
+        total,  # in   the same
+        states,  # in   (iterations + 1, N * L, fields, P)
+        slopes,  # in   (iterations, N * L, fields, P)
+        partial,  # out  (blocks, N * L, fields, P)
+        N,
+        count,  # children of a team
+        t,
+    ):
+        V, held = cuda.local.array(ELEMENTS, sums), cuda.local.array(HELD, sums)
+        record, other = cuda.local.array(RECORD, sums), cuda.local.array(SIZE, sums)
+        shared = cuda.shared.array(SHARED, sums)
+        lane, team = cuda.threadIdx.x % TEAM, cuda.threadIdx.x // TEAM
+        place = cuda.blockIdx.x * PLACES + team % PLACES
+        groups = (N + M - 1) // M * L
+        inside = place < groups
+        place = min(place, groups - 1)
+        l, n = place % L, place // L * M
+        first = (cuda.blockIdx.y * JOINED + team // PLACES) * count
+        hold(held, states, slopes, t, n, l, lane, N)
+        clear(record)
+        for step in range(count):
+            live = first + step < CHILDREN
+            i = min(first + step, CHILDREN - 1)
+            votes(V, x, w, n, l, i, lane, N)
+            absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)
+        if JOINED > 1:
+            for r in range(RECORD):
+                shared[at(r * TEAM_THREADS + cuda.threadIdx.x)] = record[r]
+            cuda.syncthreads()  # every team's record is there before the first one merges
+            if team >= PLACES:
+                return
+            for late in range(1, JOINED):
+                thread = cuda.threadIdx.x + late * PLACES * TEAM
+                for s in range(SCALARS):
+                    for r in range(SIZE):
+                        other[r] = shared[at((s * SIZE + r) * TEAM_THREADS + thread)]
+                    merge(record, other, s * SIZE)
+        if inside:
+            for m in range(M):
+                for j in range(J):
+                    if n + m < N and lane + j * TEAM < P:
+                        place = cuda.blockIdx.y * N * L + (n + m) * L + l
+                        for r in range(SIZE):
+                            partial[at((place * SIZE + r) * P + parent(lane, j))] = record[
+                                (m * J + j) * SIZE + r
+                            ]
+
+    return routing_reduce_kernel

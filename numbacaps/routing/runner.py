@@ -1,0 +1,206 @@
+"""Routing problems made ready: a batch cut into parts, whose workspace is small beside the operands.
+
+A part's images are routed from the first iteration to the last before the next part begins, so that the parents' states
+of a part are all that is kept. The gradient keeps nothing of the forward pass: it computes each part's states again.
+"""
+
+import threading
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import current_device
+from numbacaps.device.workspace import Use, Workspaces
+from numbacaps.routing.passes import DynamicPasses, EMPasses
+
+WORKSPACE = 16 << 20  # bytes that a part may always take
+_SHARE = 4  # or this part of the operands' bytes
+_KEPT = 32
+
+
+class Runner:
+    """A routing problem, decided once.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+    dtype : numpy.dtype
+    options : numbacaps.routing.options.Options
+    stored : bool
+        x is votes (N, P, L, I, E).
+    part : int, optional
+        Images that are routed at once.
+
+    Attributes
+    ----------
+    part : int
+    """
+
+    def __init__(self, geometry, dtype, options, stored=False, part=None):
+        self.geometry, self.dtype, self.options, self.stored = geometry, dtype, options, stored
+        self._make = EMPasses if options.is_em else DynamicPasses
+        one = self._make(replace(geometry, N=1), dtype, options, stored)
+        self.part = part or min(geometry.N, max(1, self._budget // self._bytes(one)))
+        whole = self._make(replace(geometry, N=self.part), dtype, options, stored)
+        self._passes = {self.part: whole}
+        self._room = Workspaces(None, Use())
+
+    @property
+    def shape(self):
+        """What the kernels are compiled for."""
+        return self._passes[self.part].shape
+
+    @property
+    def _budget(self):
+        g = self.geometry
+        operands = sum(map(prod, (g.input_shape, g.kernel_shape, g.output_shape)))
+        return max(WORKSPACE, operands * self.dtype.itemsize // _SHARE)
+
+    def _bytes(self, passes):
+        """That an image takes."""
+        shapes = passes.states_shape, passes.slopes_shape, passes.backward_shapes()["partial"]
+        return sum(map(prod, shapes)) * passes.sums.itemsize
+
+    @property
+    def nbytes(self):
+        """Bytes of workspace that are allocated now."""
+        return self._room.nbytes
+
+    def votes_nbytes(self):
+        """Bytes that the votes would take, if they were stored."""
+        return prod(self.geometry.votes_shape) * self.dtype.itemsize
+
+    def _parts(self):
+        """(passes, images) of every part, the images as a slice."""
+        for first in range(0, self.geometry.N, self.part):
+            images = slice(first, min(first + self.part, self.geometry.N))
+            count = images.stop - first
+            if count not in self._passes:
+                how = self.dtype, self.options, self.stored, self._passes[self.part].splits
+                self._passes[count] = self._make(replace(self.geometry, N=count), *how)
+            yield self._passes[count], images
+
+    def _arrays(self, name, passes, shapes, stream):
+        self._room.use.stream = stream
+        return self._room[name].arrays(shapes, passes.sums)
+
+    def _states(self, passes, stream):
+        """The states, and in EM routing the capsules' norms."""
+        shapes = {"states": passes.states_shape}
+        if self.options.is_em:
+            shapes["norms"] = passes.norms_shape
+        return tuple(self._arrays("states", passes, shapes, stream).values())
+
+    def forward(self, x, w, operands, results, couplings=None, stream=0):
+        """Write the results.
+
+        Parameters
+        ----------
+        x, w : device arrays, (N, C, H, W, G, D1, D2) and (P, C, KH, KW, G, D2, D3)
+            Or votes (N, P, L, I, E), and None.
+        operands : tuple
+            Of dynamic routing the logits (P, I) or None; of EM routing activations (N, C, H, W), or (N, L, I) of votes,
+            beta_u and beta_a (P,), all in the dtype of sums.
+        results : tuple of device arrays
+            Capsules (N, P, L, E), and in EM routing activations (N, P, L).
+        couplings : device array (N, P, L, I), or None
+        stream : Numba stream
+        """
+        for passes, images in self._parts():
+            room = self._arrays("forward", passes, passes.forward_shapes(), stream)
+            out = [result[images] for result in results]
+            more = None if couplings is None else couplings[images]
+            self._forward(passes, x[images], w, operands, images, out, room, stream, more)
+
+    def _forward(self, passes, x, w, operands, images, out, room, stream, couplings=None):
+        states = self._states(passes, stream)
+        run = {"room": room, "couplings": couplings, "stream": stream}
+        if self.options.is_em:
+            activations, *betas = operands
+            passes.forward(x, w, (activations[images], *betas), *states, *out, **run)
+        else:
+            passes.forward(x, w, operands[0], *states, *out, **run)
+
+    def backward(self, x, w, operands, d_results, dx, dw, d_operands, stream=0):
+        """Write gradients.
+
+        Parameters
+        ----------
+        x, w, operands, stream
+            As :meth:`forward`.
+        d_results : tuple of device arrays
+            What reaches the results.
+        dx, dw : device arrays, or None
+            With ``dx`` comes the activations' gradient, with ``dw`` (of votes: ``dx``) the logits'.
+        d_operands : tuple of device arrays, or None
+            Of dynamic routing (d_logits,), of EM routing (d_activations, d_beta_u, d_beta_a).
+        """
+        for passes, images in self._parts():
+            scratch = self._arrays("results", passes, self._result_shapes(passes), stream)
+            room = self._arrays("forward", passes, passes.forward_shapes(), stream)
+            own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
+            self._forward(passes, own, w, operands, images, out, room, stream)
+            room = self._arrays("backward", passes, passes.backward_shapes(), stream)
+            d_out = [gradient[images] for gradient in d_results]
+            to = None if dx is None else dx[images]
+            run = {"room": room, "more": images.start > 0, "stream": stream}
+            states, wanted = self._states(passes, stream), dw is not None
+            if self.options.is_em:
+                activations, *betas = operands
+                d_activations = None if dx is None else d_operands[0][images]
+                some = (activations[images], *betas)
+                passes.backward(own, w, some, *states, *d_out, to, d_activations, wanted, **run)
+            else:
+                passes.backward(own, w, operands[0], *states, *d_out, to, wanted, **run)
+        if dw is not None:
+            passes.launch_kernel_gradient(dw, room, stream)
+        if self.options.is_em:
+            passes.launch_betas_gradient(*d_operands[1:], room, stream)
+        elif d_operands[0] is not None and (wanted or self.stored):
+            passes.launch_logits_gradient(d_operands[0], room, stream)
+
+    def _result_shapes(self, passes):
+        """Room for results that nobody wants, in the dtype of sums."""
+        g = passes.geometry
+        shapes = {"y": (g.N, g.P, g.L, g.E3)}
+        return shapes | ({"a": (g.N, g.P, g.L)} if self.options.is_em else {})
+
+    def _in_dtype(self, array):
+        """The beginning of an array as one of the same size, in the dtype of x."""
+        if array.dtype == self.dtype:
+            return array
+        flat = array.reshape(array.size).view(self.dtype)
+        return flat[: array.size].reshape(array.shape)
+
+    def explain(self):
+        """What is launched, and what a stored vote would have taken."""
+        o, g, first = self.options, self.geometry, self._passes[self.part]
+        split, shape = first._split(first.shape, first.forward_form), first.shape
+        form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
+        states = prod(first.states_shape) * first.sums.itemsize
+        return "\n".join(
+            (
+                f"{o.routing} routing, {o.iterations} iterations, {form}: {first.shape.children} children of each of "
+                f"{g.N * g.L} positions for {g.P} parents",
+                f"forward: {o.iterations} passes over the children, {shape.team} lanes a team, {shape.images} images "
+                f"a team, {split.parts * split.blocks} teams of {split.children} children each share a position",
+                f"backward: {o.iterations - 1 - o.first} passes more, then one for x and one for w",
+                f"memory: {ceil_div(g.N, self.part)} parts of {self.part} images, states {states} bytes; stored votes would "
+                f"take {self.votes_nbytes()} bytes",
+            )
+        )
+
+
+@lru_cache(_KEPT)
+def _kept(geometry, dtype, options, stored, part, *_):
+    return Runner(geometry, dtype, options, stored, part)
+
+
+def runner_of(geometry, dtype, options, stored=False, part=None, stream=0):
+    """The runner of calls that are alike, of this thread's on a stream of this device; the last few are kept."""
+    where = int(stream) if stream else 0, threading.get_ident(), current_device()
+    return _kept(geometry, dtype, options, stored, part, *where)
+
+
+KEPT = (_kept,)

@@ -1,0 +1,132 @@
+"""What kernels of routing are compiled for, and how threads share the work.
+
+A *team* of lanes of one warp has the parents of a position: lane ``p`` has parent ``p``, and ``p + TEAM``, ``p + 2 TEAM``,
+... where there are more than a warp has lanes. A team takes IMAGES images at once, at the same position, so that a
+kernel capsule that was read serves all of them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.gpu import SHARED_WITHOUT_ASKING
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.target import SIMULATED
+from numbacaps.geometry import Geometry
+
+WARP = 32
+TEAM_THREADS = 32 if SIMULATED else 128  # of a block
+_WANTED_WARPS = (
+    4 if SIMULATED else 132 * 16
+)  # of a grid: H100's multiprocessors, so that a sum's order is one
+_FEWEST_CHILDREN = 4  # of a team
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A routing problem, its number of images apart.
+
+    Attributes
+    ----------
+    geometry : numbacaps.geometry.Geometry
+        N is 1.
+    dtype : numpy.dtype
+        Of x and w, or of the votes.
+    images : int
+        That a team takes at once.
+    """
+
+    geometry: Geometry
+    dtype: np.dtype
+    images: int = 1
+
+    @classmethod
+    def of(cls, geometry, dtype):
+        """The shape for a geometry; a window that is the whole input becomes channels."""
+        g = geometry.without_window
+        few_rows = g.D1 * g.E3 < 32 and not SIMULATED
+        images = 4 if few_rows and g.N >= 8 and g.P <= WARP else 1
+        return cls(g.of_one_image, dtype, images)
+
+    @property
+    def sums(self):
+        """The dtype of everything that is added."""
+        return sum_dtype(self.dtype)
+
+    @property
+    def children(self):
+        """Of a position."""
+        return self.geometry.Q
+
+    @cached_property
+    def team(self):
+        """Lanes of a team, a power of two."""
+        team = 1
+        while team < min(self.geometry.P, WARP):
+            team *= 2
+        return team
+
+    @property
+    def parents(self):
+        """Of a lane."""
+        return ceil_div(self.geometry.P, self.team)
+
+    @property
+    def elements(self):
+        """Elements of a team's votes that a lane has."""
+        return self.images * self.parents * self.geometry.E3
+
+    @property
+    def scalars(self):
+        """Votes of a team that a lane has a part in."""
+        return self.images * self.parents
+
+    @property
+    def teams(self):
+        """Of a block; a multiple of those of a warp."""
+        return TEAM_THREADS // self.team
+
+    def groups(self, N):
+        """Groups of images and positions: what a team takes."""
+        return ceil_div(N, self.images) * self.geometry.L
+
+
+def teams_wanted(shape):
+    """Of a grid."""
+    return _WANTED_WARPS * WARP // shape.team
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the children of positions are shared by teams.
+
+    Attributes
+    ----------
+    places, parts : int
+        A block has ``places`` groups of images, and for each ``parts`` teams, whose sums meet in shared memory.
+    blocks : int
+        That share a group of images; their sums meet in device memory.
+    children : int
+        Of a team.
+    """
+
+    places: int
+    parts: int
+    blocks: int
+    children: int
+
+    @classmethod
+    def of(cls, shape, N, fields):
+        """Few groups of images are shared by many teams, whose records have ``fields`` numbers a parent."""
+        groups, children = shape.groups(N), shape.children
+        wanted = max(1, teams_wanted(shape) // groups)
+        wanted = min(wanted, max(1, children // _FEWEST_CHILDREN))
+        record = TEAM_THREADS * shape.scalars * fields * shape.sums.itemsize
+        most = shape.teams if record <= SHARED_WITHOUT_ASKING else 1
+        parts = 1
+        while parts < min(wanted, most):
+            parts *= 2
+        blocks = max(1, wanted // parts)
+        return cls(shape.teams // parts, parts, blocks, ceil_div(children, parts * blocks))

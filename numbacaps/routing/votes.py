@@ -1,0 +1,128 @@
+"""Where votes come from: computed from x and the packed kernel whenever they are needed, or read where they are stored.
+
+A source is three device functions:
+
+    votes(V, x, w, n, l, i, lane, N)    V[m, j, e]: the votes of child i at position l of images n, n + 1, ...
+    capsule(l, i)                       the child's number in its image; -1 in the padding
+    w's index                           (i, e2, p): what lies next to each other is what lanes read together
+
+Lanes without a parent compute the last parent's again, and nobody reads it.
+"""
+
+from functools import cache
+
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.target import at, cuda
+
+
+@cache
+def make_parent(shape):
+    """Device function ``parent(lane, j)``: number of a lane's j-th parent, the last one's where there is none."""
+    P, TEAM = shape.geometry.P, shape.team
+
+    @cuda.jit(device=True, forceinline=True)
+    def parent(lane, j):
+        return min(lane + j * TEAM, P - 1)
+
+    return parent
+
+
+@cache
+def make_capsule(shape):
+    """Device function ``capsule(l, i)`` of the window's children."""
+    g = shape.geometry
+    H, W, KH, KW, OW = g.H, g.W, g.KH, g.KW, g.OW
+    SH, SW = g.stride
+    PH, PW = g.padding
+    DH, DW = g.dilation
+
+    @cuda.jit(device=True, forceinline=True)
+    def capsule(l, i):
+        kw = i % KW
+        kh = i // KW % KH
+        c = i // (KW * KH)
+        row = l // OW * SH + kh * DH - PH
+        column = l % OW * SW + kw * DW - PW
+        if row < 0 or row >= H or column < 0 or column >= W:
+            return -1
+        return (c * H + row) * W + column
+
+    return capsule
+
+
+@cache
+def make_computed(shape):
+    """Device function ``votes`` that multiplies."""
+    g = shape.geometry
+    G, D1, D2, D3, E1, E2, E3, P = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3, g.P
+    CAPSULES = g.C * g.H * g.W
+    M, J, ROW = shape.images, shape.parents, shape.parents * g.D3
+    sums = shape.sums
+    ZERO, ELEMENTS = sums.type(0), shape.elements
+    read, _ = conversions(shape.dtype)
+    capsule, parent = make_capsule(shape), make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def votes(V, x, w, n, l, i, lane, N):
+        row = cuda.local.array(ROW, sums)
+        place = capsule(l, i)
+        for e in range(ELEMENTS):
+            V[e] = ZERO
+        for g in range(G):
+            for d2 in range(D2):
+                for j in range(J):
+                    for d3 in range(D3):
+                        e2 = (g * D2 + d2) * D3 + d3
+                        row[j * D3 + d3] = w[at((i * E2 + e2) * P + parent(lane, j))]
+                for m in range(M):
+                    first = (min(n + m, N - 1) * CAPSULES + max(place, 0)) * E1
+                    for d1 in range(D1):
+                        value = ZERO  # padding is zeros that multiply like any other value
+                        if place >= 0:
+                            value = read(x[at(first + (g * D1 + d1) * D2 + d2)])
+                        for j in range(J):
+                            for d3 in range(D3):
+                                e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
+                                V[e] += value * row[j * D3 + d3]
+
+    return votes
+
+
+@cache
+def make_stored(shape):
+    """Device function ``votes`` that reads, from x: (N, P, L, I, E)."""
+    g = shape.geometry
+    L, P, E3, CHILDREN = g.L, g.P, g.E3, shape.children
+    M, J = shape.images, shape.parents
+    read, _ = conversions(shape.dtype)
+    parent = make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def votes(V, x, w, n, l, i, lane, N):
+        for m in range(M):
+            for j in range(J):
+                vote = (min(n + m, N - 1) * P + parent(lane, j)) * L + l
+                for e in range(E3):
+                    V[(m * J + j) * E3 + e] = read(x[at((vote * CHILDREN + i) * E3 + e)])
+
+    return votes
+
+
+@cache
+def make_stored_capsule(shape):
+    """Device function ``capsule(l, i)`` where every vote is of a child of its own."""
+    CHILDREN = shape.children
+
+    @cuda.jit(device=True, forceinline=True)
+    def capsule(l, i):
+        return l * CHILDREN + i
+
+    return capsule
+
+
+def source(shape, stored):
+    """``(votes, capsule, capsules of an image)`` of a source."""
+    g = shape.geometry
+    if stored:
+        return make_stored(shape), make_stored_capsule(shape), g.L * shape.children
+    return make_computed(shape), make_capsule(shape), g.C * g.H * g.W

@@ -1,0 +1,133 @@
+"""Routing beside PyTorch's: what is computed, how rows are kept and told. Nothing is timed here."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments import record, routing_speed
+from experiments.measuring import command, opponents, provenance, routed
+from numbacaps import Geometry
+from numbacaps.device.target import cuda
+from numbacaps.routing.options import Options
+
+torch = pytest.importorskip("torch")
+SMALL = {
+    "dynamic": routed.Workload(Geometry(3, 4, 3, 1, 1, 1, 1, 1, 1, 2, 4)),
+    "em": routed.Workload(Geometry(3, 5, 3, 4, 4, 2, 2, 1, 2, 2, 2, (2, 2)), Options("em")),
+}
+NOW = {"gpu": "here", "driver": "1", "versions": "{}", "source_sha256": "now"}
+
+
+@pytest.mark.parametrize("wanted", routed.PASSES)
+@pytest.mark.parametrize("name", SMALL)
+def test_contestants_agree_with_float64(name, wanted):
+    for contestant in ("fused", "torch"):
+        make = routed.CONTESTANTS[contestant]
+        assert routed.error(make, SMALL[name], wanted, device="cpu") < 1e-4
+        found = make(SMALL[name], SMALL[name].tensors(device="cpu"), wanted)()
+        of_em, gradients = name == "em", wanted == "training"
+        assert len(found) == (2 if of_em else 1) + gradients * (5 if of_em else 2)
+
+
+@pytest.mark.parametrize("wanted", routed.PASSES)
+@pytest.mark.parametrize("name", SMALL)
+def test_what_a_graph_captures(name, wanted, monkeypatch):
+    """On the simulator, whose arrays share the tensors' memory."""
+    wrapped = type(cuda.to_device(np.zeros(1)))
+    monkeypatch.setattr(cuda, "as_cuda_array", lambda one: wrapped(one.numpy()), raising=False)
+    monkeypatch.setattr(cuda, "external_stream", lambda address: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    assert routed.error(routed.CONTESTANTS["graph"], SMALL[name], wanted, device="cpu") < 1e-4
+
+
+def test_an_error_shows():
+    def wrong(workload, tensors, wanted):
+        return lambda: [
+            1.5 * one for one in routed.CONTESTANTS["torch"](workload, tensors, wanted)()
+        ]
+
+    assert routed.error(wrong, SMALL["dynamic"], "forward", device="cpu") == pytest.approx(
+        0.5, 1e-4
+    )
+
+
+def test_published_sizes():
+    g = routed.WORKLOADS["em-conv1-64"].geometry
+    assert (g.OH, g.OW, g.Q) == (6, 6, 288)
+    assert routed.WORKLOADS["em-conv1-64"].votes_nbytes == pytest.approx(64 * 21.2e6, 0.01)
+    assert routed.WORKLOADS["em-conv2-8"].geometry.OH == 4
+    assert routed.WORKLOADS["em-class-8"].geometry.L == 1
+    assert routed.WORKLOADS["apple-conv-128"].geometry.OH == 7
+    assert routed.WORKLOADS["digitcaps-128"].votes_nbytes == 128 * 1152 * 160 * 4
+
+
+def _here(monkeypatch, tmp_path):
+    """As on a GPU: no contestant runs, and a time is the length of its name."""
+    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
+    monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
+    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(routing_speed, "of_machine", lambda: NOW)
+    monkeypatch.setattr(routing_speed.measure, "release", lambda: None)
+    monkeypatch.setattr(routed, "error", lambda *how: 1e-7)
+    timed = []
+
+    def fake(workload, wanted, contestant):
+        timed.append((wanted, contestant))
+        if contestant == "compiled":
+            raise RuntimeError("no compiler")
+        return {"ms": float(len(contestant)), "extra_mb": 1.0}
+
+    monkeypatch.setattr(routing_speed, "_timed", fake)
+    return ["--workloads", "digitcaps-128,em-conv1-8", "--results", str(tmp_path)], timed
+
+
+def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
+    arguments, timed = _here(monkeypatch, tmp_path)
+    assert routing_speed.main(arguments) == 0
+    assert len(timed) == 2 * 2 * 4
+    rows = routing_speed.listing(tmp_path / "here").rows
+    assert len(rows) == 16 and {row["note"] for row in rows} >= {""}
+    assert all("no compiler" in row["note"] for row in rows if row["contestant"] == "compiled")
+    said = capsys.readouterr().out
+    assert "digitcaps-128" in said and "1.0e-07" in said and "no compiler" in said
+    assert routing_speed.main(arguments) == 0 and len(timed) == 16, "rows are kept"
+    routing_speed.main([*arguments, "--passes", "forward", "--fresh"])
+    assert len(timed) == 24
+
+
+def test_the_ratio_is_to_the_best_opponent():
+    rows = [
+        dict.fromkeys(routing_speed.VALUES, "")
+        | {
+            "workload": "digitcaps-1",
+            "pass": "forward",
+            "contestant": name,
+            "ms": ms,
+            "error": "1e-7",
+        }
+        | {"operands_mb": "2", "extra_mb": "1"}
+        for name, ms in (("fused", "4"), ("graph", "2"), ("torch", "30"), ("compiled", "20"))
+    ]
+    line = routing_speed.table(rows)[1].split()
+    assert line[:2] == ["digitcaps-1", "forward"] and line[6:] == ["10.0", "1.50", "1.0e-07"]
+
+
+def test_bad_names_are_refused(capsys):
+    with pytest.raises(SystemExit) as exit:
+        routing_speed.main(["--workloads", "digits"])
+    assert exit.value.code == 2 and "digits" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_what_works(capsys):
+    with pytest.raises(SystemExit) as exit:
+        routing_speed.main([])
+    assert exit.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
+
+
+def test_the_record_knows_whose_file_it_is(monkeypatch, tmp_path):
+    """The CSV has another name than the experiment."""
+    folder = tmp_path / "here"
+    monkeypatch.setattr(record.provenance, "measured", lambda results: ["here"])
+    routing_speed.listing(folder, NOW).add([dict.fromkeys(routing_speed.KEYS, "a")])
+    assert "here/routing.csv; python -m experiments.routing_speed" in record.older(tmp_path)

@@ -1,0 +1,225 @@
+"""capsule_routing and its gradients against the reference's loops, in every form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import numbacaps
+from numbacaps.device.target import cuda
+from numbacaps.geometry import Geometry
+from numbacaps.routing import runner
+from numbacaps.routing.shape import Shape
+from tests.support import routing as support
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+_TOLERANCE = 1e-4
+_ALGORITHMS = ("numpy", "fused")
+
+
+def _close(found, wanted):
+    found = found.copy_to_host() if hasattr(found, "copy_to_host") else found
+    scale = np.abs(wanted).max()
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=_TOLERANCE * (scale or 1))
+
+
+def _options(given, names):
+    return {name: given[name] for name in names if name in given}
+
+
+def _check(g, given, wanted, gradients=True, **form):
+    options = support.window(g) | form
+    operands = _options(given, ("activations", "beta_u", "beta_a", "logits"))
+    results = numbacaps.capsule_routing(
+        given["x"], given["w"], couplings=True, **operands, **_but(options, "detach")
+    )
+    for found, want in zip(results, wanted.results, strict=True):
+        _close(found, want)
+    if not gradients:
+        return
+    operands |= _options(given, ("d_activations",))
+    found = numbacaps.capsule_routing_backward(
+        given["x"], given["w"], given["dy"], **operands, **options
+    )
+    for name, want in wanted.gradients.items():
+        _close(getattr(found, name), want)
+
+
+def _but(options, name):
+    return {key: value for key, value in options.items() if key != name}
+
+
+@pytest.mark.slow(but=["window-fused-parents-False", "*-numpy-*", "class-fused-children-False"])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("over", ["parents", "children"])
+@pytest.mark.parametrize("algorithm", _ALGORITHMS)
+@pytest.mark.parametrize("case", support.CASES)
+def test_dynamic(case, algorithm, over, detach, rng):
+    g = support.CASES[case]
+    given = support.operands(g, rng, em=False)
+    wanted = support.want_dynamic(g, given, softmax_over=over, detach=detach)
+    _check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
+
+
+@pytest.mark.slow(but=["*-numpy-*", "window-fused-window-False", "dilated-fused-all-False"])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("normalise", ["window", "all"])
+@pytest.mark.parametrize("algorithm", _ALGORITHMS)
+@pytest.mark.parametrize("case", support.CASES)
+def test_em(case, algorithm, normalise, detach, rng):
+    g = support.CASES[case]
+    given = support.operands(g, rng, em=True)
+    wanted = support.want_em(g, given, normalise=normalise, detach=detach)
+    form = {"routing": "em", "lam": 1.0, "normalise": normalise, "detach": detach}
+    _check(g, given, wanted, algorithm=algorithm, **form)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", ["window", "class"])
+def test_the_stored_rung(case, rng):
+    g = support.CASES[case]
+    given = support.operands(g, rng, em=False)
+    _check(g, given, support.want_dynamic(g, given), gradients=False, algorithm="stored")
+    given = support.operands(g, rng, em=True)
+    form = {"routing": "em", "lam": 1.0, "algorithm": "stored"}
+    _check(g, given, support.want_em(g, given), gradients=False, **form)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("detach", [False, True])
+def test_votes_summed_over_the_window(shared, detach, rng):
+    g = support.CASES["window"]
+    given = support.operands(g, rng, em=False)
+    given["logits"] = given["logits"][..., 0, 0]
+    if shared:
+        given["w"] = given["w"][:, :1]
+    wanted = support.want_dynamic(g, given, detach=detach, kind="sum")
+    _check(g, given, wanted, algorithm="numpy", votes="sum", detach=detach)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [1, 2])
+def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
+    """Gradients of what images share are added over the parts, of which the last may be smaller."""
+    monkeypatch.setattr(runner.Runner, "_bytes", lambda self, passes: 1)
+    monkeypatch.setattr(runner.Runner, "_budget", part)
+    runner._kept.cache_clear()
+    g = support.CASES["class"]
+    given = support.operands(g, rng, em=False)
+    _check(g, given, support.want_dynamic(g, given), algorithm="fused")
+    given = support.operands(g, rng, em=True)
+    form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
+    _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    runner._kept.cache_clear()
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("images", [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("em", [False, True])
+def test_teams_of_several_images(em, images, monkeypatch, rng):
+    """Also of more than there are left at the end of the batch."""
+    of = Shape.of.__func__
+
+    def several(cls, geometry, dtype):
+        return replace(of(cls, geometry, dtype), images=images)
+
+    monkeypatch.setattr(Shape, "of", classmethod(several))
+    runner._kept.cache_clear()
+    g = replace(support.CASES["window"], N=3)
+    given = support.operands(g, rng, em=em)
+    if em:
+        form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
+        _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    else:
+        _check(g, given, support.want_dynamic(g, given), algorithm="fused")
+    runner._kept.cache_clear()
+
+
+@pytest.mark.slow
+def test_more_parents_than_lanes(rng):
+    g = Geometry(1, 8, 37, 1, 1, 1, 1, 1, 1, 2, 2)
+    given = support.operands(g, rng, em=False)
+    _check(g, given, support.want_dynamic(g, given), algorithm="fused")
+    given = support.operands(g, rng, em=True)
+    form = {"routing": "em", "lam": 1.0, "algorithm": "fused"}
+    _check(g, given, support.want_em(g, given), **form)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_dtypes(dtype, rng):
+    """Sums are float32 at least."""
+    g, tolerance = support.CASES["class"], 2e-2 if dtype == "float16" else 1e-9
+    given = {name: a.astype(dtype) for name, a in support.operands(g, rng, em=True).items()}
+    wanted = support.want_em(g, given, 2)
+    form = {"routing": "em", "lam": 1.0, "iterations": 2, "algorithm": "fused", **support.window(g)}
+    operands = _options(given, ("activations", "beta_u", "beta_a"))
+    results = numbacaps.capsule_routing(given["x"], given["w"], **operands, **form)
+    operands |= _options(given, ("d_activations",))
+    arrays = (given[name] for name in ("x", "w", "dy"))
+    found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
+    pairs = list(zip(results, wanted.results))
+    pairs += [(getattr(found, name), want) for name, want in wanted.gradients.items()]
+    for one, want in pairs:
+        assert one.dtype == dtype
+        np.testing.assert_allclose(one, want, rtol=0, atol=tolerance * np.abs(want).max())
+
+
+def test_device_arrays_stay_on_the_device(rng):
+    """Also where capsule axes come in another order than the kernels'."""
+    x, w = (
+        rng.standard_normal(shape, np.float32) for shape in ((2, 2, 1, 1, 2, 3), (3, 2, 1, 1, 2, 2))
+    )
+    how = {"product": "ba,cb->ca", "iterations": 2}
+    want = numbacaps.capsule_routing(x, w, algorithm="numpy", **how)
+    found = numbacaps.capsule_routing(
+        cuda.to_device(x), cuda.to_device(w), algorithm="fused", **how
+    )
+    assert hasattr(found, "copy_to_host")
+    _close(found, want)
+    dy = rng.standard_normal(want.shape, np.float32)
+    want = numbacaps.capsule_routing_backward(x, w, dy, algorithm="numpy", **how)
+    arrays = (cuda.to_device(array) for array in (x, w, dy))
+    found = numbacaps.capsule_routing_backward(*arrays, algorithm="fused", **how)
+    _close(found.x, want.x)
+    _close(found.w, want.w)
+    assert found.logits is None and found.activations is None
+
+
+@pytest.mark.parametrize("algorithm", ("numpy", "fused", "stored"))
+def test_out(algorithm, rng):
+    g = support.CASES["ones"]
+    given = support.operands(g, rng, em=False)
+    arrays, out = (given["x"], given["w"]), np.empty(g.output_shape, np.float32)
+    how = {"algorithm": algorithm, **support.window(g)}
+    assert numbacaps.capsule_routing(*arrays, out=out, **how) is out
+    np.testing.assert_array_equal(out, numbacaps.capsule_routing(*arrays, **how))
+    with pytest.raises(ValueError, match="out has shape"):
+        numbacaps.capsule_routing(*arrays, out=out[0], **how)
+
+
+def test_what_is_not_needed_is_not_computed(rng):
+    g = support.CASES["ones"]
+    given = support.operands(g, rng, em=True)
+    arrays = (given[name] for name in ("x", "w", "dy"))
+    operands = _options(given, ("activations", "beta_u"))
+    for algorithm in _ALGORITHMS:
+        arrays = [given[name] for name in ("x", "w", "dy")]
+        form = {"routing": "em", "needs": ("kernel",), "algorithm": algorithm, **support.window(g)}
+        found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
+        assert found.x is None and found.activations is None and found.beta_a is None
+        assert found.w is not None and found.beta_u is not None
+
+
+@pytest.mark.parametrize("algorithm", _ALGORITHMS)
+def test_no_images(algorithm):
+    x, w = np.empty((0, 2, 3, 3, 2, 2), np.float32), np.ones((4, 2, 2, 2, 2, 2), np.float32)
+    y, a = numbacaps.capsule_routing(x, w, routing="em", algorithm=algorithm)
+    assert y.shape == (0, 4, 2, 2, 2, 2) and a.shape == (0, 4, 2, 2)
+    found = numbacaps.capsule_routing_backward(x, w, y, algorithm=algorithm)
+    assert found.x.shape == x.shape and not found.w.any()
+
+
+def test_explain_says_what_stored_votes_would_take():
+    said = numbacaps.explain_routing((8, 32, 14, 14, 4, 4), (32, 32, 3, 3, 4, 4), stride=2)
+    assert "169869312 bytes" in said and "3 passes" in said

@@ -1,0 +1,73 @@
+"""Every kernel of routing through the real compiler, with no GPU: types, memory, instructions."""
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from numba.cuda import dispatcher
+
+from numbacaps import routing
+from numbacaps.device.target import cuda
+from tests.support.routing_kernels import FORMS, LAYERS, launched
+
+pytestmark = pytest.mark.tiers("ptx")
+_SHARED_LIMIT = 48 * 1024
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """For device functions that LLVM inlines: Numba compiles them for the GPU that there is."""
+    found = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: found)
+
+
+def _check(kernels, dtype, cc):
+    for name, (kernel, signature) in kernels.items():
+        text, _ = cuda.compile_ptx(kernel, signature, cc=cc)
+        assert "__local_depot" not in text, f"{name}: arrays were spilled to local memory"
+        assert not re.search(r"\b(atom|red)\.", text), f"{name}: a sum has no fixed order"
+        if dtype != "float64":
+            assert not re.search(r"\.f64\b", text), f"{name}: float64 crept in"
+        shared = sum(int(size) for size in re.findall(r"\.shared .*\[(\d+)\]", text))
+        assert shared <= _SHARED_LIMIT, name
+
+
+@pytest.mark.slow(but=["em-conv1-em-cc0", "digitcaps-dynamic-cc0"])
+@pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_published_layers(layer, form, cc, monkeypatch):
+    _check(launched(layer, form, "float32", monkeypatch), "float32", cc)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("form", ["dynamic", "em"])
+def test_dtypes(form, dtype, monkeypatch):
+    _check(launched("em-class", form, dtype, monkeypatch), dtype, (9, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["dynamic", "em"])
+def test_stored_votes(form, monkeypatch):
+    _check(launched("em-conv1", form, "float32", monkeypatch, is_stored=True), "float32", (9, 0))
+
+
+def test_every_kernel_is_launched(monkeypatch):
+    """By the cases above: a kernel that none of them launches would not be compiled here."""
+    found = {
+        name.split()[0]
+        for form in FORMS
+        for is_stored in (False, form == "em" or form == "dynamic")
+        for name in launched("em-conv1", form, "float32", monkeypatch, is_stored)
+    }
+    files = Path(routing.__file__).parent.glob("*.py")
+    kernels = {
+        node.name
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+    }
+    assert found == kernels

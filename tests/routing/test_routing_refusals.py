@@ -1,0 +1,69 @@
+"""Bad input to routing is refused by name, before anything is allocated."""
+
+import numpy as np
+import pytest
+
+import numbacaps
+
+_X, _W = np.ones((1, 2, 3, 3, 2, 2), np.float32), np.ones((3, 2, 2, 2, 2, 2), np.float32)
+_DY = np.ones((1, 3, 2, 2, 2, 2), np.float32)
+_ONES = np.ones((1, 2, 3, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "options, error, said",
+    [
+        ({"routing": "dynamc"}, ValueError, "routing is 'dynamc'.* did you mean 'dynamic'"),
+        ({"iterations": 0}, ValueError, "iterations is 0; it takes 1 or more"),
+        ({"iterations": 2.0}, TypeError, "iterations is 2.0; it takes an int"),
+        ({"softmax_over": "all"}, ValueError, "softmax_over is 'all'"),
+        ({"routing": "em", "normalise": "parents"}, ValueError, "normalise is 'parents'"),
+        ({"routing": "em", "lam": -1}, ValueError, "lam is -1; it takes a finite number"),
+        ({"routing": "em", "epsilon": 0}, ValueError, "epsilon is 0.* more than 0"),
+        ({"routing": "em", "lam": "1"}, TypeError, "lam is '1'; it takes a number"),
+        ({"activations": _ONES}, ValueError, "activations is given; routing 'dynamic' takes none"),
+        ({"routing": "em", "logits": _W[..., 0, 0]}, ValueError, "logits is given; routing 'em'"),
+        (
+            {"routing": "em", "activations": _ONES[:, :1]},
+            ValueError,
+            r"activations has shape \(1, 1, 3, 3\); it takes \(1, 2, 3, 3\)",
+        ),
+        ({"routing": "em", "activations": 2 * _ONES}, ValueError, "it takes values from 0 to 1"),
+        (
+            {"routing": "em", "beta_u": np.ones(3)},
+            TypeError,
+            "beta_u has dtype float64; it takes float32",
+        ),
+        ({"routing": "em", "beta_u": [1, 2, 3]}, TypeError, "beta_u is a list"),
+        ({"logits": np.ones((3, 2), np.float32)}, ValueError, r"logits has shape \(3, 2\)"),
+        ({"votes": "window"}, ValueError, "votes is 'window'"),
+        ({"votes": "sum", "algorithm": "fused"}, ValueError, "algorithm 'fused' takes 'children'"),
+        ({"votes": "sum", "routing": "em"}, ValueError, "whose children have no activations"),
+        ({"algorithm": "staged"}, ValueError, "algorithm is 'staged'"),
+        ({"precision": "tf32"}, ValueError, "precision is 'tf32'"),
+        (
+            {"routing": "em", "normalise": "all", "algorithm": "stored"},
+            ValueError,
+            "algorithm 'stored' takes 'window'",
+        ),
+        ({"stride": 0}, ValueError, "stride is 0"),
+    ],
+)
+def test_refused(options, error, said):
+    with pytest.raises(error, match=said):
+        numbacaps.capsule_routing(_X, _W, **options)
+    with pytest.raises(error, match=said):
+        numbacaps.capsule_routing_backward(_X, _W, _DY, **options)
+
+
+def test_refused_by_the_gradient():
+    with pytest.raises(ValueError, match="dy has shape"):
+        numbacaps.capsule_routing_backward(_X, _W, _DY[:, :1])
+    with pytest.raises(TypeError, match="detach is 1; it takes True or False"):
+        numbacaps.capsule_routing_backward(_X, _W, _DY, detach=1)
+    with pytest.raises(ValueError, match="algorithm is 'stored', which has no gradient"):
+        numbacaps.capsule_routing_backward(_X, _W, _DY, algorithm="stored")
+    with pytest.raises(ValueError, match="needs is"):
+        numbacaps.capsule_routing_backward(_X, _W, _DY, needs=("weights",))
+    with pytest.raises(ValueError, match="d_activations has shape"):
+        numbacaps.capsule_routing_backward(_X, _W, _DY, routing="em", d_activations=_ONES)

@@ -1,0 +1,104 @@
+"""What routing should give: the reference's loops over a batch, in float64 and in the layouts of the public functions."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbacaps.geometry import Geometry
+from reference import routing
+
+#                    N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
+CASES = {
+    "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "window": Geometry(2, 2, 3, 4, 5, 2, 3, 1, 2, 3, 2, (2, 1), (1, 0)),
+    "class": Geometry(3, 2, 5, 3, 2, 3, 2, 2, 1, 2, 3),  # the window is the input; rank-3 capsules
+    "dilated": Geometry(1, 4, 2, 5, 4, 2, 2, 1, 2, 2, 2, (2, 1), (0, 1), (2, 1)),  # gaps
+}
+
+
+@dataclass
+class Wanted:
+    """Results and gradients by name."""
+
+    results: tuple
+    gradients: dict
+
+
+def operands(g, rng, em):
+    """x, w, dy and what else the routing takes, in float32."""
+    shapes = {"x": g.input_shape, "w": g.kernel_shape, "dy": g.output_shape}
+    made = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    if em:
+        made["activations"] = rng.uniform(0.1, 1, (g.N, g.C, g.H, g.W))
+        made["beta_u"], made["beta_a"] = rng.standard_normal((2, g.P))
+        made["d_activations"] = rng.standard_normal((g.N, g.P, g.OH, g.OW))
+    else:
+        made["logits"] = rng.standard_normal((g.P, g.C, g.KH, g.KW))
+    return {name: np.float32(array) for name, array in made.items()}
+
+
+def window(g):
+    """The options of a geometry."""
+    how = {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    return how | {"product": "gab,gbc->gac"}
+
+
+def want_dynamic(g, given, iterations=3, softmax_over="parents", detach=False, kind="children"):
+    """What dynamic routing gives."""
+    x, w, dy, logits = (np.float64(given[name]) for name in ("x", "w", "dy", "logits"))
+    how = g.stride, g.padding, g.dilation, kind
+    votes, _ = routing.routing_votes(x, w, *how)
+    logits = logits.reshape(g.P, -1).T
+    dv = np.moveaxis(dy.reshape(g.N, g.P, g.L, -1), 1, 2)
+    found = [routing.dynamic_routing(u, iterations, logits, softmax_over) for u in votes]
+    back = [
+        routing.dynamic_routing_backward(u, d, iterations, logits, softmax_over, detach)
+        for u, d in zip(votes, dv)
+    ]
+    d_votes = np.array([one[0] for one in back])
+    dx, dw = routing.routing_votes_backward(x, w, d_votes, *how)
+    d_logits = sum(one[1] for one in back).T.reshape(given["logits"].shape)
+    gradients = {"x": dx, "w": dw, "logits": d_logits}
+    return Wanted((_capsules(g, found), _couplings(g, found, given["logits"])), gradients)
+
+
+def want_em(g, given, iterations=3, lam=1.0, normalise="window", detach=False):
+    """What EM routing gives."""
+    given = {name: np.float64(array) for name, array in given.items()}
+    x, w, betas = given["x"], given["w"], (given["beta_u"], given["beta_a"])
+    how = g.stride, g.padding, g.dilation
+    votes, capsule = routing.routing_votes(x, w, *how)
+    a = given["activations"].reshape(g.N, -1)
+    a = np.where(capsule >= 0, a[:, np.maximum(capsule, 0)], 0)
+    d_mu, d_out = (
+        np.moveaxis(given[name].reshape(g.N, g.P, g.L, -1), 1, 2)
+        for name in ("dy", "d_activations")
+    )
+    form = iterations, lam, normalise, capsule
+    found = [routing.em_routing(V, of_image, *betas, *form) for V, of_image in zip(votes, a)]
+    back = [
+        routing.em_routing_backward(V, of_image, *betas, mu, out[..., 0], *form, detach=detach)
+        for V, of_image, mu, out in zip(votes, a, d_mu, d_out)
+    ]
+    dx, dw = routing.routing_votes_backward(x, w, np.array([one[0] for one in back]), *how)
+    da = np.zeros((g.N, g.C * g.H * g.W + 1))
+    for image, one in zip(da, back):
+        np.add.at(image, capsule, one[1])
+    gradients = {"x": dx, "w": dw, "activations": da[:, :-1].reshape(given["activations"].shape)}
+    gradients["beta_u"], gradients["beta_a"] = (sum(one[i] for one in back) for i in (2, 3))
+    a_out = np.moveaxis(np.array([one[1] for one in found]), 2, 1)
+    a_out = a_out.reshape(g.N, g.P, g.OH, g.OW)
+    shape = (g.P, g.C, g.KH, g.KW)
+    couplings = _couplings(g, [one[1:] for one in found], np.empty(shape))
+    return Wanted((_capsules(g, found), a_out, couplings), gradients)
+
+
+def _capsules(g, found):
+    capsules = np.moveaxis(np.array([one[0] for one in found]), 2, 1)
+    return capsules.reshape(g.output_shape)
+
+
+def _couplings(g, found, logits):
+    couplings = np.moveaxis(np.array([one[1] for one in found]), 3, 1)
+    taps = logits.shape[2:] or (1, 1)
+    return couplings.reshape(g.N, g.P, g.OH, g.OW, g.C, *taps)

@@ -1,0 +1,91 @@
+"""Every kernel of routing with the types of its arguments, at the sizes of published layers: what the ptx tier compiles.
+
+The passes run on arrays that have a shape and a dtype, and nothing else; what they would launch is written down.
+"""
+
+from math import prod
+
+import numpy as np
+from numba import from_dtype, int64, types
+
+from numbacaps import Geometry
+from numbacaps.routing import call, passes, stored
+from numbacaps.routing.options import Options
+from tests.support.kernels import factories
+
+LAYERS = {
+    "digitcaps": Geometry(128, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16),
+    "em-conv1": Geometry(8, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4, (2, 2)),
+    "em-class": Geometry(8, 32, 5, 4, 4, 4, 4, 1, 4, 4, 4),
+}
+FORMS = {
+    "dynamic": Options(),
+    "dynamic over children": Options(softmax_over="children"),
+    "dynamic detached": Options(detach=True),
+    "em": Options("em"),
+    "em over all": Options("em", normalise="all"),
+    "em detached": Options("em", detach=True),
+}
+ROUTING_FACTORIES = {
+    factory for name, factory in factories().items() if name.startswith("numbacaps.routing.")
+}
+
+
+class _Array:
+    """An array that is only looked at."""
+
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.size = prod(shape)
+
+    def reshape(self, *shape):
+        return _Array(shape, self.dtype)
+
+    def __getitem__(self, index):
+        return _Array(self.shape[1:], self.dtype)
+
+    def __iter__(self):
+        return (self[i] for i in range(self.shape[0]))
+
+
+def launched(layer, form, dtype, monkeypatch, is_stored=False):
+    """Kernels by name, with their signatures, that a forward and a backward pass launch."""
+    found = {}
+
+    def note(kernel, grid, threads, arguments, stream):
+        kinds = [
+            types.Array(from_dtype(one.dtype), 1, "C") if hasattr(one, "dtype") else int64
+            for one in arguments
+        ]
+        found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
+
+    for module in (passes, call, stored):
+        monkeypatch.setattr(module, "run", note)
+    g, o = LAYERS[layer], FORMS[form]
+    p = (passes.EMPasses if o.is_em else passes.DynamicPasses)(g, np.dtype(dtype), o, is_stored)
+
+    def made(shape, dtype=dtype):
+        return _Array(tuple(shape), dtype)
+
+    room = {name: made(shape, p.sums) for name, shape in p.forward_shapes().items()}
+    back = {name: made(shape, p.sums) for name, shape in p.backward_shapes().items()}
+    states, y = made(p.states_shape, p.sums), made(g.output_shape)
+    x = made((g.N, g.P, g.L, g.Q, g.E3)) if is_stored else made(g.input_shape)
+    w, couplings = made(g.kernel_shape), made((g.N, g.P, g.L, g.Q))
+    if o.is_em:
+        p.__dict__["numbers"] = made((1 + o.iterations,), p.sums)
+        operands = made((g.N, p.capsules), p.sums), made((g.P,), p.sums), made((g.P,), p.sums)
+        some = operands, states, made(p.norms_shape, p.sums)
+        a = made((g.N, g.P, g.L))
+        p.forward(x, w, *some, y, a, room=room, couplings=couplings)
+        p.backward(x, w, *some, y, a, x, made((g.N, p.capsules)), True, room=back)
+        p.launch_betas_gradient(made((g.P,)), made((g.P,)), back, 0)
+        stored.spread(p.shape, operands[0], made((g.N, g.L, g.Q), p.sums), g.N, 0)
+    else:
+        logits = made((g.P, g.Q), p.sums)
+        p.forward(x, w, logits, states, y, room=room, couplings=couplings)
+        p.backward(x, w, logits, states, y, x, True, room=back)
+        p.launch_logits_gradient(logits, back, 0)
+    if not is_stored:
+        p.launch_kernel_gradient(w, back, 0)
+    return found

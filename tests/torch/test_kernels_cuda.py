@@ -1,0 +1,83 @@
+"""numbacaps' kernels on CUDA tensors: memory, streams and graphs."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+import numbacaps.torch as nt  # noqa: E402
+from numbacaps.torch import kernels  # noqa: E402
+
+pytestmark = pytest.mark.tiers("gpu")
+_X, _W = (3, 4, 7, 6, 2, 5), (3, 4, 3, 2, 5, 4)
+_HOW = {"stride": 2, "padding": (1, 0)}
+
+
+def _operands(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=generator).cuda() for shape in (_X, _W))
+
+
+def _step(x, w):
+    y = nt.capsule_conv2d(x, w, **_HOW)
+    return y, *torch.autograd.grad(y.square().sum(), (x, w))
+
+
+def _close(have, x, w):
+    """Whether results are those of float64 on the CPU."""
+    x, w = (one.detach().cpu().double().requires_grad_() for one in (x, w))
+    for got, right in zip(have, _step(x, w), strict=True):
+        torch.testing.assert_close(
+            got.detach().cpu().double(), right.detach(), rtol=1e-5, atol=1e-4
+        )
+
+
+def test_a_graph_replays_forward_and_backward_on_new_values():
+    x, w = (one.requires_grad_() for one in _operands())
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(2):
+            _step(x, w)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = _step(x, w)
+    for seed in (1, 2):
+        with torch.no_grad():
+            for one, new in zip((x, w), _operands(seed)):
+                one.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        _close(results, x, w)
+    del graph
+    kernels.forget_captured()
+
+
+def test_what_was_not_run_before_is_not_captured():
+    x, w = _operands()
+    graph, product = torch.cuda.CUDAGraph(), "ba,cb->ca"
+    with pytest.raises(RuntimeError, match="is captured before it has run: call it once before"):
+        with torch.cuda.graph(graph):
+            nt.capsule_conv2d(x[:1], w, **_HOW, precision="ieee", product=product)
+
+
+def test_workspaces_are_pytorchs():
+    """What a call takes beside its result is given back, and counted by PyTorch."""
+    x, w = (one.repeat(4, 4, 4, 4, 1, 1)[:, :, :, :] for one in _operands())
+    w = w[:, : x.shape[1], :3, :3].contiguous()
+    nt.capsule_conv2d(x, w)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = nt.capsule_conv2d(x, w)
+    assert torch.cuda.memory_allocated() - before <= -(-y.nbytes // 512) * 512
+
+
+@pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca", "ab,bc->ca"])
+def test_any_order_of_capsule_axes(product):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((2, 3, 5, 5, 3, 3), generator=generator)
+    w = torch.randn((2, 3, 2, 2, 3, 3), generator=generator)
+    y = nt.capsule_conv2d(x.cuda(), w.cuda(), product=product)
+    right = nt.capsule_conv2d(x.double(), w.double(), product=product)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y.cpu().double(), right, rtol=1e-5, atol=1e-4)
