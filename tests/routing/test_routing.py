@@ -62,7 +62,7 @@ def test_dynamic(case, algorithm, over, detach, rng):
     _check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
 
 
-@pytest.mark.slow(but=["*-numpy-*", "window-fused-window-False", "dilated-fused-all-False"])
+@pytest.mark.slow(but=["*-numpy-*", "dilated-fused-all-False"])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("normalise", ["window", "all"])
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
@@ -114,8 +114,9 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     runner._kept.cache_clear()
 
 
+@pytest.mark.slow(but=["True-2"])
 @pytest.mark.sanitize
-@pytest.mark.parametrize("images", [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("images", [2, 3])
 @pytest.mark.parametrize("em", [False, True])
 def test_teams_of_several_images(em, images, monkeypatch, rng):
     """Also of more than there are left at the end of the batch."""
