@@ -22,7 +22,7 @@ from experiments.measuring import command, measure, opponents, provenance, recor
 from experiments.measuring.listing import Listing, of_machine
 from experiments.measuring.refusal import Parser
 
-NAME = "routing"
+NAME, _COMMAND = "routing", "routing_speed"
 MINUTES = 12  # that a run takes, about
 KEYS = ("workload", "pass", "contestant")
 VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
@@ -58,12 +58,18 @@ def make_parser():
         default=provenance.RESULTS,
         help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
     )
+    command.add_sharing(parser)
     return parser
 
 
 def listing(folder, machine=None, fresh=False):
     """The CSV in a GPU's folder."""
     return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
+
+
+def merge(table, part):
+    """Take the rows of another such CSV, by their paths."""
+    listing(table.parent).merge(listing(part.parent))
 
 
 def is_current(folder):
@@ -184,12 +190,16 @@ def table(rows):
 def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
-    command.refuse_without_gpu("routing_speed")
+    if options.gpus:
+        module = f"experiments.{_COMMAND}"
+        return command.launched(NAME, parser, arguments, options, merge, module)
+    command.refuse_without_gpu(_COMMAND)
     try:
         opponents.torch_on_gpu()
         found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
         found.write()  # whether it can be, before anything is measured
-        lacking = [case for case in cases(options) if not found.has(case)]
+        mine = options.shard.part(cases(options), key=lambda case: case)
+        lacking = [case for case in mine if not found.has(case)]
         for case in tqdm(lacking, unit="row"):
             found.add([measure_case(case)])
     except ImportError as missing:

@@ -89,12 +89,15 @@ def add_sharing(parser):
     launcher.add_to(parser)
 
 
-def launched(name, parser, arguments, options, merge):
-    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does."""
+def launched(name, parser, arguments, options, merge, module=None):
+    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does.
+
+    ``module`` is what to run where that is not ``experiments.<name>``, whose CSV has the name.
+    """
     if options.gpus == "all" and not cards.visible():
         refuse_without_gpu(name)
     try:
-        return launcher.launch(name, arguments, options, merge)
+        return launcher.launch(name, arguments, options, merge, module)
     except (Refusal, records.ForeignFile) as refusal:
         parser.error(str(refusal))
 

@@ -92,7 +92,8 @@ class RoutingCall:
         on_host = p.name == "numpy"
         how = p.stride, p.padding, p.dilation, p.product
         algorithm = {"stored": "indexed"}.get(p.name, p.name)
-        self.call = Call(arrays, *how, algorithm=algorithm, stream=stream, out=out)
+        outs = {"y": ("out", out)}
+        self.call = Call(arrays, *how, algorithm=algorithm, stream=stream, outs=outs)
         self.signature, self.stream, self.on_host = (
             self.call.signature,
             self.call.stream,

@@ -16,7 +16,8 @@ from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.modules import CapsuleConv2d
-from numbacaps.torch.operators import _as_tensor, _check, shape_of_output
+from numbacaps.torch.closed import check as _check
+from numbacaps.torch.operators import shape_of_output
 
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
 _HOW = (
@@ -54,6 +55,11 @@ def _shapes(x, w, how):
 
 
 # ---- CUDA
+
+
+def _as_tensor(array, like):
+    """A device array as a tensor, without a copy."""
+    return torch.as_tensor(array, device=like.device).view(like.dtype)
 
 
 def _on_cuda(*arguments):

@@ -96,6 +96,7 @@ def _printed(script, checkout=_ROOT, **environment):
     return found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_every_process_looks_for_a_kernel_in_the_same_place():
     first, second = (_printed(_KEYS, PYTHONHASHSEED=seed) for seed in "12")
@@ -108,6 +109,7 @@ def test_every_specialisation_has_a_file_of_its_own():
     assert len(set(files)) == len(files)
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     copy, folder = tmp_path / "copy", str(tmp_path / "kept")

@@ -357,6 +357,7 @@ def hover(driver, name, flat):
     ActionChains(driver).move_to_element_with_offset(canvas, round(right), round(down)).perform()
 
 
+@pytest.mark.slow(but=["O-61", "I_flat-100", "K'-300", "dK-40", "dI-63"])
 @pytest.mark.parametrize(
     "name, flat",
     [

@@ -30,6 +30,7 @@ def test_contestants_agree_with_float64(name, wanted):
         assert len(found) == (2 if of_em else 1) + gradients * (5 if of_em else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", routed.PASSES)
 @pytest.mark.parametrize("name", SMALL)
 def test_what_a_graph_captures(name, wanted, monkeypatch):

@@ -89,6 +89,7 @@ def test_two_shards_are_the_whole_row_for_row(tmp_path, whole):
     assert _rows(tmp_path) == whole and len(whole) == 18
 
 
+@pytest.mark.slow
 def test_a_killed_shard_resumes(tmp_path, whole):
     killed = _stub(tmp_path, "--shard", "1/2", CUDA_VISIBLE_DEVICES="1", STUB="1:dies")
     assert killed == (-signal.SIGKILL, "")
@@ -202,6 +203,7 @@ def two(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 
 
+@pytest.mark.slow
 def test_two_processes_are_the_whole(two, tmp_path, whole, capsys):
     assert _launch(tmp_path, "all") == 0
     assert _rows(tmp_path) == whole
@@ -217,6 +219,7 @@ def test_two_processes_are_the_whole(two, tmp_path, whole, capsys):
     assert (tmp_path / "stub" / "sweep.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_named_and_the_next_run_goes_on(
     two, tmp_path, whole, capsys, monkeypatch
 ):
@@ -230,6 +233,7 @@ def test_a_process_that_dies_is_named_and_the_next_run_goes_on(
     assert _launch(tmp_path) == 0 and _rows(tmp_path) == whole
 
 
+@pytest.mark.slow
 def test_what_a_killed_launcher_left_is_merged(two, tmp_path, whole):
     own = tmp_path / "shards" / "sweep" / "1-of-2"
     assert _stub(own, "--shard", "1/2")[0] == 0
@@ -249,6 +253,7 @@ sys.exit(launcher.launch("sweep", sys.argv[2:], told, records.merge, "tests.supp
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_merges_what_was_measured(tmp_path, whole):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "STUB": "0:waits,1:waits"}
     command = [sys.executable, "-c", _LAUNCH, str(tmp_path), *_SWEEP]
@@ -267,6 +272,7 @@ def test_ctrl_c_merges_what_was_measured(tmp_path, whole):
     assert not list(tmp_path.glob("shards/*/*"))
 
 
+@pytest.mark.slow
 def test_a_second_launcher_is_refused(two, tmp_path):
     with records.alone(tmp_path / "shards" / "sweep"):
         with pytest.raises(records.ForeignFile, match=f"process {os.getpid()} is writing it"):

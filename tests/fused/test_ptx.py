@@ -161,6 +161,7 @@ def test_divisions_stay_out_of_the_way():
 _TWO_BYTES = {"float16": (types.float16, "f16"), "bfloat16": (types.uint16, "bf16")}
 
 
+@pytest.mark.slow(but=["bfloat16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 def test_two_bytes_are_added_in_float32(dtype):
     made = fused_kernels(_GEOMETRIES["paper-layer-3"], dtype_of(dtype))
@@ -176,6 +177,7 @@ def test_two_bytes_are_added_in_float32(dtype):
         assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
 
+@pytest.mark.slow(but=["bfloat16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 def test_votes_of_two_bytes_are_added_in_float32(dtype):
     half = types.Array(_TWO_BYTES[dtype][0], 1, "C")
@@ -196,7 +198,7 @@ _PRODUCTS = {
 }
 
 
-@pytest.mark.slow(but=["em", "odd"])
+@pytest.mark.slow(but=["em"])
 @pytest.mark.parametrize("case", _PRODUCTS)
 def test_warpgroup_products(case):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
@@ -214,7 +216,7 @@ def test_warpgroup_products(case):
         assert "cvt.rna.tf32.f32" in text
 
 
-@pytest.mark.slow(but=["em-1", "caps2-3"])
+@pytest.mark.slow(but=["caps2-3"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
 def test_bulk_copies(case, terms):
@@ -277,6 +279,7 @@ def test_flat_versions():
     assert "ld.global.v2" in swapped and "ld.shared.f32" not in swapped
 
 
+@pytest.mark.slow
 def test_bulk_copies_of_parts():
     """The last round's parts of a tile, by the same kernel."""
     product = _PRODUCTS["em"]
@@ -284,7 +287,7 @@ def test_bulk_copies_of_parts():
     _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
 
 
-@pytest.mark.slow(but=["em-bfloat16", "caps2-float16"])
+@pytest.mark.slow(but=["em-bfloat16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
 def test_bulk_copies_of_two_bytes(case, dtype):
@@ -350,7 +353,7 @@ def _check_maps(text, count):
     assert all((0x210 + 8 * index) % 64 == 0 for index in found)
 
 
-@pytest.mark.slow(but=["em-3", "caps2-1"])
+@pytest.mark.slow(but=["em-3"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "caps2", "caps8"])
 def test_bulk_copies_of_the_kernel_gradient(case, terms):
@@ -381,7 +384,7 @@ def _check_activation(text, name, dtype):
         assert "rsqrt.approx" in text
 
 
-@pytest.mark.slow(but=["rows-tile3-float32", "parts of rows-tile7-float64"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tile", "dtype"),
     [
@@ -443,7 +446,7 @@ def test_gradients_behind_ordinary_products(case, tile):
     _check_activation(_ptx(kernel, "float32", (9, 0)), "register_tiles", "float32")
 
 
-@pytest.mark.slow(but=["rows-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", _DIFFERENTIATED)
 def test_gradients_behind_bulk_copies(case, terms):
@@ -456,7 +459,7 @@ def test_gradients_behind_bulk_copies(case, terms):
     assert "ld.global.v2.f32" in text
 
 
-@pytest.mark.slow(but=["em-3", "odd-1"])
+@pytest.mark.slow(but=["em-3"])
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
 def test_products_of_warps(case, terms):

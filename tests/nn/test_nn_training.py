@@ -271,6 +271,7 @@ def tiny(mnist, monkeypatch):
         monkeypatch.setattr(train_digits, "SIMULATED", True)
 
 
+@pytest.mark.slow
 def test_tiny(tiny, tmp_path, capsys):
     """Within a minute the loss goes down, and everything is written."""
     assert _main(tmp_path=tmp_path) == 0

@@ -50,7 +50,7 @@ def _but(options, name):
     return {key: value for key, value in options.items() if key != name}
 
 
-@pytest.mark.slow(but=["window-fused-parents-False", "*-numpy-*", "class-fused-children-False"])
+@pytest.mark.slow(but=["*-numpy-*", "class-fused-children-False"])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("over", ["parents", "children"])
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
@@ -114,7 +114,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     runner._kept.cache_clear()
 
 
-@pytest.mark.slow(but=["True-2"])
+@pytest.mark.slow
 @pytest.mark.sanitize
 @pytest.mark.parametrize("images", [2, 3])
 @pytest.mark.parametrize("em", [False, True])
