@@ -89,15 +89,12 @@ def add_sharing(parser):
     launcher.add_to(parser)
 
 
-def launched(name, parser, arguments, options, merge, module=None):
-    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does.
-
-    ``module`` is what to run where that is not ``experiments.<name>``, whose CSV has the name.
-    """
+def launched(name, parser, arguments, options, merge):
+    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does."""
     if options.gpus == "all" and not cards.visible():
         refuse_without_gpu(name)
     try:
-        return launcher.launch(name, arguments, options, merge, module)
+        return launcher.launch(name, arguments, options, merge)
     except (Refusal, records.ForeignFile) as refusal:
         parser.error(str(refusal))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import record, routing_speed
+from experiments import record, routing
 from experiments.measuring import command, opponents, provenance, routed
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
@@ -68,8 +68,8 @@ def _here(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
     monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
     monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(routing_speed, "of_machine", lambda: NOW)
-    monkeypatch.setattr(routing_speed.measure, "release", lambda: None)
+    monkeypatch.setattr(routing, "of_machine", lambda: NOW)
+    monkeypatch.setattr(routing.measure, "release", lambda: None)
     monkeypatch.setattr(routed, "error", lambda *how: 1e-7)
     timed = []
 
@@ -79,27 +79,27 @@ def _here(monkeypatch, tmp_path):
             raise RuntimeError("no compiler")
         return {"ms": float(len(contestant)), "extra_mb": 1.0}
 
-    monkeypatch.setattr(routing_speed, "_timed", fake)
+    monkeypatch.setattr(routing, "_timed", fake)
     return ["--workloads", "digitcaps-128,em-conv1-8", "--results", str(tmp_path)], timed
 
 
 def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
     arguments, timed = _here(monkeypatch, tmp_path)
-    assert routing_speed.main(arguments) == 0
+    assert routing.main(arguments) == 0
     assert len(timed) == 2 * 2 * 4
-    rows = routing_speed.listing(tmp_path / "here").rows
+    rows = routing.listing(tmp_path / "here").rows
     assert len(rows) == 16 and {row["note"] for row in rows} >= {""}
     assert all("no compiler" in row["note"] for row in rows if row["contestant"] == "compiled")
     said = capsys.readouterr().out
     assert "digitcaps-128" in said and "1.0e-07" in said and "no compiler" in said
-    assert routing_speed.main(arguments) == 0 and len(timed) == 16, "rows are kept"
-    routing_speed.main([*arguments, "--passes", "forward", "--fresh"])
+    assert routing.main(arguments) == 0 and len(timed) == 16, "rows are kept"
+    routing.main([*arguments, "--passes", "forward", "--fresh"])
     assert len(timed) == 24
 
 
 def test_the_ratio_is_to_the_best_opponent():
     rows = [
-        dict.fromkeys(routing_speed.VALUES, "")
+        dict.fromkeys(routing.VALUES, "")
         | {
             "workload": "digitcaps-1",
             "pass": "forward",
@@ -110,19 +110,19 @@ def test_the_ratio_is_to_the_best_opponent():
         | {"operands_mb": "2", "extra_mb": "1"}
         for name, ms in (("fused", "4"), ("graph", "2"), ("torch", "30"), ("compiled", "20"))
     ]
-    line = routing_speed.table(rows)[1].split()
+    line = routing.table(rows)[1].split()
     assert line[:2] == ["digitcaps-1", "forward"] and line[6:] == ["10.0", "1.50", "1.0e-07"]
 
 
 def test_bad_names_are_refused(capsys):
     with pytest.raises(SystemExit) as exit:
-        routing_speed.main(["--workloads", "digits"])
+        routing.main(["--workloads", "digits"])
     assert exit.value.code == 2 and "digits" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_what_works(capsys):
     with pytest.raises(SystemExit) as exit:
-        routing_speed.main([])
+        routing.main([])
     assert exit.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
 
 
@@ -130,5 +130,5 @@ def test_the_record_knows_whose_file_it_is(monkeypatch, tmp_path):
     """The CSV has another name than the experiment."""
     folder = tmp_path / "here"
     monkeypatch.setattr(record.provenance, "measured", lambda results: ["here"])
-    routing_speed.listing(folder, NOW).add([dict.fromkeys(routing_speed.KEYS, "a")])
-    assert "here/routing.csv; python -m experiments.routing_speed" in record.older(tmp_path)
+    routing.listing(folder, NOW).add([dict.fromkeys(routing.KEYS, "a")])
+    assert "here/routing.csv; python -m experiments.routing" in record.older(tmp_path)

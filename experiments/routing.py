@@ -1,6 +1,6 @@
 """Routing without stored votes beside PyTorch with them: time, memory, and the distance from float64.
 
-``python -m experiments.routing_speed`` writes ``experiments/results/<gpu>/routing.csv``: for every workload, pass and
+``python -m experiments.routing`` writes ``experiments/results/<gpu>/routing.csv``: for every workload, pass and
 contestant the median milliseconds, bytes beside operands and results at the most, and the largest difference from
 float64. A pass is "forward", or "training", forward and backward. The contestants:
 
@@ -22,7 +22,7 @@ from experiments.measuring import command, measure, opponents, provenance, recor
 from experiments.measuring.listing import Listing, of_machine
 from experiments.measuring.refusal import Parser
 
-NAME, _COMMAND = "routing", "routing_speed"
+NAME = "routing"
 MINUTES = 12  # that a run takes, about
 KEYS = ("workload", "pass", "contestant")
 VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
@@ -33,7 +33,7 @@ _BATCH_MS = 2  # of calls between two events
 def make_parser():
     """The command line's parser."""
     parser = Parser(
-        prog="python -m experiments.routing_speed",
+        prog="python -m experiments.routing",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="exit status: 0 done, 2 bad input or no GPU, 130 after Ctrl-C, with every finished row in the file",
@@ -191,9 +191,8 @@ def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.gpus:
-        module = f"experiments.{_COMMAND}"
-        return command.launched(NAME, parser, arguments, options, merge, module)
-    command.refuse_without_gpu(_COMMAND)
+        return command.launched(NAME, parser, arguments, options, merge)
+    command.refuse_without_gpu(NAME)
     try:
         opponents.torch_on_gpu()
         found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
