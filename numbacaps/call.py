@@ -100,11 +100,10 @@ class Call:
         algorithm = ALGORITHMS[self.signature.algorithm]
         self._on_host = algorithm.on_host and algorithm.stays_on_host(given[0])
         check_limits(self.signature.geometry, self.signature.algorithm, passes)
-        self._outs = {
-            which: describe(name, out)
-            for which, (name, out) in (outs or {}).items()
-            if out is not None
-        }
+        self._outs = {}
+        for which, (name, out) in (outs or {}).items():
+            if out is not None:
+                self._outs[which] = describe(name, out)
         operands = [*given, *self._outs.values()]
         check_together(operands)
         for i, (which, out) in enumerate(self._outs.items(), len(given)):
