@@ -87,7 +87,8 @@ def joined(on_gpu):
         _take_gpu(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     yield Job(distributed.get_rank(), distributed.get_world_size())
-    distributed.destroy_process_group()  # after a failure the others would be waited for
+    distributed.barrier()  # nobody leaves while another still talks; after a failure it would be waited for
+    distributed.destroy_process_group()
 
 
 def _take_gpu(number):
