@@ -13,7 +13,7 @@ _BUSY = 5  # percent of the time in which a kernel ran, from which on a card is 
 
 
 def _asked(*columns):
-    """A list of cells for each card, or None where nobody answers."""
+    """A list of cells for each card, or None where nvidia-smi does not answer."""
     command = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

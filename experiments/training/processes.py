@@ -87,7 +87,7 @@ def joined(on_gpu):
         _take_gpu(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     yield Job(distributed.get_rank(), distributed.get_world_size())
-    distributed.barrier()  # nobody leaves while another still talks; after a failure it would be waited for
+    distributed.barrier()  # all leave together; not after a failure, where the others would not come
     distributed.destroy_process_group()
 
 

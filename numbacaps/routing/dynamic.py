@@ -117,7 +117,7 @@ def make_add(fields):
 
 @cache
 def make_zero(count, sums):
-    """Device function that clears so many numbers."""
+    """Device function that sets ``count`` numbers to zero."""
     ZERO = sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)

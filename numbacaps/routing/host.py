@@ -156,7 +156,7 @@ class _Groups:
         top = self._together(log_p.max(-1), np.maximum, -np.inf)[..., None]
         total = self.sum(np.exp(log_p - top).sum(-1))[..., None]
         found = log_p - top - np.log(total)
-        if self._overlaps:  # padding is nobody's capsule
+        if self._overlaps:  # padding is no child's
             found[:, self._numbers < 0] = -np.inf
         return found
 

@@ -161,7 +161,7 @@ class Runner:
             passes.launch_logits_gradient(d_operands[0], room, stream)
 
     def _result_shapes(self, passes):
-        """Room for results that nobody wants, in the dtype of sums."""
+        """Room for results that were not asked for, in the dtype of sums."""
         g = passes.geometry
         shapes = {"y": (g.N, g.P, g.L, g.E3)}
         return shapes | ({"a": (g.N, g.P, g.L)} if self.options.is_em else {})

@@ -6,7 +6,7 @@ A source is three device functions:
     capsule(l, i)                       the child's number in its image; -1 in the padding
     w's index                           (i, e2, p): what lies next to each other is what lanes read together
 
-Lanes without a parent compute the last parent's again, and nobody reads it.
+Lanes without a parent compute the last parent again; the result is not read.
 """
 
 from functools import cache
