@@ -23,7 +23,7 @@ def capsule_conv2d(
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     workspace_limit: int | None = None,
     out: Array | None = None,
     stream: object = None,
@@ -55,10 +55,11 @@ def capsule_conv2d(
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`. ``"numpy"`` computes on the host and takes NumPy arrays;
         it is what ``"auto"`` stands for where there is no GPU.
     precision : str
-        How float32 is multiplied: ``"ieee"``, or what ``"fused"`` has on GPUs of compute capability
-        8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; ``"tf32x3"``, three
-        such products for one, about as exact as float32 arithmetic, but where its copies are TMA's
-        (on 9.0) infinite operands make NaN.
+        How float32 is multiplied. ``"auto"``: as exactly as ``"ieee"`` does, and as fast as the GPU can; infinities
+        and NaN are where ``"ieee"`` has them. ``"ieee"``: ordinary arithmetic. ``"fused"`` has two more on GPUs of
+        compute capability 8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; and
+        ``"tf32x3"``, three such products for one, as which ``"auto"`` computes large products and looks through
+        their results. By itself, where its copies are TMA's (on 9.0), infinite operands make NaN.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
@@ -113,7 +114,7 @@ def capsule_votes(
     product: str = "ab,bc->ac",
     sum_window: bool = False,
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     workspace_limit: int | None = None,
     out: Array | None = None,
     stream: object = None,
@@ -141,7 +142,7 @@ def capsule_votes(
         ``"auto"``, ``"indexed"`` or ``"numpy"``; without ``sum_window``, for float32 and float64, also ``"staged"`` or
         ``"cublas"``.
     precision : str
-        ``"ieee"``: votes are multiplied by ordinary arithmetic.
+        ``"auto"`` and ``"ieee"`` are one here: votes are multiplied by ordinary arithmetic.
     out : array (N, P, OH, OW, C, KH, KW, *T3), or (N, P, OH, OW, C, *T3) with ``sum_window``, optional
         As :func:`capsule_conv2d`.
 
@@ -177,7 +178,7 @@ def capsule_votes_backward(
     product: str = "ab,bc->ac",
     sum_window: bool = False,
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     needs: Collection[str] = ("input", "kernel"),
     out: tuple[Array | None, Array | None] = (None, None),
     stream: object = None,
@@ -203,7 +204,7 @@ def capsule_votes_backward(
     algorithm : str
         ``"auto"``, ``"indexed"`` or ``"numpy"``.
     precision : str
-        ``"ieee"``, as of :func:`capsule_votes`.
+        As of :func:`capsule_votes`.
     needs : collection of "input" and "kernel"
         The gradients wanted; the other one is not computed.
     out : pair of array (N, C, H, W, *T1) or None, and array (P, C, KH, KW, *T2) or None
@@ -252,7 +253,7 @@ def capsule_conv2d_backward(
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     workspace_limit: int | None = None,
     needs: Collection[str] = ("input", "kernel"),
     stream: object = None,

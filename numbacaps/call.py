@@ -80,7 +80,7 @@ class Call:
         product,
         *,
         algorithm,
-        precision="ieee",
+        precision="auto",
         workspace_limit=None,
         about="y",
         outs=None,

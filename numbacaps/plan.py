@@ -65,7 +65,7 @@ class Plan:
         geometry,
         dtype,
         algorithm="auto",
-        precision="ieee",
+        precision="auto",
         workspace_limit=None,
         *,
         shapes=None,

@@ -28,7 +28,7 @@ def plan(
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     workspace_limit: int | None = None,
     rungs: dict[str, str | tuple] | None = None,
 ) -> Plan:

@@ -80,7 +80,7 @@ def test_a_packed_kernel(algorithm, precision, rng):
 
 def test_explain_names_kernel_tile_and_reason():
     text = numbacaps.explain(_X, _W, **_HOW)
-    assert text.startswith("algorithm fused, precision ieee, float32")
+    assert text.startswith("algorithm fused, precision auto, float32")
     for line in (
         "forward: register_tiles",
         "backward_kernel: register_tiles_split_k",
@@ -127,7 +127,7 @@ def test_a_plan_is_captured_and_allocates_nothing(rng, monkeypatch):
         ),
         ({"dtype": "float16", "algorithm": "staged"}, ValueError, "takes no float16"),
         ({"dtype": "bfloat16", "algorithm": "staged"}, ValueError, "takes no bfloat16"),
-        ({"dtype": "float16", "precision": "tf32"}, ValueError, r"\['ieee'\] for float16"),
+        ({"dtype": "float16", "precision": "tf32"}, ValueError, r"\['auto', 'ieee'\] for float16"),
         ({"dtype": "no"}, TypeError, "dtype is 'no'"),
         ({"x_shape": 7}, TypeError, "x_shape is 7"),
         ({"x_shape": (2, 2, 3, 3, 1)}, ValueError, "takes 6 axes"),
@@ -139,7 +139,7 @@ def test_a_plan_is_captured_and_allocates_nothing(rng, monkeypatch):
         ({"workspace_limit": "1"}, TypeError, "workspace_limit is '1'"),
         ({"precision": 32}, TypeError, "precision is 32"),
         ({"precision": "tf32", "algorithm": "indexed"}, ValueError, "algorithm 'indexed' takes"),
-        ({"precision": "tf32", "dtype": "float64"}, ValueError, r"\['ieee'\] for float64"),
+        ({"precision": "tf32", "dtype": "float64"}, ValueError, r"\['auto', 'ieee'\] for float64"),
         (
             {"product": "ba,bc->ac", "x_shape": (2, 2, 3, 3, 2, 1)},
             ValueError,

@@ -9,6 +9,8 @@ from functools import cached_property, lru_cache
 from math import prod
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from numbacaps.algorithms.passes import Passes
 from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
@@ -16,6 +18,8 @@ from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
+from numbacaps.fused.guard import Guard
+from numbacaps.fused.precision import AUTO, chosen_for
 
 _KEPT = 64  # geometries whose tables stay on the GPU
 _FEW_TAPS = 9  # of a window as large as the input, for which the window's own kernels were measured to be fast
@@ -47,6 +51,7 @@ class FusedPasses(Passes):
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
         self.choices = {}  # pass to list of Choice
         self._shapes = {}  # pass to its workspace
+        self._guards = {}  # pass to what looks through its results, where something does
 
     def _launcher(self, wanted, chosen):
         """The launcher of a choice, its time counted."""
@@ -56,15 +61,33 @@ class FusedPasses(Passes):
         self.seconds += time.perf_counter() - start
         return made
 
-    def _gather(self, wanted, product, activation, follows=False):
-        job = self._job(wanted, product, activation, follows)
+    def _gather(self, wanted, job):
         return self._launcher(wanted, choose(job, *self._forced.get(wanted, ())))
 
-    def _job(self, wanted, product, activation=None, follows=False):
+    def _job(self, wanted, product, precision, activation=None, follows=False):
+        g, result = self.geometry, prod(self._result_of(wanted))
+        how = self.dtype, precision, activation, follows
+        return Job(product, g.N, g.G, *how, result=result)
+
+    def _result_of(self, wanted):
         g = self.geometry
-        result = g.output_shape if wanted == "forward" else g.input_shape
-        how = self.dtype, self.precision, activation, follows
-        return Job(product, g.N, g.G, *how, result=prod(result))
+        shapes = {"forward": g.output_shape, "backward_input": g.input_shape}
+        return shapes.get(wanted, g.kernel_shape)
+
+    def _precision(self, wanted, columns, summed):
+        """The word that a pass is computed at; where "auto" stands for three terms, its results are guarded."""
+        if self.precision != AUTO:
+            return self.precision
+        if self.activation is not None:
+            return "ieee"  # what is looked through are sums, and behind an activation there are none
+        rung, _ = self._forced.get(wanted, (None, None))
+        found = chosen_for(self.dtype, columns, summed)
+        if rung is not None and self.dtype == np.float32:
+            found = "ieee" if rung.startswith("register_tiles") else "tf32x3"
+        if found == "tf32x3":
+            size = prod(self._result_of(wanted))
+            self._guards[wanted] = Guard(wanted, self.geometry, size)
+        return found
 
     @property
     def _is_backward(self):
@@ -74,7 +97,9 @@ class FusedPasses(Passes):
     def forward_launchers(self):
         """The forward pass's product, in a list of one."""
         activation = None if self._is_backward else self.activation
-        return [self._gather("forward", implicit_gemm.forward(self.geometry), activation)]
+        product = implicit_gemm.forward(self.geometry)
+        precision = self._precision("forward", product.N, product.K)
+        return [self._gather("forward", self._job("forward", product, precision, activation))]
 
     @cached_property
     def input_launchers(self):
@@ -88,13 +113,16 @@ class FusedPasses(Passes):
     def _input_launchers(self, activation):
         launchers, self.choices["backward_input"] = [], []
         products = implicit_gemm.backward_input(self.geometry)
-        jobs = [self._job("backward_input", product) for product in products]
+        most = max(product.K for product in products)
+        precision = self._precision("backward_input", products[0].N, most)
+        jobs = [self._job("backward_input", product, precision) for product in products]
         together = choose_together(jobs, *self._forced.get("backward_input", ()))
         if together:
             return [self._launcher("backward_input", together)]
         for product in products:
             follows = any(launcher.packed for launcher in launchers)
-            launchers.append(self._gather("backward_input", product, activation, follows))
+            job = self._job("backward_input", product, precision, activation, follows)
+            launchers.append(self._gather("backward_input", job))
         return launchers
 
     @cached_property
@@ -102,7 +130,8 @@ class FusedPasses(Passes):
         """The product of the kernel's gradient."""
         g = self.geometry
         product, size = implicit_gemm.forward(g), g.P * g.Q * g.E2
-        job = Job(product, g.N, g.G, self.dtype, self.precision, size=size)
+        precision = self._precision("backward_kernel", product.N, product.M(g.N))
+        job = Job(product, g.N, g.G, self.dtype, precision, size=size)
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)
 
@@ -200,12 +229,18 @@ class FusedPasses(Passes):
                 launcher.pack(kernel, places.get(i), stream)
         for i, launcher in enumerate(ready):
             launcher.multiply(gathered, kernel, places.get(i), result, activated, stream, packed)
+        guard = self._guards.get("forward" if wanted == "forward" else "backward_input")
+        if guard:
+            guard(gathered, kernel, result, stream)
 
     def _reduce(self, x, dy, dw, stream, room):
         """Launch the product of the kernel's gradient on arguments."""
         launcher = self.kernel_launcher
         place = room["kernel"].arguments(launcher.partial_shape, self.sums)
-        launcher.reduce(x, dy, dw, place.get("partial"), launch_stream(stream))
+        stream = launch_stream(stream)
+        launcher.reduce(x, dy, dw, place.get("partial"), stream)
+        if "backward_kernel" in self._guards:
+            self._guards["backward_kernel"](x, dy, dw, stream)
 
     def explain(self):
         """Which kernels run, with which tiles, and why; what making them ready took.
@@ -219,6 +254,7 @@ class FusedPasses(Passes):
         }
         lines = [
             f"{wanted}: {one} [{choice}]"
+            + (", results looked through" if wanted in self._guards else "")
             for wanted, some in launchers.items()
             for one, choice in zip(some, self.choices[wanted])
         ]
@@ -232,7 +268,7 @@ class FusedPasses(Passes):
 _alive = WeakValueDictionary()
 
 
-def passes(geometry, dtype, precision="ieee", activation=None, rungs=()):
+def passes(geometry, dtype, precision="auto", activation=None, rungs=()):
     """The passes of a geometry on this device: the same for as long as somebody holds them, and kept for the last few.
 
     Who captures calls into a graph holds them as long as the graph, which has the addresses of their tables.

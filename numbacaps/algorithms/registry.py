@@ -10,6 +10,7 @@ from numbacaps.algorithms import cublas, fused, host, indexed, naive, staged
 from numbacaps.algorithms.passes import Passes
 from numbacaps.arrays import FULL_DTYPES
 from numbacaps.device.target import FELL_BACK, SIMULATED
+from numbacaps.fused.precision import AUTO as AUTO_PRECISION
 from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.messages import did_you_mean, shown
 
@@ -188,7 +189,7 @@ def resolve(name, votes=""):
     return name
 
 
-def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes=""):
+def find_algorithm(name, dtype=np.dtype(np.float32), precision="auto", votes=""):
     """The algorithm of that name at a precision; ``votes``, of :data:`VOTES`, is what else it must have.
 
     Raises
@@ -218,10 +219,10 @@ def find_algorithm(name, dtype=np.dtype(np.float32), precision="ieee", votes="")
         ]
         takes = f"{others} can" if others else "none can"
         raise ValueError(f"algorithm is {name!r}, which takes no {dtype} on this device; {takes}")
-    if precision not in taken:
+    if precision not in (AUTO_PRECISION, *taken):
         raise ValueError(
             f"precision is {precision!r}; algorithm {name!r} takes one of "
-            f"{list(taken)} for {dtype} on this device"
+            f"{[AUTO_PRECISION, *taken]} for {dtype} on this device"
         )
     reason = found.unavailable()
     if reason:

@@ -1,6 +1,7 @@
 """How float32 is multiplied, and on which devices; the words are those of Triton's ``input_precision``.
 
 =========== ==================================================================================
+``auto``    the fastest whose result is as exact as ``ieee``'s; the default
 ``ieee``    ordinary arithmetic of float32 (or float64)
 ``tf32x3``  three products of the tensor cores for one, about as exact as float32 arithmetic
 ``tf32``    one product of the tensor cores: operands of 11 bits of mantissa, sums in float32
@@ -11,13 +12,17 @@ import numpy as np
 
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import is_bfloat16
+from numbacaps.device.target import SIMULATED
 
-PRECISIONS = ("ieee", "tf32x3", "tf32")
+AUTO = "auto"
+PRECISIONS = (AUTO, "ieee", "tf32x3", "tf32")
 TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
+# Below these, three terms are slower than ordinary arithmetic, or, in a sum of few products, less exact (measured).
+_FEWEST_COLUMNS, _FEWEST_SUMMED = 12, 48
 
 
 def precisions(dtype):
-    """The precisions that ``"fused"`` has for a dtype on this device.
+    """The precisions that ``"fused"`` has for a dtype on this device, beside ``"auto"``.
 
     Parameters
     ----------
@@ -38,6 +43,25 @@ def precisions(dtype):
 def terms_of(dtype, precision):
     """Products of the tensor cores for one of the dtype's; None for ordinary arithmetic."""
     return 1 if dtype.itemsize == 2 else TERMS.get(precision)
+
+
+def chosen_for(dtype, columns, summed):
+    """The word that ``"auto"`` stands for in a pass.
+
+    Three terms of the tensor cores, whose results are looked through (:mod:`numbacaps.fused.guard`), or ordinary
+    arithmetic. The choice depends on the convolution and the GPU alone, so a call has the same bits each time.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+    columns : int
+        N of the matrix product.
+    summed : int
+        Products of a sum, the most of the pass.
+    """
+    large = columns >= _FEWEST_COLUMNS and summed >= _FEWEST_SUMMED
+    fits = dtype == np.float32 and has_tensor_cores() and not SIMULATED
+    return "tf32x3" if large and fits else "ieee"
 
 
 def has_warpgroups():

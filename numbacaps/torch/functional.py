@@ -21,7 +21,7 @@ def _options(stride, padding, dilation):
     return pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
 
 
-def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="ieee"):
+def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"):
     """Capsule convolution, with gradients; as :func:`numbacaps.capsule_conv2d`.
 
     Parameters
@@ -52,7 +52,7 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
 
 
 def capsule_conv_transpose2d(
-    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="ieee"
+    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"
 ):
     """The transposed capsule convolution: what :func:`capsule_conv2d`'s input gradient is, as a forward pass.
 
@@ -88,7 +88,7 @@ def capsule_votes(
     dilation=1,
     *,
     product="ab,bc->ac",
-    precision="ieee",
+    precision="auto",
     sum_window=False,
 ):
     """The votes that routing weighs, with gradients; as :func:`numbacaps.capsule_votes`.
@@ -98,7 +98,7 @@ def capsule_votes(
     x, w, stride, padding, dilation, product
         As :func:`capsule_conv2d`.
     precision : str
-        ``"ieee"`` on CUDA devices.
+        ``"auto"`` or ``"ieee"``, which are one here.
     sum_window : bool
         Sum the votes of a window, channel by channel, as SegCaps and DeepCaps do.
 
@@ -115,7 +115,7 @@ def capsule_votes(
     return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
 
 
-def capsule_linear(x, w, *, product="ab,bc->ac", precision="ieee"):
+def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto"):
     """The sum of every child's product with a weight of its own.
 
     Parameters
@@ -133,7 +133,7 @@ def capsule_linear(x, w, *, product="ab,bc->ac", precision="ieee"):
     return y.flatten(1, 3)
 
 
-def capsule_linear_votes(x, w, *, product="ab,bc->ac", precision="ieee"):
+def capsule_linear_votes(x, w, *, product="ab,bc->ac", precision="auto"):
     """The same products before their sum: what each child votes for each parent, as in DigitCaps (Sabour et al. 2017).
 
     Parameters
@@ -141,7 +141,7 @@ def capsule_linear_votes(x, w, *, product="ab,bc->ac", precision="ieee"):
     x, w, product
         As for :func:`capsule_linear`.
     precision : str
-        ``"ieee"`` on CUDA devices.
+        ``"auto"`` or ``"ieee"``, which are one here.
 
     Returns
     -------

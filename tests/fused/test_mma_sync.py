@@ -279,7 +279,7 @@ def test_a_tile_that_there_is_not(wanted):
 def test_ordinary_arithmetic_is_not_for_it():
     for wanted, rung in _RUNGS.items():
         with pytest.raises(ValueError, match=f"{rung} takes no float32 at precision 'ieee'"):
-            _plan(rungs={wanted: rung})
+            _plan(precision="ieee", rungs={wanted: rung})
 
 
 def test_a_kernel_that_is_packed_ahead_gives_the_same_bits(monkeypatch, rng):

@@ -18,7 +18,7 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
 from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
-from tests.support.kernels import WARP_HELPERS, warp_ptx, warp_split_k_ptx
+from tests.support.kernels import GUARDS, WARP_HELPERS, warp_ptx, warp_split_k_ptx
 
 pytestmark = pytest.mark.tiers("ptx")
 
@@ -175,6 +175,17 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
         assert ("griddepcontrol" in text) == (cc >= (9, 0))
         if name != "add_splits":
             assert "st.global.v4" in text  # 16 bytes
+
+
+@pytest.mark.parametrize("wanted", GUARDS)
+def test_what_looks_through_results(wanted):
+    """It reads results by ordinary loads, several at once, and sums anew in float64, in a fixed order."""
+    text = GUARDS[wanted](np.dtype(np.float32), (9, 0))
+    assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
+    assert "fma.rn.f64" in text and "griddepcontrol.wait" in text
+    behind = text.split("griddepcontrol.wait")[1]
+    before_sums = behind[: behind.index(".f64")]
+    assert before_sums.count("ld.global.f32") >= 8
 
 
 # Which GPU gets them.

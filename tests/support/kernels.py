@@ -17,6 +17,7 @@ from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
+from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.pack import make_pack_matrix, make_pack_pixels
@@ -282,9 +283,15 @@ WARP_HELPERS = {
         warp_sums.make_add_splits(dtype), (np.float32, dtype), 2, cc
     ),
 }
+GUARDS = {
+    wanted: lambda dtype, cc, wanted=wanted: _of_dtypes(
+        make_guard(wanted), (dtype, dtype, dtype, np.int64), 1, cc
+    )
+    for wanted in ("forward", "backward_input", "backward_kernel")
+}
 # Compiled in test_mma_sync_ptx.
 WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
-WARPS |= {warp_sums.make_add_splits}
+WARPS |= {warp_sums.make_add_splits, make_guard}
 
 
 def factories():

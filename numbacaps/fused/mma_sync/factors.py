@@ -8,7 +8,8 @@ from numbacaps.device.tf32 import nearer
 def make_keep(itemsize, terms, count):
     """``keep(factors, i, word)``: factor i of ``count``; of three terms the high part, and the low one behind all those.
 
-    The high part is cut, not rounded: so it is finite where the factor is.
+    The high part is cut, not rounded: so it is finite where the factor is. The low one is brought near to its rounding,
+    so that what the tensor cores cut from it has no sign of its own.
     """
     THREE, FLOAT32, COUNT = terms == 3, itemsize == 4, count
 
@@ -17,7 +18,7 @@ def make_keep(itemsize, terms, count):
         if THREE:
             high = cut_tf32(word)
             factors[i] = high
-            factors[COUNT + i] = word - high
+            factors[COUNT + i] = nearer(word - high)
         elif FLOAT32:
             factors[i] = nearer(word)
         else:

@@ -12,10 +12,15 @@ from numbacaps.device.target import at, cuda
 
 
 def make_multiply(dtype, terms, down, beside):
-    """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums; those with a low part first."""
+    """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums; those with a low part first.
+
+    Tensor cores cut what they add to. In three terms they add to the low parts' sums alone, where that is lost below
+    float32's last bit; sums of high parts are added by ordinary arithmetic, which rounds.
+    """
     product = WARP_PRODUCTS[dtype.name]
     THREE, DOWN, BESIDE = terms == 3, down, beside
     LOW, A_LOW, B_LOW = down * beside * 4, down * 4, beside * 2
+    ZERO = np.float32(0)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, a, b):
@@ -26,9 +31,18 @@ def make_multiply(dtype, terms, down, beside):
             for i in range(DOWN):
                 for j in range(BESIDE):
                     product(acc, LOW + (i * BESIDE + j) * 4, a, i * 4, b, B_LOW + j * 2)
-        for i in range(DOWN):
-            for j in range(BESIDE):
-                product(acc, (i * BESIDE + j) * 4, a, i * 4, b, j * 2)
+            four = cuda.local.array(4, np.float32)
+            for i in range(DOWN):
+                for j in range(BESIDE):
+                    for q in range(4):
+                        four[q] = ZERO
+                    product(four, 0, a, i * 4, b, j * 2)
+                    for q in range(4):
+                        acc[(i * BESIDE + j) * 4 + q] += four[q]
+        else:
+            for i in range(DOWN):
+                for j in range(BESIDE):
+                    product(acc, (i * BESIDE + j) * 4, a, i * 4, b, j * 2)
 
     return multiply
 

@@ -1,0 +1,131 @@
+"""What is behind products of three terms: results that these cannot tell are summed again, all others stay."""
+
+from math import prod
+
+import numpy as np
+import pytest
+
+import numbacaps
+from numbacaps.device.compiled import as_argument, launch_stream
+from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.fused.guard import SMALLEST, Guard
+from numbacaps.fused.precision import chosen_for, has_tensor_cores
+from tests.support.cases import GEOMETRIES, SMALL, operands, oracle
+
+pytestmark = pytest.mark.tiers("simulator", "gpu")
+
+_PASSES = "forward", "backward_input", "backward_kernel"
+_PRODUCT = "gab,gbc->gac"
+# Geometries whose products are large enough for three terms; the simulator takes these where a rung is named.
+_RUNGS = {
+    "forward": "mma_sync",
+    "backward_input": "mma_sync",
+    "backward_kernel": "mma_sync_split_k",
+}
+_WHOLE = "matrix" if SIMULATED else "paper-layer-3"
+
+
+def _read(wanted, x, w, dy):
+    """What the kernels of a pass read, in their order."""
+    return {"forward": (x, w), "backward_input": (dy, w), "backward_kernel": (x, dy)}[wanted]
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("wanted", _PASSES)
+def test_what_cannot_be_told_is_summed_again(wanted, case, rng):
+    """Of a right result some elements are spoilt; the others, which are not what it would sum, stay as they are."""
+    g = SMALL[case]
+    arrays = operands(g, "float32", rng)
+    want = oracle(g, *arrays)[_PASSES.index(wanted)].astype(np.float32)
+    spoilt = np.where(want == 0, want, want + 1).ravel()  # zeros are told
+    every = np.arange(want.size)
+    for start, value in enumerate((np.nan, np.inf, -np.inf, SMALLEST / 2, -SMALLEST / 4)):
+        spoilt[every % 7 == start] = value
+    result = cuda.to_device(spoilt)
+    guard = Guard(wanted, g, prod(want.shape))
+    read = [cuda.to_device(array.ravel()) for array in _read(wanted, *arrays)]
+    guard(*map(as_argument, (*read, result)), launch_stream(0))
+    have = result.copy_to_host()
+    told = every % 7 >= 5
+    np.testing.assert_array_equal(have[told], spoilt[told])
+    np.testing.assert_allclose(have[~told], want.ravel()[~told], rtol=1e-6, atol=1e-6)
+
+
+def _plan(g, precision="auto"):
+    rungs = _RUNGS if SIMULATED and precision == "auto" else None
+    return numbacaps.plan(
+        (*g.input_shape,),
+        (*g.kernel_shape,),
+        stride=g.stride,
+        padding=g.padding,
+        dilation=g.dilation,
+        product=_PRODUCT,
+        algorithm="fused",
+        precision=precision,
+        rungs=rungs,
+    )
+
+
+def _results(plan, x, w, dy):
+    """The output and both gradients."""
+    arrays = [cuda.to_device(array) for array in (x, w, dy)]
+    out, dx, dw = (cuda.to_device(np.full(one.shape, np.nan, one.dtype)) for one in (dy, x, w))
+    plan(*arrays[:2], out)
+    plan.backward(*arrays, dx, dw)
+    return [array.copy_to_host() for array in (out, dx, dw)]
+
+
+@pytest.fixture
+def tensor_cores():
+    if not has_tensor_cores():
+        pytest.skip("this GPU has no products of warps")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("value", [np.inf, np.nan, np.finfo(np.float32).max])
+@pytest.mark.parametrize("spoilt", ["x", "w", "dy"])
+def test_infinities_and_nan_are_where_ordinary_arithmetic_has_them(spoilt, value, rng):
+    g = GEOMETRIES[_WHOLE]
+    arrays = dict(zip(("x", "w", "dy"), operands(g, "float32", rng)))
+    arrays[spoilt].ravel()[arrays[spoilt].size // 2] = value
+    plan, plain = _plan(g), _plan(g, "ieee")
+    assert "looked through" in plan.explain()
+    for have, want in zip(_results(plan, **arrays), _results(plain, **arrays)):
+        np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
+        np.testing.assert_array_equal(np.isposinf(have), np.isposinf(want))
+        np.testing.assert_array_equal(np.isneginf(have), np.isneginf(want))
+        finite = np.isfinite(want)
+        scale = np.abs(want[finite]).max()
+        np.testing.assert_allclose(have[finite] / scale, want[finite] / scale, atol=3e-6)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the kernel's gradient has the scale twice
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-12, 1.0, 1e30])
+def test_its_error_is_ordinary_arithmetics_at_every_scale(scale, rng):
+    """At most twice that of ``"ieee"`` on the same data."""
+    g = GEOMETRIES[_WHOLE]
+    x, w, dy = operands(g, "float32", rng)
+    x, dy = (x * np.float32(scale)), (dy * np.float32(scale))
+    wanted = [0, 1] if scale != 1.0 else [0, 1, 2]
+    right = oracle(g, x, w, dy)
+    found = [_results(_plan(g, word), x, w, dy) for word in ("auto", "ieee")]
+    for which in wanted:
+        want = right[which]
+        size = np.abs(want).max()
+        error, plain = (np.abs(one[which] - want).max() / size for one in found)
+        # Sums on the simulator are shorter than those for which three terms are taken.
+        assert error <= (2.0**-20 if SIMULATED else max(2 * plain, 2.0**-22)), (error, plain)
+
+
+def test_what_auto_stands_for():
+    """Ordinary arithmetic where tensor cores are none, or sums short, or columns few; and of other dtypes."""
+    three = "tf32x3" if has_tensor_cores() and not SIMULATED else "ieee"
+    float32 = np.dtype(np.float32)
+    assert chosen_for(float32, 64, 64) == three
+    assert chosen_for(float32, 4, 64) == "ieee"
+    assert chosen_for(float32, 64, 8) == "ieee"
+    assert chosen_for(np.dtype(np.float64), 64, 64) == "ieee"
+    assert chosen_for(np.dtype(np.float16), 64, 64) == "ieee"
