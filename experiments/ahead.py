@@ -92,17 +92,16 @@ def pretend(capability, multiprocessors):
     cuda.is_available = lambda: True
     driver = compiled.driver
     success = driver.CUresult.CUDA_SUCCESS
-    compiled.driver = arrays.driver = target.driver = SimpleNamespace(
+    compiled.driver = target.driver = SimpleNamespace(
         CUresult=driver.CUresult,
         CUfunction_attribute=driver.CUfunction_attribute,
         cuKernelSetAttribute=nothing,
         cuCtxGetDevice=lambda: (success, 0),
-        cuPointerGetAttribute=lambda attribute, address: (success, 0),
     )
     compiled._config = compiled._stream = compiled.launch = nothing
     tensor_map.encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
-    arrays._gpus = lambda: 1
+    arrays.Operand.device_ordinal = lambda operand: 0
     measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
 
 

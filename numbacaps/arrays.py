@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver
+from cuda.bindings import runtime
 from cuda.core.utils import StridedMemoryView
 
 from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
@@ -24,8 +24,10 @@ DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
 _KEPT = 1024  # forms, and addresses
-_ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_SUCCESS = driver.CUresult.CUDA_SUCCESS
+_ON_GPUS = (
+    runtime.cudaMemoryType.cudaMemoryTypeDevice,
+    runtime.cudaMemoryType.cudaMemoryTypeManaged,
+)
 
 Array = Any  # a NumPy array, or a device array of any library that has one of these protocols
 
@@ -175,11 +177,16 @@ class Operand:
 
 
 def _ordinal(address):
-    """Number of the GPU that holds an address; LookupError where none does."""
-    error, ordinal = driver.cuPointerGetAttribute(_ORDINAL, address)
-    if error is not _SUCCESS:
+    """Number of the GPU that holds an address; LookupError where none does.
+
+    The runtime is asked: of the driver's attribute cuda.bindings (13.3) hands on a 0, whichever GPU it is.
+    """
+    error, found = runtime.cudaPointerGetAttributes(address)
+    if error is not runtime.cudaError_t.cudaSuccess:
         raise LookupError(error.name)
-    return ordinal
+    if found.type not in _ON_GPUS:
+        raise LookupError(found.type.name)
+    return found.device
 
 
 _kept_ordinal = lru_cache(_KEPT)(

@@ -96,7 +96,7 @@ devices._runtime.get_or_create_context = lambda number: on[current[0]]
 success = target.driver.CUresult.CUDA_SUCCESS
 arrays._gpus = lambda: 2
 target.driver.cuCtxGetDevice = lambda: (success, current[0])
-target.driver.cuPointerGetAttribute = lambda attribute, address: (success, current[0])
+arrays.Operand.device_ordinal = lambda operand: current[0]
 target.driver.cuKernelSetAttribute = lambda which, size, handle, device: asked.append(device)
 
 x, w, y = (2, 4, 8, 8, 4, 4), (4, 4, 3, 3, 4, 4), (2, 4, 6, 6, 4, 4)

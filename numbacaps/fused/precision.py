@@ -18,7 +18,7 @@ AUTO = "auto"
 PRECISIONS = (AUTO, "ieee", "tf32x3", "tf32")
 TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 # Below these, three terms are slower than ordinary arithmetic, or, in a sum of few products, less exact (measured).
-_FEWEST_COLUMNS, _FEWEST_SUMMED = 12, 48
+_FEWEST_COLUMNS, _FEWEST_SUMMED = 3, 32
 
 
 def precisions(dtype):
