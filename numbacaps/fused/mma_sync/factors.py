@@ -1,7 +1,13 @@
-"""What a warp multiplies of a word that it loaded: a factor, or the high and the low part of one."""
+"""What a warp multiplies of the words of a stage: how a thread loads them, and the parts that it makes of them.
 
-from numbacaps.device.instructions import cut_tf32
-from numbacaps.device.target import cuda
+A matrix of factors lies in shared memory along k, whose neighbours are neighbours there, or across it. Of 8 words of k a
+thread takes four words for each 16 rows of a, or 16 columns of b.
+"""
+
+import numpy as np
+
+from numbacaps.device.instructions import cut_tf32, load_matrices, load_matrices_transposed
+from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 
 
@@ -25,3 +31,59 @@ def make_keep(itemsize, terms, count):
             factors[i] = word
 
     return keep
+
+
+def make_load_along_k(itemsize, terms, blocks, pitch):
+    """``load(factors, shared, address)``: of ``blocks`` times 16 rows, whose words lie along k.
+
+    Parameters
+    ----------
+    itemsize, terms, blocks : int
+    pitch : int
+        Bytes from a row to the next.
+    """
+    BLOCKS, PITCH = blocks, pitch
+    keep = make_keep(itemsize, terms, 4 * blocks)
+
+    @cuda.jit(device=True, inline="always")
+    def load(factors, shared, address):
+        four = cuda.local.array(4, np.float32)
+        for i in range(BLOCKS):
+            load_matrices(four, shared, address + i * (16 * PITCH))
+            for j in range(4):
+                keep(factors, i * 4 + j, four[j])
+
+    return load
+
+
+def make_load_across_k(itemsize, terms, blocks, pitch, is_a):
+    """``load(factors, shared, start, element)``: the same of rows, or columns of b, that lie across k.
+
+    Parameters
+    ----------
+    itemsize, terms, blocks : int
+    pitch : int
+        Elements from one k to the next.
+    is_a : bool
+        The second of a thread's four words lies 8 rows on; of b it is that of the next words of k.
+    """
+    BLOCKS, SIZE, IS_FLOAT32 = blocks, itemsize, itemsize == 4
+    SECOND, THIRD = (8, 4 * pitch) if is_a else (4 * pitch, 8)
+    keep = make_keep(itemsize, terms, 4 * blocks)
+
+    @cuda.jit(device=True, inline="always")
+    def load(factors, shared, start, element):
+        four = cuda.local.array(4, np.float32)
+        for i in range(BLOCKS):
+            first = element + i * 16
+            if IS_FLOAT32:
+                four[0] = shared[at(first)]
+                four[1] = shared[at(first + SECOND)]
+                four[2] = shared[at(first + THIRD)]
+                four[3] = shared[at(first + SECOND + THIRD)]
+            else:
+                load_matrices_transposed(four, shared, start + first * SIZE)
+            for j in range(4):
+                keep(factors, i * 4 + j, four[j])
+
+    return load

@@ -18,15 +18,11 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
-from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
-    cp_async_cached,
     cp_async_commit,
     cp_async_wait,
     let_next_start,
-    load_matrices,
-    load_matrices_transposed,
     load_run,
     shared_address,
     short,
@@ -35,7 +31,8 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
-from numbacaps.fused.mma_sync.factors import make_keep
+from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
 from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
@@ -132,18 +129,18 @@ def make_mma_sync(spec):
     LOW = SUMS if TERMS == 3 else 0  # where the sums with low parts are
     ALL_SUMS = SUMS + LOW
     PARTS = 2 if TERMS == 3 else 1
-    A_PART, B_PART = DOWN * 4, BESIDE * 2
-    A_HELD, B_PARTS = PARTS * A_PART, PARTS * B_PART
-    keep_a, keep_b = (make_keep(itemsize, TERMS, count) for count in (A_PART, B_PART))
-    IS_FLOAT32 = itemsize == 4
+    A_HELD, B_PARTS = PARTS * DOWN * 4, PARTS * BESIDE * 2
+    load_a = make_load_along_k(itemsize, TERMS, DOWN, A_PITCH)
+    load_b_along = make_load_along_k(itemsize, TERMS, BESIDE // 2, B_PITCH)
+    load_b_across = make_load_across_k(itemsize, TERMS, BESIDE // 2, B_PITCH // itemsize, False)
+    IS_FLOAT32, SIZE = itemsize == 4, itemsize
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
     multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
     join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
     ZERO = np.float32(0)
     held = np.dtype(stored(spec.dtype))
-    _, as_operand = conversions(spec.dtype)
-    BY_COPIES_A, BY_COPIES_B = A_RUN >= 4, B_RUN >= 4
+    copy_a, copy_b = make_copy(A_RUN, spec.dtype), make_copy(B_RUN, spec.dtype)
 
     @kept_on_disk
     @cuda.jit
@@ -164,7 +161,6 @@ def make_mma_sync(spec):
             0, held, CHUNK
         )  # STAGES of (BM, PITCH) words, then of the kernel's
         acc = cuda.local.array(ALL_SUMS, np.float32)
-        four = cuda.local.array(4, np.float32)
         a_part = cuda.local.array(A_HELD, np.float32)
         b_part = cuda.local.array(B_PARTS, np.float32)
         base = cuda.local.array(A_COPIES, np.int32)
@@ -251,38 +247,16 @@ def make_mma_sync(spec):
                     inside = np.uint32((reached >> 16) - BIAS) < height
                     inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
                     source = a_from + short(base[i] + offset) if inside else np.int64(0)
-                    if BY_COPIES_A:
-                        cp_async_cached(
-                            A_RUN,
-                            shared,
-                            start + (to + a_to + i * (A_APART * A_PITCH)),
-                            a,
-                            source,
-                            inside,
-                        )
-                    else:
-                        shared[at((to + a_to + i * (A_APART * A_PITCH)) // 2)] = (
-                            a[at(source)] if inside else as_operand(ZERO)
-                        )
+                    a_slot = to + a_to + i * (A_APART * A_PITCH)
+                    copy_a(shared, start, a_slot, a, source, inside)
                 for i in range(B_COPIES):
                     row = b_rows[0 if ALONG_K else i]
                     column = b_column[i if ALONG_K else 0]
                     known = row >= 0 and column >= 0
                     source = b_from + short(row + column) if known else np.int64(0)
                     if B_WHOLE or b_row + i * B_APART < B_ROWS:
-                        if BY_COPIES_B:
-                            cp_async_cached(
-                                B_RUN,
-                                shared,
-                                start + (to + b_to + i * (B_APART * B_PITCH)),
-                                b,
-                                source,
-                                known,
-                            )
-                        else:
-                            shared[at((to + b_to + i * (B_APART * B_PITCH)) // 2)] = (
-                                b[at(source)] if known else as_operand(ZERO)
-                            )
+                        b_slot = to + b_to + i * (B_APART * B_PITCH)
+                        copy_b(shared, start, b_slot, b, source, known)
                 # The table's next entries, while products are under way.
                 for i in range(B_ROWS_HELD):
                     b_rows[i] = table[at(b_table + (ahead + 1) * BK + i * B_APART)]
@@ -291,33 +265,12 @@ def make_mma_sync(spec):
             if step >= first:
                 stage = short(np.uint32(step - first) % STAGES * STAGE)
                 for half in range(HALVES):  # 8 words of k
-                    for i in range(DOWN):
-                        load_matrices(
-                            four, shared, start + (stage + a_at + i * (16 * A_PITCH) + half * 32)
-                        )
-                        for j in range(4):
-                            keep_a(a_part, i * 4 + j, four[j])
-                    for i in range(BESIDE // 2):
-                        if ALONG_K:
-                            load_matrices(
-                                four,
-                                shared,
-                                start + (stage + b_at + i * (16 * B_PITCH) + half * 32),
-                            )
-                        elif IS_FLOAT32:
-                            word = short((stage + b_at + half * (8 * B_PITCH)) // 4 + i * 16)
-                            four[0] = shared[at(word)]
-                            four[1] = shared[at(word + B_PITCH)]
-                            four[2] = shared[at(word + 8)]
-                            four[3] = shared[at(word + B_PITCH + 8)]
-                        else:
-                            load_matrices_transposed(
-                                four,
-                                shared,
-                                start + (stage + b_at + half * (16 * B_PITCH) + i * 32),
-                            )
-                        for j in range(4):
-                            keep_b(b_part, i * 4 + j, four[j])
+                    load_a(a_part, shared, start + (stage + a_at + half * 32))
+                    if ALONG_K:
+                        load_b_along(b_part, shared, start + (stage + b_at + half * 32))
+                    else:
+                        k_first = half * (8 * 4 // SIZE * B_PITCH)
+                        load_b_across(b_part, shared, start, (stage + b_at + k_first) // SIZE)
                     multiply(acc, a_part, b_part)
         join(acc)
         c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]

@@ -13,14 +13,11 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
-from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
-    cp_async_cached,
     cp_async_commit,
     cp_async_wait,
     let_next_start,
-    load_matrices_transposed,
     shared_address,
     short,
     wait_for_last,
@@ -28,7 +25,8 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
-from numbacaps.fused.mma_sync.factors import make_keep
+from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.factors import make_load_across_k
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
 from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
@@ -116,18 +114,17 @@ def make_mma_sync_split_k(spec):
     LOW = SUMS if TERMS == 3 else 0
     ALL_SUMS = SUMS + LOW
     PARTS = 2 if TERMS == 3 else 1
-    A_PART, B_PART = DOWN * 4, BESIDE * 2
-    A_HELD, B_HELD = PARTS * A_PART, PARTS * B_PART
-    keep_a, keep_b = (make_keep(itemsize, TERMS, count) for count in (A_PART, B_PART))
-    IS_FLOAT32 = itemsize == 4
-    SIZE = itemsize
+    A_HELD, B_HELD = PARTS * DOWN * 4, PARTS * BESIDE * 2
+    load_a = make_load_across_k(itemsize, TERMS, DOWN, A_PITCH, True)
+    load_b = make_load_across_k(itemsize, TERMS, BESIDE // 2, C_PITCH, False)
+    IS_FLOAT32, SIZE = itemsize == 4, itemsize
+    EIGHT_WORDS = 8 * 4 // itemsize  # pixels
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
     multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
     join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
-    _, as_operand = conversions(spec.dtype)
+    copy_a, copy_c = make_copy(A_RUN, spec.dtype), make_copy(C_RUN, spec.dtype)
     held = np.dtype(stored(spec.dtype))
-    BY_COPIES_A, BY_COPIES_C = A_RUN >= 4, C_RUN >= 4
     ZERO = np.float32(0)
 
     @kept_on_disk
@@ -149,7 +146,6 @@ def make_mma_sync_split_k(spec):
         other = cuda.shared.array(PLACES, np.int64)
         edge = cuda.shared.array(PLACES, np.int32)
         acc = cuda.local.array(ALL_SUMS, np.float32)
-        four = cuda.local.array(4, np.float32)
         a_part = cuda.local.array(A_HELD, np.float32)
         b_part = cuda.local.array(B_HELD, np.float32)
         a_offset = cuda.local.array(A_OWN, np.int32)
@@ -238,10 +234,7 @@ def make_mma_sync_split_k(spec):
                         inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
                         where = source + a_offset[own] if inside else np.int64(0)
                         a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
-                        if BY_COPIES_A:
-                            cp_async_cached(A_RUN, shared, start + a_to * SIZE, a, where, inside)
-                        else:
-                            shared[at(a_to)] = a[at(where)] if inside else as_operand(ZERO)
+                        copy_a(shared, start, a_to * SIZE, a, where, inside)
                 for i in range(C_COPIES):
                     m = short(c_m + i * C_APART)
                     source = other[at(place + m)]
@@ -249,38 +242,15 @@ def make_mma_sync_split_k(spec):
                         known = source >= 0 and c_offset[own] >= 0
                         where = source + c_offset[own] if known else np.int64(0)
                         c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
-                        if BY_COPIES_C:
-                            cp_async_cached(C_RUN, shared, start + c_to * SIZE, c, where, known)
-                        else:
-                            shared[at(c_to)] = c[at(where)] if known else as_operand(ZERO)
+                        copy_c(shared, start, c_to * SIZE, c, where, known)
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
                 for half in range(2):  # 8 words of pixels
-                    for i in range(DOWN):
-                        if IS_FLOAT32:
-                            word = short(stage + a_at + half * (8 * A_PITCH) + i * 16)
-                            four[0] = shared[at(word)]
-                            four[1] = shared[at(word + 8)]
-                            four[2] = shared[at(word + 4 * A_PITCH)]
-                            four[3] = shared[at(word + 4 * A_PITCH + 8)]
-                        else:
-                            word = short(stage + a_at + half * (16 * A_PITCH) + i * 16)
-                            load_matrices_transposed(four, shared, start + word * SIZE)
-                        for j in range(4):
-                            keep_a(a_part, i * 4 + j, four[j])
-                    for i in range(BESIDE // 2):
-                        if IS_FLOAT32:
-                            word = short(stage + b_at + half * (8 * C_PITCH) + i * 16)
-                            four[0] = shared[at(word)]
-                            four[1] = shared[at(word + 4 * C_PITCH)]
-                            four[2] = shared[at(word + 8)]
-                            four[3] = shared[at(word + 4 * C_PITCH + 8)]
-                        else:
-                            word = short(stage + b_at + half * (16 * C_PITCH) + i * 16)
-                            load_matrices_transposed(four, shared, start + word * SIZE)
-                        for j in range(4):
-                            keep_b(b_part, i * 4 + j, four[j])
+                    a_first = short(stage + a_at + half * (EIGHT_WORDS * A_PITCH))
+                    b_first = short(stage + b_at + half * (EIGHT_WORDS * C_PITCH))
+                    load_a(a_part, shared, start, a_first)
+                    load_b(b_part, shared, start, b_first)
                     multiply(acc, a_part, b_part)
         join(acc)
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
