@@ -19,7 +19,14 @@ __all__ = ["Lesson", "cells", "check", "find", "lessons", "open_lesson", "read_a
 
 FOLDER = Path(__file__).resolve().parent
 DPI = 110
-_pictures = ContextVar("pictures", default=None)  # folder of the run at hand
+_reading = ContextVar("reading", default=None)  # the run at hand, if a lesson is read aloud
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A lesson that is read aloud, and the folder of its pictures, or None."""
+
+    pictures: Path | None
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,11 @@ class Lesson:
         """
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=DPI)
-        folder, display = _pictures.get(), _notebook_display()
+        reading, display = _reading.get(), _notebook_display()
         if display:
             display(png.getvalue(), says)
-        elif folder:
+        elif reading and reading.pictures:
+            folder = reading.pictures
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"lesson-{self.number:02}-{name}.png"
             path.write_bytes(png.getvalue())
@@ -119,7 +127,8 @@ def open_lesson(number):
     """
     lesson = find(number)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name == f"{__package__}.{lesson.name}":
+    alone = spec is not None and spec.name == f"{__package__}.{lesson.name}"
+    if alone and _reading.get() is None:
         read_aloud(lesson)
         sys.exit()
     return lesson
@@ -161,7 +170,7 @@ def read_aloud(lesson, pictures=None):
     spec = importlib.util.spec_from_file_location(f"{__package__}.{lesson.name}", lesson.path)
     names = vars(importlib.util.module_from_spec(spec))
     path = str(lesson.path)
-    with _saving_to(pictures):
+    with _read_aloud(pictures):
         for line, prose, text in cells(lesson):
             if prose:
                 print(f"\n{text}\n", flush=True)
@@ -171,10 +180,10 @@ def read_aloud(lesson, pictures=None):
 
 
 @contextmanager
-def _saving_to(folder):
-    """Pictures are saved to a folder meanwhile."""
-    token = _pictures.set(folder and Path(folder))
+def _read_aloud(pictures):
+    """Meanwhile a lesson is read aloud."""
+    token = _reading.set(_Reading(pictures and Path(pictures)))
     try:
         yield
     finally:
-        _pictures.reset(token)
+        _reading.reset(token)

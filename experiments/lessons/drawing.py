@@ -11,17 +11,18 @@ from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
 _READABLE = 8  # rows or columns of numbers that can still be read
 
 
-def page(columns, width=3.2, height=3.4):
-    """A figure of panels side by side, and their axes.
+def page(columns, rows=1, width=3.2, height=3.4):
+    """A figure of panels, and their axes, row by row.
 
     Parameters
     ----------
-    columns : int
+    columns, rows : int
     width, height : float
         Of a panel, inches.
     """
-    figure = Figure(figsize=(width * columns, height), layout="constrained", facecolor="white")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    size = width * columns, height * rows
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    return figure, figure.subplots(rows, columns, squeeze=False).ravel().tolist()
 
 
 def heat(axes, matrix, role, title, most=None, numbers=False):

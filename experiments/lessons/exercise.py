@@ -142,7 +142,8 @@ def check(answer):
 
 def _call(answer, case):
     try:
-        return answer(*case.arguments)
+        with np.errstate(all="ignore"):  # an overflow is a wrong answer, not a warning
+            return answer(*case.arguments)
     except Exception as error:  # whichever an answer raises
         return _Failed(f"{type(error).__name__}: {error}")
 
@@ -177,10 +178,9 @@ def _hint(exercise, cases, found, got, case):
     """What helps most with a wrong answer."""
     if isinstance(got, _Failed):
         return "the call fails; try it with these arguments in a cell of its own"
-    with np.errstate(all="ignore"):
-        for mistake in exercise.mistakes:
-            if all(same(one, _call(mistake.answer, other)) for one, other in zip(found, cases)):
-                return mistake.hint
+    for mistake in exercise.mistakes:
+        if all(same(one, _call(mistake.answer, other)) for one, other in zip(found, cases)):
+            return mistake.hint
     if got is None:
         return "nothing is returned here; does every way through the function end in a return?"
     if isinstance(case.wanted, tuple) and np.shape(got)[:1] != (len(case.wanted),):

@@ -14,7 +14,7 @@ import reference
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import heat, page, pixels
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
-from numbacaps import Geometry, stages
+from numbacaps import stages
 from numbacaps.device.target import cuda
 
 lesson = open_lesson(4)
@@ -94,7 +94,9 @@ heat(output, pixels(O[0, 0, :, :, 0]), "output", "O, the first output channel")
 heat(gradient, pixels(dI[0, 0, :, :, 0]), "gradient", "dI")
 row, column = pixel[2] * g.D1 + pixel[5], pixel[3] * g.D2 + pixel[6]
 gradient.plot(column, row, "o", mfc="none", mec="black", ms=10)
-lesson.show(figure, "gradient", "input, output and gradient; the circle is the pixel that was moved")
+lesson.show(
+    figure, "gradient", "input, output and gradient; the circle is the pixel that was moved"
+)
 
 # %% [markdown]
 # ## Exercise

@@ -98,7 +98,9 @@ layer, tile = Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16), 64
 M, N, K = layer.gemm
 blocks = ceil_div(K, tile) * ceil_div(N, tile)
 print(f"second layer of the published network: dK has {K} x {N} elements, sums of {M} terms")
-print(f"tiles of {tile} x {tile}: {blocks} blocks; an H100 has {H100.multiprocessors} multiprocessors")
+print(
+    f"tiles of {tile} x {tile}: {blocks} blocks; an H100 has {H100.multiprocessors} multiprocessors"
+)
 assert blocks < H100.multiprocessors
 
 # %% [markdown]
@@ -130,9 +132,7 @@ many = np.random.default_rng(1).standard_normal((16, M), dtype=np.float32)
 exact_sums, errors = many.astype(np.float64).sum(axis=1), {}
 for splits in (1, 4, 16, 64, 256):
     rows = ceil_div(M, splits)
-    ends = [
-        np.add.accumulate(many[:, i : i + rows], axis=1)[:, -1:] for i in range(0, M, rows)
-    ]
+    ends = [np.add.accumulate(many[:, i : i + rows], axis=1)[:, -1:] for i in range(0, M, rows)]
     total = np.add.accumulate(np.concatenate(ends, axis=1), axis=1)[:, -1]
     errors[splits] = np.sqrt(np.mean((total - exact_sums) ** 2))
     print(f"{splits:>4} parts: off by {errors[splits]:.1e}")

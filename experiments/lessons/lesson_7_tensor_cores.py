@@ -52,8 +52,12 @@ def warp_product(a, b):
 draw = np.random.default_rng(7)
 a, b = (draw.integers(-9, 9, shape).astype(np.float32) for shape in ((M, K), (K, N)))
 assert np.array_equal(warp_product(a, b), a @ b)
-print(f"({M} x {K}) @ ({K} x {N}): {M * N * K} products by {LANES} threads, right for whole numbers")
-print(f"a thread holds {M * K // LANES} elements of A, {K * N // LANES} of B, {M * N // LANES} of C")
+print(
+    f"({M} x {K}) @ ({K} x {N}): {M * N * K} products by {LANES} threads, right for whole numbers"
+)
+print(
+    f"a thread holds {M * K // LANES} elements of A, {K * N // LANES} of B, {M * N // LANES} of C"
+)
 
 # %% [markdown]
 # Whole numbers that are small come out exactly. Others do not, because the tensor cores read of a float32
@@ -67,7 +71,9 @@ for name, value in (("float32", pi), ("TF32", cut)):
     bits = f"{value.view(np.uint32):032b}"
     print(f"{name:>8}: {bits[0]} {bits[1:9]} {bits[9:]}  {value:.8f}")
 kept = next(n for n in range(1, 24) if cut_tf32(np.float32(1 + 2.0**-n)) == 1) - 1
-print(f"TF32 keeps {kept} bits of the mantissa; pi is cut by {float((pi - cut) / pi):.1e} of itself")
+print(
+    f"TF32 keeps {kept} bits of the mantissa; pi is cut by {float((pi - cut) / pi):.1e} of itself"
+)
 
 # %% [markdown]
 # To cut makes every factor too small. The toolkit multiplies factors by a number a little above one first, so
@@ -112,7 +118,9 @@ three_terms = warp_product(a_low, b_high) + warp_product(a_high, b_low)
 three_terms += warp_product(a_high, b_high)
 for name, result in (("one", one_term), ("three", three_terms), ("float32", a @ b)):
     print(f"{name:>8}: off by {reference.relative_error(result, exact):.1e}")
-assert reference.relative_error(three_terms, exact) < reference.relative_error(one_term, exact) / 100
+assert (
+    reference.relative_error(three_terms, exact) < reference.relative_error(one_term, exact) / 100
+)
 
 # %% [markdown]
 # ## The toolkit's own kernels

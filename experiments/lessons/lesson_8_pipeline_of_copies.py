@@ -144,7 +144,9 @@ for step in range(8):
     walk.append((int(stage), int(phase)))
     stage, phase = advance(stage, phase)
 print("a consumer of three stages, (stage, phase):", *walk)
-print("a producer begins with", tuple(map(int, PRODUCER)), "because an unused stage counts as empty")
+print(
+    "a producer begins with", tuple(map(int, PRODUCER)), "because an unused stage counts as empty"
+)
 
 # %% [markdown]
 # ## How many stages?
@@ -171,6 +173,7 @@ for stages, role in zip(orders, ("gradient", "kernel", "output")):
     order.step(asked, np.arange(len(asked)), color=ROLES[role], label=f"copies, {stages} stages")
     order.step(read, np.arange(len(read)), color=ROLES[role], ls=":", label="read")
 order.set(title="order of events in the kernel", xlabel="ticket", ylabel="piece")
+order.set(xlim=(0, 24), ylim=(-1, 12))
 order.legend(frameon=False, fontsize=7)
 for axes, stages in ((one, 2), (more, enough)):
     times = pipeline_model.schedule(COUNT, stages, COPY, PRODUCT)
@@ -180,7 +183,9 @@ for axes, stages in ((one, 2), (more, enough)):
     axes.set(title=f"{stages} stages", xlabel="time", xlim=(0, lasts[2] + 1), ylabel="piece")
     axes.invert_yaxis()
 one.legend(["copy", "product"], frameon=False, loc="lower left")
-lesson.show(figure, "pipeline", "copies and reads in order; the model's copies and products in time")
+lesson.show(
+    figure, "pipeline", "copies and reads in order; the model's copies and products in time"
+)
 
 # %% [markdown]
 # ## Exercises

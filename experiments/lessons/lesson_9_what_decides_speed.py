@@ -43,7 +43,9 @@ for row in ours:
     share = max(of_bytes, of_flop) / row["ms_p50"]
     binds = "bytes" if of_bytes > of_flop else "FLOP"
     times = (1e3 * ms for ms in (row["ms_p50"], of_bytes, of_flop))
-    print("{:>14} {:6.1f} {:14.1f} {:14.1f}".format(row["workload"], *times), f"{share:8.0%} {binds}")
+    print(
+        "{:>14} {:6.1f} {:14.1f} {:14.1f}".format(row["workload"], *times), f"{share:8.0%} {binds}"
+    )
     assert share < 1
 
 # %% [markdown]
@@ -91,7 +93,9 @@ stages = [
     if row["stage"]
 ]
 for row in stages:
-    print(f"{row['stage']:>24}: {row['ms_p50']:6.3f} ms, {row['byte_fraction']:.0%} of a copy's rate")
+    print(
+        f"{row['stage']:>24}: {row['ms_p50']:6.3f} ms, {row['byte_fraction']:.0%} of a copy's rate"
+    )
 together = sum(row["ms_p50"] for row in stages)
 print(f"together {together:.1f} ms, rung 5 {ladder[names['bulk_wgmma']]:.3f} ms")
 assert together > 100 * ladder[names["bulk_wgmma"]]
@@ -157,7 +161,8 @@ for algorithm, precision, role in (
     roof.plot(xs, ys, "o", color=ROLES[role], label=f"{algorithm}, {precision}")
 roof.set(xscale="log", yscale="log", title="roofline of the layers", ylabel="TFLOP/s")
 roof.set(xlabel="FLOP a byte that must move")
-roof.legend(frameon=False, fontsize=7)
+roof.set_ylim(top=3000)
+roof.legend(frameon=False, fontsize=7, loc="upper left")
 bars(rungs, ladder, "input", "the ladder", "ms", logarithmic=True)
 for row in layers:
     role = "output" if row["algorithm"] == "fused" else "product"

@@ -28,7 +28,5 @@ def rows(experiment, **cells):
     found = []
     for row in records.read(RESULTS / GPU / f"{experiment}.csv"):
         if all(row[name] == value for name, value in wanted.items()):
-            found.append(
-                row | {name: float(row[name]) if row[name] else None for name in _NUMBERS}
-            )
+            found.append(row | {name: float(row[name]) if row[name] else None for name in _NUMBERS})
     return found

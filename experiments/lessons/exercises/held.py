@@ -68,10 +68,12 @@ EXERCISE = Exercise(
     cases=_cases,
     mistakes=(
         Mistake(
-            _columns_first, "the order: the second register is 8 rows below the first, not 4 columns on"
+            _columns_first,
+            "the order: the second register is 8 rows below the first, not 4 columns on",
         ),
         Mistake(
-            _side_by_side, "neighbours side by side is how C is held; of A a lane's columns are 4 apart"
+            _side_by_side,
+            "neighbours side by side is how C is held; of A a lane's columns are 4 apart",
         ),
         Mistake(_exchanged, "lane // 4 is the row, lane % 4 the column"),
         Mistake(

@@ -41,7 +41,9 @@ EXERCISE = Exercise(
             "waves are rounded up: the last blocks have one of their own",
         ),
         Mistake(
-            lambda blocks, mps, resident: ceil_div(blocks, mps * resident) * mps * resident / blocks,
+            lambda blocks, mps, resident: (
+                ceil_div(blocks, mps * resident) * mps * resident / blocks
+            ),
             "upside down: what is taken over what is offered",
         ),
     ),
