@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.lessons import notebook
 from experiments.lessons.course import find, lessons, read_aloud
-from experiments.measuring.refusal import Parser
+from experiments.measuring.refusal import Parser, Refusal
 
 _EPILOG = """\
 Without a name the lessons are listed. They run on Numba's simulator; no GPU is needed. Exercises are answered in the
@@ -41,7 +41,11 @@ def main(arguments=None):
 
 
 def _write(parser, chosen, folder):
-    """Write notebooks one by one."""
+    """Write notebooks one by one; none over one that is there, which may hold answers."""
+    there = [path for lesson in chosen if (path := notebook.path_of(lesson, folder)).exists()]
+    if there:
+        got = f"{folder}, which has {', '.join(path.name for path in there)}"
+        parser.error(str(Refusal("--notebooks", got, "a folder that lacks them")))
     for lesson in chosen:
         try:
             print(notebook.write(lesson, folder), flush=True)

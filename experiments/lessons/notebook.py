@@ -9,6 +9,11 @@ _CHECKOUT = FOLDER.parent.parent
 _SECONDS = 600  # that a cell may take
 
 
+def path_of(lesson, folder):
+    """Where a lesson's notebook is written."""
+    return folder / f"{lesson.name}.ipynb"
+
+
 def write(lesson, folder):
     """Run a lesson in a Jupyter kernel, and write it with what it gave.
 
@@ -39,7 +44,7 @@ def write(lesson, folder):
     notebook.metadata["kernelspec"] = names
     where = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(notebook, timeout=_SECONDS, resources=where).execute()
-    path = folder / f"{lesson.name}.ipynb"
+    path = path_of(lesson, folder)
     temporary = path.with_suffix(".tmp")
     nbformat.write(notebook, temporary)
     os.replace(temporary, path)

@@ -124,6 +124,15 @@ def test_without_the_extra_it_is_named(absent, monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "books").exists()
 
 
+def test_no_notebook_is_written_over_another(tmp_path, capsys):
+    path = tmp_path / "lesson_2_replicate.ipynb"
+    path.write_text("answers")
+    with pytest.raises(SystemExit):
+        __main__.main(["1", "2", "--notebooks", str(tmp_path)])
+    assert f"which has {path.name}; it takes" in capsys.readouterr().err
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["answers"]
+
+
 # ---- the exercises
 
 
