@@ -1,8 +1,9 @@
 """An exercise: a function that a student writes, and what is said about it.
 
 An answer is right if it gives what is wanted in every case. What is wanted comes from the reference, from counting what a
-kernel does, or from a recorded row; never from a solution. A wrong answer is compared with the common mistakes: the first
-one that gives the same in all cases has made the answer wrong, and its hint is told.
+kernel does, or from a recorded row; never from a solution. A wrong answer is compared with the common mistakes. Of those
+that give the same in the first case that is wrong, the one that agrees in most cases has its hint told: so who makes
+several mistakes at once is led from one to the next.
 """
 
 import importlib
@@ -178,9 +179,13 @@ def _hint(exercise, cases, found, got, case):
     """What helps most with a wrong answer."""
     if isinstance(got, _Failed):
         return "the call fails; try it with these arguments in a cell of its own"
-    for mistake in exercise.mistakes:
-        if all(same(one, _call(mistake.answer, other)) for one, other in zip(found, cases)):
-            return mistake.hint
+    agreed = {
+        mistake.hint: sum(same(one, _call(mistake.answer, at)) for one, at in zip(found, cases))
+        for mistake in exercise.mistakes
+        if same(got, _call(mistake.answer, case))
+    }
+    if agreed:
+        return max(agreed, key=agreed.get)  # of several the first
     if got is None:
         return "nothing is returned here; does every way through the function end in a return?"
     if isinstance(case.wanted, tuple) and np.shape(got)[:1] != (len(case.wanted),):

@@ -198,6 +198,24 @@ def test_wrong_in_a_way_of_its_own():
     assert answered("part", (-7, -8)).words.endswith(find("part").hint)
 
 
+def test_several_mistakes_at_once_are_led_from_one_to_the_next():
+    def make(strided, dilated, padded):
+        def origin(l, q, g):
+            stride = g.stride if strided else (1, 1)
+            dilation = g.dilation if dilated else (1, 1)
+            padding = g.padding if padded else (0, 0)
+            h = l // g.OW * stride[0] + q // g.KW % g.KH * dilation[0] - padding[0]
+            w = l % g.OW * stride[1] + q % g.KW * dilation[1] - padding[1]
+            return q // (g.KH * g.KW), h, w
+
+        return origin
+
+    words = "multiplied by it", "subtract the padding", "in the padding there is no capsule"
+    for done, hint in zip(((0, 0, 0), (1, 1, 0), (1, 1, 1)), words):
+        verdict = judge(make(*done))
+        assert verdict.state == WRONG and hint in verdict.words, verdict
+
+
 def test_an_answer_that_fails():
     def part(split, splits, M, BK):
         return split / 0, M
