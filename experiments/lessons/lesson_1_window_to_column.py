@@ -14,10 +14,13 @@
 import numpy as np
 
 import reference
+from experiments.lessons.course import check, open_lesson
+from experiments.lessons.drawing import heat, outline, page, pixels
 from experiments.lessons.example import GEOMETRY, X, unwritten
 from numbacaps import Geometry, stages
 from numbacaps.device.target import cuda
 
+lesson = open_lesson(1)
 g = GEOMETRY
 print(
     f"input: {g.H} x {g.W} capsules of {g.D1} x {g.D2}; window {g.KH} x {g.KW}, stride {g.stride}"
@@ -53,27 +56,33 @@ for stride in (1, 2, 3):
     print(f"stride {stride}: I_flat holds {growth:.2f} times the input's elements")
 
 # %% [markdown]
+# The picture: the digit with the window where it sees the most ink, the column that the window becomes, and how
+# many windows see each capsule.
+
+# %%
+l = int(np.abs(I_flat[0]).sum(axis=(1, 2, 3, 4)).argmax())
+oh, ow = divmod(l, g.OW)
+figure, (digit, column, seen) = page(3)
+heat(digit, pixels(X[0, 0, :, :, 0]), "input", "input, and a window")
+top, left = oh * g.stride[0] * g.D1, ow * g.stride[1] * g.D2
+outline(digit, top, left, g.KH * g.D1, g.KW * g.D2)
+heat(column, I_flat[0, l, :, 0].reshape(-1, g.D2), "input", f"its column, l = {l}")
+for q in range(g.Q):
+    outline(column, q * g.D1, 0, g.D1, g.D2)
+heat(seen, times, "product", "windows that see a capsule", numbers=True)
+lesson.show(figure, "window", f"window {l} of the digit becomes a column of {g.Q} capsules")
+
+# %% [markdown]
 # ## Exercise
 #
 # Write `origin(l, q, g)`: the (c, h, w) of the capsule that stands in column l, row q, or None
-# where the window reaches into the padding. `check(origin)` tells whether it is right.
+# where the window reaches into the padding.
 
 
 # %%
-def check(origin):
-    """Judge an ``origin(l, q, g)`` against the reference, over several geometries.
+def origin(l, q, g):
+    """(c, h, w) of a capsule of the input, or None."""
+    return ...
 
-    Raises
-    ------
-    AssertionError
-        It is wrong somewhere; the message says where.
-    """
-    for stride, padding, dilation in (((2, 2), (0, 0), (1, 1)), ((1, 2), (1, 2), (2, 1))):
-        g = Geometry(1, 2, 1, 6, 5, 2, 3, 1, 1, 1, 1, stride, padding, dilation)
-        numbers = np.arange(1.0, 1 + np.prod(g.input_shape)).reshape(g.input_shape)
-        columns = reference.capsule_im2col(numbers, (g.KH, g.KW), stride, padding, dilation)
-        for l in range(g.L):
-            for q in range(g.Q):
-                place = origin(l, q, g)
-                found = 0.0 if place is None else numbers[0][place].item()
-                assert found == columns[0, l, q].item(), f"wrong at l = {l}, q = {q} of {g}"
+
+check(origin)

@@ -13,11 +13,14 @@
 import numpy as np
 
 import reference
+from experiments.lessons.course import check, open_lesson
+from experiments.lessons.drawing import bars, page
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from experiments.walk.watch import READ, WRITE, watching
 from numbacaps import Geometry, stages
 from numbacaps.device.target import cuda
 
+lesson = open_lesson(2)
 g = GEOMETRY
 columns = cuda.to_device(reference.capsule_im2col(X, (g.KH, g.KW), g.stride))
 extended_input = unwritten(stages.whole(g).extended_input_shape)
@@ -64,33 +67,29 @@ megabytes = 4 * np.prod(stages.whole(layer).extended_input_shape) / 2**20
 original = 4 * np.prod(layer.input_shape) / 2**20
 print(f"third layer of the published network: I is {original:.1f} MiB, I' {megabytes:.1f} MiB")
 
+# %%
+figure, (here, there) = page(2, width=4.6)
+for axes, of, title in ((here, g, "this digit"), (there, layer, f"third layer, batch {layer.N}")):
+    whole = stages.whole(of)
+    shapes = {"I": of.input_shape, "I_flat": whole.columns_shape}
+    shapes |= {"I'": whole.extended_input_shape, "K": of.kernel_shape}
+    shapes["K'"] = whole.extended_kernel_shape
+    elements = {name: np.prod(shape) for name, shape in shapes.items()}
+    roles = ["kernel" if "K" in name else "input" for name in elements]
+    bars(axes, elements, roles, title, "elements", logarithmic=True)
+lesson.show(figure, "copies", "elements of input, kernel and their copies")
+
 # %% [markdown]
 # ## Exercise
 #
 # Write `elements_written(g)`: how many elements the stages capsule_im2col, input_extend and
-# kernel_extend write for a geometry g. `check(elements_written)` runs the kernels and counts.
+# kernel_extend write for a geometry g. `check` runs the kernels and counts.
 
 
 # %%
-def check(elements_written):
-    """Judge an ``elements_written(g)`` by counting what the kernels write.
+def elements_written(g):
+    """Elements that three stages write, a whole number."""
+    return ...
 
-    Raises
-    ------
-    AssertionError
-        It is wrong for some geometry; the message says which.
-    """
-    for sizes in ((1, 1, 2, 4, 4, 2, 2, 1, 2, 2, 2, 1), (2, 2, 3, 5, 3, 3, 2, 2, 1, 2, 3, 2)):
-        g = Geometry(*sizes)
-        x, w = (cuda.to_device(np.ones(s, np.float32)) for s in (g.input_shape, g.kernel_shape))
-        columns = unwritten(stages.whole(g).columns_shape)
-        with watching({}) as launches:
-            stages.capsule_im2col(stages.whole(g), x, columns)
-            stages.input_extend(
-                stages.whole(g), columns, unwritten(stages.whole(g).extended_input_shape)
-            )
-            stages.kernel_extend(
-                stages.whole(g), w, unwritten(stages.whole(g).extended_kernel_shape)
-            )
-        counted = sum(launch.count(WRITE, shared=False) for launch in launches)
-        assert elements_written(g) == counted, f"{counted} elements are written for {g}"
+
+check(elements_written)

@@ -10,10 +10,13 @@
 import numpy as np
 
 import reference
+from experiments.lessons.course import check, open_lesson
+from experiments.lessons.drawing import bars, heat, page
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
 from numbacaps import Geometry, stages
 from numbacaps.device.target import cuda
 
+lesson = open_lesson(3)
 g = GEOMETRY
 I_flat = reference.capsule_im2col(X, (g.KH, g.KW), g.stride)
 extended_input = reference.input_extend(I_flat, g.P)
@@ -65,30 +68,31 @@ print(f"the paper's D1*D2 is {rank_3.D1 * rank_3.D2}")
 assert second == rank_3.E1 != rank_3.D1 * rank_3.D2
 
 # %% [markdown]
+# The picture: the product with the most ink, and what each way gets out of a byte.
+
+# %%
+n, p, l, q = np.unravel_index(
+    np.abs(extended_input).sum(axis=(4, 5, 6)).argmax(), extended_input.shape[:4]
+)
+figure, (left, right, result, intensity) = page(4, width=3)
+heat(left, extended_input[n, p, l, q, 0], "input", f"I'[{n}, {p}, {l}, {q}]", numbers=True)
+heat(right, extended_kernel[p, l, q, 0], "kernel", f"K'[{p}, {l}, {q}]", numbers=True)
+heat(result, products.copy_to_host()[n, p, l, q, 0], "product", "their product", numbers=True)
+rates = {"laid out": flop / bytes_laid_out, "at best": g.flop / g.min_bytes(4)}
+bars(intensity, rates, "output", "what a byte is good for", "FLOP a byte")
+lesson.show(figure, "product", "one product of the batch, and FLOP a byte laid out and at best")
+
+# %% [markdown]
 # ## Exercise
 #
 # Write `offsets(n, p, l, q, k, g)`: where matrix k of the rank-3 product (n, p, l, q) begins in
-# I', K' and O' as three flat arrays. `check(offsets)` multiplies with them.
+# I', K' and O' as three flat arrays. K' has no axis n: all images share it.
 
 
 # %%
-def check(offsets):
-    """Judge an ``offsets(n, p, l, q, k, g)`` by multiplying with it.
+def offsets(n, p, l, q, k, g):
+    """(offset in I', offset in K', offset in O'), in elements."""
+    return ..., ..., ...
 
-    Raises
-    ------
-    AssertionError
-        A product made with it is wrong; the message says which.
-    """
-    g, draw = Geometry(2, 1, 2, 3, 3, 2, 2, 2, 2, 3, 1), np.random.default_rng(1)
-    a = draw.integers(-9, 9, stages.whole(g).extended_input_shape)
-    b = draw.integers(-9, 9, stages.whole(g).extended_kernel_shape)
-    products = reference.strided_batched_matrix_multiply(a, b)
-    for n, p, l, q, k in np.ndindex(g.N, g.P, g.L, g.Q, g.G):
-        i, j, o = offsets(n, p, l, q, k, g)
-        left = a.reshape(-1)[i : i + g.D1 * g.D2].reshape(g.D1, -1)
-        right = b.reshape(-1)[j : j + g.D2 * g.D3].reshape(g.D2, -1)
-        found = products.reshape(-1)[o : o + g.D1 * g.D3]
-        where = f"wrong at n, p, l, q, k = {n, p, l, q, k}"
-        assert left.shape == (g.D1, g.D2) and right.shape == (g.D2, g.D3), where
-        assert np.array_equal((left @ right).reshape(-1), found), where
+
+check(offsets)

@@ -11,10 +11,13 @@
 import numpy as np
 
 import reference
+from experiments.lessons.course import check, open_lesson
+from experiments.lessons.drawing import heat, page, pixels
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
-from numbacaps import Geometry, stages
+from numbacaps import stages
 from numbacaps.device.target import cuda
 
+lesson = open_lesson(4)
 g, window = GEOMETRY, (GEOMETRY.KH, GEOMETRY.KW)
 I_flat = reference.capsule_im2col(X, window, g.stride)
 extended_input, extended_kernel = (
@@ -84,30 +87,29 @@ right = np.sum(a * reference.input_reduce(b))
 print(f"{left:.6f} = {right:.6f}")
 assert np.isclose(left, right)
 
+# %%
+figure, (digit, output, gradient) = page(3)
+heat(digit, pixels(X[0, 0, :, :, 0]), "input", "I")
+heat(output, pixels(O[0, 0, :, :, 0]), "output", "O, the first output channel")
+heat(gradient, pixels(dI[0, 0, :, :, 0]), "gradient", "dI")
+row, column = pixel[2] * g.D1 + pixel[5], pixel[3] * g.D2 + pixel[6]
+gradient.plot(column, row, "o", mfc="none", mec="black", ms=10)
+lesson.show(
+    figure, "gradient", "input, output and gradient; the circle is the pixel that was moved"
+)
+
 # %% [markdown]
 # ## Exercise
 #
 # capsule_col2im gathers: the thread that owns an input element finds the windows that cover it,
 # so no two threads add to one place. Write `covering(h, w, g)`: the list of (l, kh, kw) at which
-# a window covers the capsule (h, w). `check(covering)` compares with the reference.
+# a window covers the capsule (h, w).
 
 
 # %%
-def check(covering):
-    """Judge a ``covering(h, w, g)`` against the reference, over several geometries.
+def covering(h, w, g):
+    """List of (l, kh, kw), in any order."""
+    return ...
 
-    Raises
-    ------
-    AssertionError
-        It lacks a window, or finds one that does not cover; the message says where.
-    """
-    for moves in (((2, 2), (0, 0), (1, 1)), ((1, 2), (1, 0), (2, 1)), ((3, 1), (2, 1), (1, 2))):
-        g = Geometry(1, 1, 1, 6, 7, 3, 2, 1, 1, 1, 1, *moves)
-        numbers = np.arange(1.0, 1 + g.H * g.W).reshape(g.input_shape)
-        columns = reference.capsule_im2col(numbers, (g.KH, g.KW), *moves).reshape(g.L, g.KH, g.KW)
-        for h in range(g.H):
-            for w in range(g.W):
-                expected = {tuple(place) for place in np.argwhere(columns == numbers[0, 0, h, w])}
-                found = covering(h, w, g)
-                assert len(found) == len(expected), f"wrong at h = {h}, w = {w} of {g}"
-                assert set(map(tuple, found)) == expected, f"wrong at h = {h}, w = {w} of {g}"
+
+check(covering)

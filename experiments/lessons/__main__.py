@@ -1,0 +1,58 @@
+"""Read lessons aloud, or write them as notebooks with outputs and pictures: ``python -m experiments.lessons 1``."""
+
+import sys
+from pathlib import Path
+
+from experiments.lessons import notebook
+from experiments.lessons.course import find, lessons, read_aloud
+from experiments.measuring.refusal import Parser, Refusal
+
+_EPILOG = """\
+Without a name the lessons are listed. They run on Numba's simulator; no GPU is needed. Exercises are answered in the
+lesson's file, or in its notebook.
+"""
+
+
+def main(arguments=None):
+    """Read, or write; the exit status.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Of the command line; by default those of the process.
+    """
+    parser = Parser(prog="python -m experiments.lessons", description=__doc__, epilog=_EPILOG)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a number, a name, or all")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="save the pictures here")
+    parser.add_argument("--notebooks", type=Path, metavar="FOLDER", help="write notebooks here")
+    options = parser.parse_args(arguments)
+    try:
+        chosen = lessons() if "all" in options.names else [find(name) for name in options.names]
+    except ValueError as refusal:
+        parser.error(str(refusal))
+    if options.notebooks:
+        return _write(parser, chosen or lessons(), options.notebooks)
+    for lesson in chosen:
+        read_aloud(lesson, options.pictures)
+    if not chosen:
+        for lesson in lessons():
+            print(f"{lesson.number:>2}  {lesson.name:<36} {lesson.title}")
+    return 0
+
+
+def _write(parser, chosen, folder):
+    """Write notebooks one by one; none over one that is there, which may hold answers."""
+    there = [path for lesson in chosen if (path := notebook.path_of(lesson, folder)).exists()]
+    if there:
+        got = f"{folder}, which has {', '.join(path.name for path in there)}"
+        parser.error(str(Refusal("--notebooks", got, "a folder that lacks them")))
+    for lesson in chosen:
+        try:
+            print(notebook.write(lesson, folder), flush=True)
+        except ImportError as missing:
+            parser.error(str(missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
