@@ -66,6 +66,7 @@ class Block:
         self._block_dim = tuple(block)  # under this name the simulated instructions look for it
         self._waiting, self._home = deque(), threading.Semaphore(0)
         self._running = self._arrived = self._phase = 0
+        self._others, self._ended = 0, threading.Semaphore(0)  # Python threads that were asked
         self._failure = None
 
     def run(self, place, *arguments):
@@ -84,8 +85,9 @@ class Block:
                 self._home.acquire()
         except BaseException as interruption:
             self._fail(interruption)
-            raise
         if self._failure is not None:
+            for _ in range(self._others):  # nobody is left behind in the kernel
+                self._ended.acquire()
             raise self._failure
 
     def begin(self, thread, point):
@@ -110,6 +112,7 @@ class Block:
         if self._failure is None:
             self._waiting.append(one)
             if self._unstarted:
+                self._others += 1
                 _start(self._work)
             else:
                 self._hand_on()
@@ -130,9 +133,12 @@ class Block:
 
     def _work(self):
         """What another Python thread does: it has the turn, and hands it on at the end."""
-        self._carry()
-        if self._failure is None:
-            self._hand_on()
+        try:
+            self._carry()
+            if self._failure is None:
+                self._hand_on()
+        finally:
+            self._ended.release()
 
     def _carry(self):
         """Be one thread of the block after another, while there are such that have not begun."""

@@ -1,5 +1,7 @@
 """What the toolkit changes in Numba's simulator."""
 
+from time import sleep
+
 import numpy as np
 import pytest
 from numba import int64
@@ -81,3 +83,25 @@ def test_a_barrier_that_nobody_completes_is_an_error_at_once():
     with pytest.raises(AssertionError, match="all threads of a block wait"):
         _nobody_comes[1, 2](out)
     assert out.copy_to_host()[0] == 0
+
+
+def test_a_failed_block_leaves_nobody_in_the_kernel():
+    """The error comes when all other threads have left it too."""
+    left = []
+
+    @cuda.jit
+    def kernel(out):
+        try:
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 3:
+                out[99] = 1
+            cuda.syncthreads()
+        finally:
+            sleep(0.01)
+            left.append(1)
+
+    for _ in range(5):
+        left.clear()
+        with pytest.raises(IndexError):
+            kernel[1, 8](cuda.device_array(1))
+        assert len(left) == 8

@@ -168,6 +168,7 @@ def test_the_same_bits_where_determinism_is_asked_for():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_network_is_one_graph_for_all_batch_sizes():
     import torch._dynamo.testing
 
