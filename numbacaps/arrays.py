@@ -5,25 +5,22 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 """
 
 from functools import cache, lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
 from cuda.bindings import runtime
 from cuda.core.utils import StridedMemoryView
 
-from numbacaps.device.bfloat16 import dtype_of, is_bfloat16, to_device
+from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.compiled import address_of, as_argument, run_as_argument
-from numbacaps.device.strided_copy import gather
 from numbacaps.device.streams import follow, numba_stream, torch_stream
+from numbacaps.device.strided_copy import gather
 from numbacaps.device.target import SIMULATED, cuda, current_device
+from numbacaps.forms import form_of, form_of_interface
 
-FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-_DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
-DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
-_KEPT = 1024  # forms, and addresses
+_KEPT = 1024  # addresses
 _ON_GPUS = (
     runtime.cudaMemoryType.cudaMemoryTypeDevice,
     runtime.cudaMemoryType.cudaMemoryTypeManaged,
@@ -38,56 +35,6 @@ class _Interface:
     def __init__(self, interface, owner):
         self.__cuda_array_interface__ = interface
         self.owner = owner
-
-
-class Form:
-    """Shape, strides and dtype of arrays, and what follows from these; the same object for arrays that are alike.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    strides : tuple of int
-        In bytes.
-    dtype : numpy.dtype
-    size, nbytes : int
-        Elements, and the bytes that these take.
-    is_contiguous : bool
-        C-contiguous, axes of size 1 apart.
-    refusal : Exception type and str, or None
-        Why no array of the form is taken.
-    """
-
-    def __init__(self, shape, strides, dtype):
-        self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.size = prod(shape)
-        self.nbytes = self.size * dtype.itemsize
-        self.is_contiguous = all(
-            size <= 1 or stride == wanted
-            for size, stride, wanted in zip(
-                shape, strides, contiguous_strides(shape, dtype.itemsize)
-            )
-        )
-        self.refusal = None
-        if not is_taken(dtype):
-            self.refusal = TypeError, f"has dtype {dtype}; it takes {DTYPE_NAMES}"
-        elif any(stride % dtype.itemsize for stride in strides):
-            self.refusal = ValueError, f"has strides {strides}; it takes whole elements"
-
-
-@lru_cache(_KEPT)
-def form_of(shape, strides, dtype):
-    """The :class:`Form` of arrays; ``strides`` of None are those of C-contiguous ones."""
-    shape = tuple(map(int, shape))
-    contiguous = contiguous_strides(shape, dtype.itemsize)
-    if strides is None:
-        return form_of(shape, contiguous, dtype)
-    return Form(shape, tuple(map(int, strides)), dtype)
-
-
-@lru_cache(_KEPT)
-def _form_of_interface(shape, strides, typestr):
-    """The form that a ``__cuda_array_interface__`` describes."""
-    return form_of(shape, strides, dtype_of(typestr))
 
 
 class Operand:
@@ -200,7 +147,7 @@ def _gpus():
     return len(cuda.gpus)
 
 
-KEPT = form_of, _form_of_interface, _kept_ordinal
+KEPT = form_of, form_of_interface, _kept_ordinal
 
 
 def _simulated(array):
@@ -272,11 +219,6 @@ def _interface_of_dlpack(array):
     }
 
 
-def is_taken(dtype):
-    """Whether there is an algorithm for a ``numpy.dtype``."""
-    return dtype in _DTYPES or is_bfloat16(dtype)
-
-
 def _describe_numba(name, array):
     """An operand from one of Numba's arrays, or the simulator's."""
     form = form_of(array.shape, array.strides, array.dtype)
@@ -291,7 +233,7 @@ def _describe_interface(name, array, interface):
     try:
         shape, strides = tuple(interface["shape"]), interface.get("strides")
         strides = tuple(strides) if strides else None
-        form = _form_of_interface(shape, strides, interface["typestr"])
+        form = form_of_interface(shape, strides, interface["typestr"])
         address, read_only = interface["data"]
         address = int(address)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -301,15 +243,6 @@ def _describe_interface(name, array, interface):
     if interface.get("mask") is not None:
         raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
     return Operand(name, array, form, True, address, interface.get("stream"), read_only)
-
-
-def contiguous_strides(shape, itemsize):
-    """Byte strides of a C-contiguous array."""
-    strides = []
-    for size in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= size
-    return tuple(reversed(strides))
 
 
 def check_together(operands):

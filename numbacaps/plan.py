@@ -15,12 +15,12 @@ from numbacaps.arrays import (
     check_device,
     check_out,
     describe,
-    form_of,
     resolve_stream,
 )
 from numbacaps.device.handover import Handover
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
+from numbacaps.forms import form_of
 
 
 class Plan:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from numbacaps.algorithms.registry import ALGORITHMS, resolve
-from numbacaps.arrays import DTYPE_NAMES, Array, is_taken
+from numbacaps.arrays import Array
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
+from numbacaps.forms import DTYPE_NAMES, is_taken
 from numbacaps.fused.choose import GATHERING, SPLIT_K
 from numbacaps.geometry import Pair
 from numbacaps.limits import check_limits

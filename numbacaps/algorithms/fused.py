@@ -79,7 +79,9 @@ class FusedPasses(Passes):
         if self.precision != AUTO:
             return self.precision
         if self.activation is not None:
-            return "ieee"  # what is looked through are sums, and behind an activation there are none
+            return (
+                "ieee"  # what is looked through are sums, and behind an activation there are none
+            )
         rung, _ = self._forced.get(wanted, (None, None))
         found = chosen_for(self.dtype, columns, summed)
         if rung is not None and self.dtype == np.float32:

@@ -8,12 +8,11 @@ import numpy as np
 
 from numbacaps.algorithms import cublas, fused, host, indexed, naive, staged
 from numbacaps.algorithms.passes import Passes
-from numbacaps.arrays import FULL_DTYPES
 from numbacaps.device.target import FELL_BACK, SIMULATED
+from numbacaps.forms import FULL_DTYPES
 from numbacaps.fused.precision import AUTO as AUTO_PRECISION
 from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.messages import did_you_mean, shown
-
 
 # What an algorithm may have beside the convolution and its gradients, in the words of messages.
 VOTES = ("votes", "votes summed over the window", "gradients of votes")

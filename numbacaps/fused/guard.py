@@ -19,7 +19,9 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import BLOCKS, THREADS, ceil_div
 from numbacaps.device.target import at, cuda
 
-SMALLEST = np.float32(2.0**-100)  # a low part has 2^-136's multiples; a result keeps 24 bits above it
+SMALLEST = np.float32(
+    2.0**-100
+)  # a low part has 2^-136's multiples; a result keeps 24 bits above it
 _LARGEST = np.finfo(np.float32).max
 _EACH = 8  # results that a thread reads at once
 _FLOAT32 = np.dtype(np.float32)

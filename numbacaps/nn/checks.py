@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numbacaps.arrays import FULL_DTYPES
+from numbacaps.forms import FULL_DTYPES
 from numbacaps.nn.kernels.adam import Adam
 
 

@@ -112,7 +112,7 @@ def merge_of(E, over, sums):
 @cache
 def make_squash_slope(shape):
     """Device function that writes the slope of iteration t, from dv, what reaches A later, and s of that iteration."""
-    L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
+    P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, ONE = state_fields(E), sums.type(0), sums.type(1)
     length, shrunk = make_length(E, sums), make_shrunk(sums)
 

@@ -232,7 +232,7 @@ class Norms:
     @cached_property
     def functions(self):
         shape, SCALARS = self.shape, self.shape.scalars
-        M, sums = shape.images, shape.sums
+        sums = shape.sums
         log_p, norms = make_log_p(shape), make_norms(shape, self.stored, "window")
 
         @cuda.jit(device=True, forceinline=True)

@@ -11,11 +11,12 @@ from math import prod
 import numpy as np
 import torch
 
-from numbacaps.arrays import Operand, form_of
+from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import run_as_argument
 from numbacaps.device.streams import numba_stream
 from numbacaps.device.target import cuda, current_device
+from numbacaps.forms import form_of
 from numbacaps.kept import PLANS, KeptPlans
 from numbacaps.limits import check_limits
 from numbacaps.plan import Plan

@@ -48,7 +48,7 @@ class _CapsuleLayer(nn.Module):
 
     def _usual(self):
         """The options and their defaults."""
-        return {"product": "ab,bc->ac", "precision": "ieee"}
+        return {"product": "ab,bc->ac", "precision": "auto"}
 
     def _options(self):
         return {"product": self.product, "precision": self.precision}

@@ -1,0 +1,77 @@
+"""What arrays that are alike have in common: shape, strides, dtype, and what follows from these."""
+
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from numbacaps.device.bfloat16 import dtype_of, is_bfloat16
+
+FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
+DTYPE_NAMES = "float16, bfloat16, float32 or float64"
+_KEPT = 1024
+
+
+class Form:
+    """Shape, strides and dtype of arrays, and what follows from these; the same object for arrays that are alike.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    strides : tuple of int
+        In bytes.
+    dtype : numpy.dtype
+    size, nbytes : int
+        Elements, and the bytes that these take.
+    is_contiguous : bool
+        C-contiguous, axes of size 1 apart.
+    refusal : Exception type and str, or None
+        Why no array of the form is taken.
+    """
+
+    def __init__(self, shape, strides, dtype):
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.size = prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        self.is_contiguous = all(
+            size <= 1 or stride == wanted
+            for size, stride, wanted in zip(
+                shape, strides, contiguous_strides(shape, dtype.itemsize)
+            )
+        )
+        self.refusal = None
+        if not is_taken(dtype):
+            self.refusal = TypeError, f"has dtype {dtype}; it takes {DTYPE_NAMES}"
+        elif any(stride % dtype.itemsize for stride in strides):
+            self.refusal = ValueError, f"has strides {strides}; it takes whole elements"
+
+
+@lru_cache(_KEPT)
+def form_of(shape, strides, dtype):
+    """The :class:`Form` of arrays; ``strides`` of None are those of C-contiguous ones."""
+    shape = tuple(map(int, shape))
+    contiguous = contiguous_strides(shape, dtype.itemsize)
+    if strides is None:
+        return form_of(shape, contiguous, dtype)
+    return Form(shape, tuple(map(int, strides)), dtype)
+
+
+@lru_cache(_KEPT)
+def form_of_interface(shape, strides, typestr):
+    """The form that a ``__cuda_array_interface__`` describes."""
+    return form_of(shape, strides, dtype_of(typestr))
+
+
+def is_taken(dtype):
+    """Whether there is an algorithm for a ``numpy.dtype``."""
+    return dtype in _DTYPES or is_bfloat16(dtype)
+
+
+def contiguous_strides(shape, itemsize):
+    """Byte strides of a C-contiguous array."""
+    strides = []
+    for size in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= size
+    return tuple(reversed(strides))
