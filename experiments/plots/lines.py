@@ -39,6 +39,12 @@ def is_ours(algorithm):
     return not algorithm.startswith("torch_") and algorithm != "reference"
 
 
+def colour_of(algorithm):
+    """The colour of an algorithm, in every figure the same."""
+    fallback = _OTHERS[zlib.crc32(algorithm.encode()) % len(_OTHERS)]
+    return COLOURS.get(algorithm, fallback)
+
+
 class Line(NamedTuple):
     """What one curve, bar or table column shows: of the rows that fit, the fastest.
 
@@ -57,8 +63,7 @@ class Line(NamedTuple):
 
     @property
     def colour(self):
-        fallback = _OTHERS[zlib.crc32(self.algorithm.encode()) % len(_OTHERS)]
-        return COLOURS.get(self.algorithm, fallback)
+        return colour_of(self.algorithm)
 
     @property
     def dashes(self):
