@@ -1,14 +1,14 @@
 """The figure of a sweep: speedup over a baseline along the axis that has most values."""
 
 import math
-import re
 import textwrap
 from itertools import cycle
 
 from experiments.measuring import records
-from experiments.plots.canvas import QUIET, Sheet, label_ends, label_room, log_height
+from experiments.plots.canvas import QUIET, Sheet, cross, label_ends, label_room, log_height
 from experiments.plots.lines import Line, curves
 from experiments.plots.rows import PASSES, Lacking, at, distinct, of_pass, reason, swept
+from experiments.plots.sweep_axis import Scale, settings_of
 
 
 def draw(workload, rows, baseline):
@@ -35,8 +35,8 @@ def draw(workload, rows, baseline):
     if not any(row["ms_p50"] for row in rows if base.fits(row)):
         raise Lacking(f"no times of {baseline}, ieee, for it")
     axis, *others = swept(rows)
-    scale = _Scale(rows, axis)
-    settings = _settings(rows, [other[0] for other in others])
+    scale = Scale(rows, axis)
+    settings = settings_of(rows, [other[0] for other in others])
     lines = curves(rows)
     varied = {name for columns in (axis, *others) for name in columns}
     fixed = [f"{name} = {rows[0][name]}" for name in records.GEOMETRY if name not in varied]
@@ -69,49 +69,13 @@ def draw(workload, rows, baseline):
     return sheet.figure
 
 
-class _Scale:
-    """Where the values of a sweep's axis stand: at their logarithms, or evenly if they have none."""
-
-    def __init__(self, rows, axis):
-        self.column = axis[0]
-        values = distinct(rows, self.column)
-        numbers = all(re.fullmatch(r"[1-9]\d*", value) for value in values)
-        self.values = sorted(values, key=int) if numbers else values
-        self.places = [math.log2(int(v)) for v in self.values] if numbers else range(len(values))
-        same = [c for c in axis if all(row[c] == row[self.column] for row in rows)]
-        self.label = " = ".join(same)
-        if len(same) == 1:
-            self.label += f": {records.COLUMNS[self.column]}"
-        for column in axis:
-            if column not in same:
-                cells = [part[0][column] for part in self.split(rows)]
-                self.label += f"   ({column} = {', '.join(cells)})"
-
-    def split(self, rows):
-        """The rows at each of the values."""
-        return [at(rows, **{self.column: value}) for value in self.values]
-
-    def apply(self, axes):
-        """Ticks, label and limits of the horizontal axis."""
-        axes.set_xticks(self.places, self.values)
-        axes.set_xlabel(self.label)
-        span = self.places[-1] - self.places[0]
-        axes.set_xlim(self.places[0] - 0.03 * span, self.places[-1] + 0.03 * span)
-
-
-def _settings(rows, columns):
-    """What the other axes are set to, as cells: one empty setting if there are none."""
-    found = dict.fromkeys(tuple(row[column] for column in columns) for row in rows)
-    return [dict(zip(columns, values)) for values in found]
-
-
 def _draw_curves(axes, rows, lines, base, scale, settings):
     """Draw the curves of a pass; return the labels of their ends, and words on what is missing."""
     ends, missing = [], []
     for cells, marker in zip(settings, cycle("os^Dv<>pPX")):
         parts = scale.split(at(rows, **cells))
         suffix = "".join(f", {column} = {value}" for column, value in cells.items())
-        ones = [_time(base.best(part), "ms_p50") for part in parts]
+        ones = [time_of(base.best(part), "ms_p50") for part in parts]
         alone = [
             value
             for value, part, one in zip(scale.values, parts, ones)
@@ -122,7 +86,7 @@ def _draw_curves(axes, rows, lines, base, scale, settings):
         for line in lines:
             label = line.label + suffix
             shown = [line.best(part) for part in parts]
-            end = _draw_curve(axes, scale.places, shown, ones, line, label, marker)
+            end = draw_curve(axes, scale.places, shown, ones, line, label, marker)
             if end:
                 ends.append(end)
             else:
@@ -131,22 +95,22 @@ def _draw_curves(axes, rows, lines, base, scale, settings):
     return ends, missing
 
 
-def _time(row, column):
+def time_of(row, column):
     """Milliseconds; NaN, which no curve is drawn through, where there are none."""
     return row[column] if row and row[column] else math.nan
 
 
-def _draw_curve(axes, places, shown, ones, line, label, marker):
+def draw_curve(axes, places, shown, ones, line, label, marker):
     """Draw a curve with its band; return its end's label, None if there is nothing to draw."""
 
     def speedups(column):
-        return [one / _time(row, column) for row, one in zip(shown, ones)]
+        return [one / time_of(row, column) for row, one in zip(shown, ones)]
 
     middle, colour = speedups("ms_p50"), line.colour
     drawn = [i for i, value in enumerate(middle) if math.isfinite(value)]
     if not drawn:
         return None
-    axes.plot(places, middle, color=colour, ls=line.dashes, lw=1.8, marker=marker, ms=4)
+    axes.plot(places, middle, color=colour, ls=line.dashes, marker=marker)
     bounds = speedups("ms_p80"), speedups("ms_p20")
     axes.fill_between(places, *bounds, color=colour, alpha=0.15, lw=0)
     last = drawn[-1]
@@ -155,6 +119,6 @@ def _draw_curve(axes, places, shown, ones, line, label, marker):
     if after and after["ms_p50"] is None:
         x = places[last + 1]
         axes.plot([places[last], x], [y, y], color=colour, lw=0.8, ls=":")
-        axes.plot([x], [y], color=colour, marker="x", ms=8, mew=2)
+        axes.plot([x], [y], color=colour, **cross())
         label = f"{label}  ×  {reason(after)}"
     return x, y, label, colour
