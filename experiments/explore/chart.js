@@ -5,7 +5,8 @@ const SHAPES = { ieee: "circle", tf32x3: "triangle-up", tf32: "square", float16:
   bfloat16: "cross" };
 const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#3d3d3d", "#8a6d00",
   "#7a4fb5", "#8a8a8a", "#b0122d"];  // of names that have no colour of their own
-const MARGIN = 90, NAMES = 130, LEGEND = 190, BETWEEN = 24, LEAST = 230, HIGH = 300, SLOT = 9;  // pixels
+const MARGIN = 90, NAMES = 130, LEGEND = 190, BETWEEN = 24, LEAST = 150, HIGH = 300, SLOT = 9,
+  NARROW = 600;  // pixels
 const INK = "#3d3d3d";
 const RATIOS = ["speedup", "versus"];
 
@@ -115,20 +116,22 @@ function specification(points, choices, axes, data, width) {
     ...(RATIOS.includes(choices.quantity) ? [one] : []),
     ...(byWorkload ? dots(value, look, flat) : curves(x, value, look, flat, choices.axis !== WORK)),
   ];
+  const narrow = width < NARROW;  // a phone: panels one below the other, and the legend
   const panel = (field, sort) => ({ field, sort, title: null,
     header: { labelFontSize: 13, labelFontWeight: "bold" } });
-  const compared = runs.length > 1;  // two results side by side, their passes one below the other
-  const facet = compared ? { column: panel("run", runs), row: panel("pass", passes) }
-    : { column: panel("pass", passes) };
-  const room = width - LEGEND - MARGIN - (byWorkload ? NAMES : 0);
+  const facet = { [runs.length > 1 || narrow ? "row" : "column"]: panel("pass", passes) };
+  if (runs.length > 1) facet.column = panel("run", runs);
+  const across = runs.length > 1 ? runs.length : narrow ? 1 : passes.length;
+  const room = width - MARGIN - (narrow ? 0 : LEGEND) - (byWorkload ? NAMES : 0);
   return {
     title: { text: titleOf(choices), subtitle: subtitleOf(points, choices), anchor: "start",
       fontSize: 16, subtitleFontSize: 12, subtitleColor: "#595959", offset: 14 },
     background: "white", padding: 8, data: { values: flat }, facet,
-    spec: { width: Math.max(LEAST, Math.floor(room / (compared ? runs : passes).length) - BETWEEN),
+    spec: { width: Math.max(LEAST, Math.floor(room / across) - BETWEEN),
       height: byWorkload ? { step: SLOT, for: "offset" } : HIGH, layer },
     config: { view: { stroke: null }, axis: { labelFontSize: 12, titleFontSize: 12,
       titleFontWeight: "normal", gridColor: "#e4e4e4" }, legend: { labelFontSize: 12,
-      titleFontSize: 12, labelLimit: 170, symbolSize: 70 } },
+      titleFontSize: 12, labelLimit: 170, symbolSize: 70,
+      ...(narrow ? { orient: "bottom", columns: 2, layout: { bottom: { direction: "vertical", anchor: "start" } } } : {}) } },
   };
 }
