@@ -7,6 +7,7 @@ from experiments.plots.paper.column import column, dot, mark, name
 from experiments.plots.rows import DIRECTIONS, LAYERS, PASSES, Lacking, distinct, network, of_pass
 
 _ROW, _LETTER = 0.13, 0.052  # inches: a row, a letter of its name
+_MOST = 28  # letters of a row's name
 _SPREAD = 0.3  # of a row, up and down, over which its dots lie
 
 
@@ -19,8 +20,8 @@ def draw_workloads(rows):
     workloads = distinct(rows, "workload")
     entries = [dot(name(line), line.colour, mark(line)) for line in lines]
     heights = [0.22 * len(workloads)] * len(passes)
-    left = 0.2 + _LETTER * max(map(len, workloads))
-    figure, panels = column(heights, passes, entries, rows, left)
+    names = list(map(_short, workloads))
+    figure, panels = column(heights, passes, entries, rows, _room(names))
     for axes, wanted in zip(panels, passes):
         for i, line in enumerate(lines):
             shift = _SPREAD * (2 * i / max(1, len(lines) - 1) - 1)
@@ -28,7 +29,7 @@ def draw_workloads(rows):
                 ms = added(line, rows, [workload], [wanted]).ms
                 if ms:
                     axes.plot([ms], [y + shift], color=line.colour, marker=mark(line), ls="")
-        _finish(axes, workloads)
+        _finish(axes, names)
     return figure
 
 
@@ -38,12 +39,11 @@ def draw_table1(rows):
     if not rows:
         raise Lacking("no layers")
     lines = columns(rows)
-    ticks = [name(line) for line in lines]
+    names = [_short(name(line)) for line in lines]
     entries = [dot("measured, ieee", "black", "o"), dot("measured, tensor cores", "black", "s")]
     entries += [dot(f"the paper's: {paper.GPU}", "black", "o", fillstyle="none")]
-    left = 0.2 + _LETTER * max(map(len, ticks))
     heights = [_ROW * len(lines)] * len(DIRECTIONS)
-    figure, panels = column(heights, list(DIRECTIONS), entries, rows, left)
+    figure, panels = column(heights, list(DIRECTIONS), entries, rows, _room(names))
     for i, (axes, passes) in enumerate(zip(panels, DIRECTIONS.values())):
         for y, line in enumerate(lines):
             ms, look = added(line, rows, LAYERS, passes).ms, {"color": line.colour, "ls": ""}
@@ -52,8 +52,18 @@ def draw_table1(rows):
             if line.algorithm in paper.ROWS and line.precision == "ieee":
                 theirs = paper.TABLE_1[paper.ROWS[line.algorithm]][i]
                 axes.plot([theirs], [y], marker="o", fillstyle="none", **look)
-        _finish(axes, ticks)
+        _finish(axes, names)
     return figure
+
+
+def _short(words):
+    """A row's name, cut where it has no room."""
+    return words if len(words) <= _MOST else words[: _MOST - 1] + "…"
+
+
+def _room(names):
+    """Inches left of the panels for the rows' names."""
+    return 0.2 + _LETTER * max(map(len, names))
 
 
 def _finish(axes, names):
