@@ -2,6 +2,7 @@
 
 const WORKLOAD = "workload";
 const WORK = "gflop";
+const MANY = 40;  // workloads that have a row each
 
 function varying(rows, columns) {
   const together = new Map();
@@ -17,8 +18,9 @@ function varying(rows, columns) {
 
 // {value: label} of the axes that there are for some rows; the one that shows most comes first.
 function axesOf(rows, data) {
-  const found = {};
-  const several = distinct(rows, WORKLOAD).length > 1;
+  const found = {}, work = { [WORK]: "work: 10^9 floating-point operations" };
+  const count = distinct(rows, WORKLOAD).length, several = count > 1;
+  if (count > MANY) return { ...work, [WORKLOAD]: "workload" };
   if (several) found[WORKLOAD] = "workload";
   for (const columns of several ? [] : varying(rows, data.geometry)) {
     const same = columns.filter((c) => rows.every((row) => row[c] === row[columns[0]]));
@@ -26,8 +28,7 @@ function axesOf(rows, data) {
     found[columns[0]] = columns.length > 1 ? label : `${label}: ${data.meaning[label]}`;
   }
   if (!several && !Object.keys(found).length) found[WORKLOAD] = "workload";
-  found[WORK] = "work: 10^9 floating-point operations";
-  return found;
+  return { ...found, ...work };
 }
 
 // In words, what the axes beside x are set to: one curve is of one setting.

@@ -7,6 +7,7 @@ const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
   "#7a4fb5", "#8a8a8a", "#b0122d"];  // of names that have no colour of their own
 const MARGIN = 90, NAMES = 130, LEGEND = 190, BETWEEN = 24, LEAST = 150, HIGH = 300, SLOT = 9,
   NARROW = 600;  // pixels
+const BELOW = { bottom: { direction: "vertical", anchor: "start" } };
 const INK = "#3d3d3d";
 const RATIOS = ["speedup", "versus"];
 
@@ -15,10 +16,12 @@ function colours(names, data) {
   return names.map((name) => data.colours[name] ?? PALETTE[next++ % PALETTE.length]);
 }
 
-// Places of an axis from low to high that have words: few of them, but where it spans little between the powers of ten.
+// Places of an axis that have words: the powers of ten, and where there are few of them some between.
+const DIGITS = [[1], [1, 2, 5], [1, 1.2, 1.5, 2, 3, 5, 7], [1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 3, 5, 7, 8, 9]];
+
 function ticks(low, high) {
   let found = [];
-  for (const digits of [[1], [1, 2, 5], [1, 1.2, 1.5, 2, 3, 5, 7], [1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 3, 5, 7, 8, 9]]) {
+  for (const digits of DIGITS) {
     found = [];
     for (let exponent = Math.floor(Math.log10(low)); 10 ** exponent <= high; exponent += 1)
       found.push(...digits.map((digit) => Number(`${digit}e${exponent}`)));
@@ -110,7 +113,8 @@ function specification(points, choices, axes, data, width) {
   const byWorkload = choices.axis === WORKLOAD;
   const x = { field: "x", title: axes[choices.axis], ...axisScale(points, choices.axis) };
   const value = valueScale(points, choices.quantity), look = looks(flat, data);
-  const one = { mark: { type: "rule", color: "black", strokeWidth: 1.3 },
+  const one = { transform: [{ aggregate: [{ op: "count", as: "of" }], groupby: ["pass", "run"] }],
+    mark: { type: "rule", color: "black", strokeWidth: 1.3 },
     encoding: { [byWorkload ? "x" : "y"]: { datum: 1, type: "quantitative" } } };
   const layer = [
     ...(RATIOS.includes(choices.quantity) ? [one] : []),
@@ -132,6 +136,6 @@ function specification(points, choices, axes, data, width) {
     config: { view: { stroke: null }, axis: { labelFontSize: 12, titleFontSize: 12,
       titleFontWeight: "normal", gridColor: "#e4e4e4" }, legend: { labelFontSize: 12,
       titleFontSize: 12, labelLimit: 170, symbolSize: 70,
-      ...(narrow ? { orient: "bottom", columns: 2, layout: { bottom: { direction: "vertical", anchor: "start" } } } : {}) } },
+      ...(narrow ? { orient: "bottom", columns: 1, layout: BELOW } : {}) } },
   };
 }

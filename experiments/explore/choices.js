@@ -11,10 +11,8 @@ function runsOf(rows) {
 // What there is in some rows; `compared` says whether there are others beside them.
 function optionsOf(rows, compared, data) {
   const timed = distinct(rows.filter((row) => row.ms_p50 && !row.stage), "algorithm");
-  const has = {
-    speedup: () => timed.length,
-    versus: () => compared,
-  };
+  const several = new Set(rows.filter((row) => row.ms_p50).map((row) => row.name + row.precision)).size > 1;
+  const has = { speedup: () => timed.length && several, versus: () => compared };
   const some = (name) => rows.some((row) => valueOf(row, undefined, name).y);
   return {
     quantities: Object.keys(QUANTITIES).filter((name) => (has[name] ?? some)(name)),

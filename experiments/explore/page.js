@@ -54,5 +54,8 @@ async function save(format) {
 for (const format of ["png", "svg"]) document.getElementById(format).onclick = () => save(format);
 addEventListener("hashchange", () => show(fromAddress()));
 let waiting;
-addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => show(fromAddress()), 200); });
+addEventListener("resize", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => show(fromAddress()), 200);
+});
 show(fromAddress());

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 import reference
-from experiments.measuring import command, measure, provenance, records, sources
+from experiments.measuring import command, measure, provenance, records
 from experiments.measuring.problem import PASSES, Problem
 from numbacaps.plan import Plan
 

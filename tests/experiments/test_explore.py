@@ -51,6 +51,11 @@ def results(tmp_path_factory):
     records.write(folder / "B" / "mine.csv", swept(4.0, gpu="Card B", gpu_uuid="GPU-2"))
     failed = {"ms_p20": "", "ms_p50": "", "ms_p80": "", "note": "out of memory: too much"}
     records.write(folder / "B" / "memory.csv", [row("em", "naive", 1.0) | failed])
+    cards = [line | {"gpu_uuid": f"GPU-{line['KH']}"} for line in swept() if line["KH"] < 5]
+    cards += [line | {"KH": 7, "KW": 7, "gpu_uuid": "GPU-1"} for line in swept() if line["KH"] == 5]
+    records.write(folder / "B" / "cards.csv", cards)
+    many = [row(f"seed 1, {i}", "fused", 1.0, gflop=1.0 + i) for i in range(60)]
+    records.write(folder / "B" / "drawn_speed.csv", many)
     (folder / "B" / "host.csv").write_text("a,b\n1,2\n")
     return folder
 
@@ -77,10 +82,10 @@ def refused(capsys, *arguments):
 
 def test_every_row_is_there_with_its_state(results):
     found = gather.rows(gather.csvs([results]))
-    assert len(found) == 39
+    assert len(found) == 111
     assert [row["state"] for row in found].count(gather.OLDER) == 12
     assert {(row["run"], row["file"]) for row in found} == {
-        *(("A", "mine"), ("B", "mine"), ("B", "memory"))
+        *(("A", "mine"), ("B", "cards"), ("B", "mine"), ("B", "memory"), ("B", "drawn_speed"))
     }
     packed = gather.contents(found)["columns"]
     words = packed["algorithm"]["words"]
@@ -98,7 +103,7 @@ def test_folders_of_one_name_are_told_apart(results, tmp_path):
     runs = set(gather.csvs([results / "A", tmp_path]).values())
     assert runs == {str(results / "A"), str(tmp_path / "A")}
     assert set(gather.csvs([results / "A" / "mine.csv"]).values()) == {"A"}
-    assert len(gather.csvs([results, results / "A"])) == 3
+    assert len(gather.csvs([results, results / "A"])) == 5
 
 
 def test_one_small_file_that_may_fetch_nothing(written):
@@ -233,8 +238,15 @@ def values(points, name, precision="ieee", **where):
     }
 
 
+def test_many_geometries_of_one_algorithm_are_times_against_work(shown):
+    browser = shown(file="drawn_speed")
+    points = drawn(browser)
+    assert values(points, "fused", run="B") == {str(1 + i): 1.0 for i in range(60)}
+    assert browser.find_element("id", "quantity").get_attribute("value") == "time"
+
+
 def test_it_opens_on_the_sweep_with_speedups(shown):
-    browser = shown()
+    browser = shown(file="mine")
     points = drawn(browser)
     assert values(points, "fused") == {"1": 2, "3": 2, "5": 2}
     assert values(points, "torch_fold") == {"1": 1, "3": 1, "5": 1}
@@ -278,6 +290,14 @@ def test_two_results_beside_each_other_and_over_each_other(shown):
     assert values(points, "fused", run="B") == {"1": 4, "3": 12, "5": 20}
     points = choose(browser, "quantity", "versus")
     assert values(points, "fused") == {"1": 4, "3": 4, "5": 4} and len(points) == 12
+
+
+def test_no_curve_joins_two_cards(shown):
+    browser = shown(file="cards", quantity="time", without={"precisions": ["tf32"]})
+    curves = browser.execute_script("""
+      return [...document.querySelectorAll('#drawing .mark-line path')].map(
+        (line) => (line.getAttribute('d').match(/[ML]/g) ?? []).length);""")
+    assert sorted(curves) == [1, 1, 2, 2]  # each algorithm's: of windows 1 and 7, and of 3
 
 
 def test_two_dates(shown):

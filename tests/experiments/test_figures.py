@@ -16,6 +16,7 @@ from experiments import figures, plots
 from experiments.measuring import provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.tables import HOLDERS, UNMEASURED, filled, marked, tables
+from experiments.plots import training
 from experiments.plots.paper import column
 from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
 from numbacaps import stages as pipeline
@@ -459,7 +460,9 @@ def lab(linear):
 
 
 @pytest.mark.parametrize("eyes", SEEN)
-@pytest.mark.parametrize("colours", [plots.lines.COLOURS, plots.distribution.COLOURS])
+@pytest.mark.parametrize(
+    "colours", [plots.lines.COLOURS, plots.distribution.COLOURS, training.COLOURS]
+)
 def test_no_two_colours_are_alike(eyes, colours):
     places = {}
     for name, colour in colours.items():
@@ -814,6 +817,24 @@ def test_no_curve_is_of_two_cards_unasked(tmp_path, capsys):
     assert "it takes rows of one card, or --mixed-cards" in said
     assert command(tmp_path, "--mixed-cards") == 0
     assert "NVIDIA Test 1, 2 cards" in svg(tmp_path, "memory")
+
+
+def test_a_card_without_a_name_is_not_taken_for_one_with_a_name(tmp_path, capsys):
+    """In any CSV, as rows of before the column have none."""
+    rows = [
+        row(
+            "mine",
+            "batch",
+            geometry(N, 1, 4, 8, 1, 2, 2, 2),
+            1.0,
+            algorithm="indexed",
+            gpu_uuid=uuid,
+        )
+        for N, uuid in ((1, ""), (4, "GPU-1"))
+    ]
+    write(tmp_path / "results", {"mine": rows})
+    message = refused(capsys, tmp_path)
+    assert "2 cards in mine.csv, batch: one that is not named and GPU-1" in message
 
 
 def test_rows_without_a_curve_may_be_of_two_cards(tmp_path):

@@ -29,6 +29,7 @@ STYLE = SCREEN | {
 MARKS = {"ieee": "o", "tf32x3": "^", "tf32": "s", "float16": "D", "bfloat16": "P"}
 _LEFT, _RIGHT, _TOP, _BETWEEN = 0.55, 0.08, 0.22, 0.5
 _ENTRY, _ORIGIN = 0.125, 0.16  # a line of the legend; the line below it
+_MOST = 46  # letters of an entry
 _LONGEST = 23  # letters of an entry that two fit of beside each other
 
 
@@ -39,7 +40,12 @@ def mark(line):
 
 def name(line):
     """A line's label; that it is an opponent's best layout is left to the caption."""
-    return line.label.removesuffix(" best layout")
+    return short(line.label.removesuffix(" best layout"), _MOST)
+
+
+def short(words, most):
+    """Words of at most so many letters, cut where they have no room."""
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def entry(line):

@@ -3,7 +3,7 @@
 from experiments.measuring import paper
 from experiments.plots.canvas import limits, log_scale
 from experiments.plots.lines import added, columns
-from experiments.plots.paper.column import column, dot, mark, name
+from experiments.plots.paper.column import column, dot, mark, name, short
 from experiments.plots.rows import DIRECTIONS, LAYERS, PASSES, Lacking, distinct, network, of_pass
 
 _ROW, _LETTER = 0.13, 0.052  # inches: a row, a letter of its name
@@ -20,7 +20,7 @@ def draw_workloads(rows):
     workloads = distinct(rows, "workload")
     entries = [dot(name(line), line.colour, mark(line)) for line in lines]
     heights = [0.22 * len(workloads)] * len(passes)
-    names = list(map(_short, workloads))
+    names = [short(workload, _MOST) for workload in workloads]
     figure, panels = column(heights, passes, entries, rows, _room(names))
     for axes, wanted in zip(panels, passes):
         for i, line in enumerate(lines):
@@ -39,7 +39,7 @@ def draw_table1(rows):
     if not rows:
         raise Lacking("no layers")
     lines = columns(rows)
-    names = [_short(name(line)) for line in lines]
+    names = [short(name(line), _MOST) for line in lines]
     entries = [dot("measured, ieee", "black", "o"), dot("measured, tensor cores", "black", "s")]
     entries += [dot(f"the paper's: {paper.GPU}", "black", "o", fillstyle="none")]
     heights = [_ROW * len(lines)] * len(DIRECTIONS)
@@ -54,11 +54,6 @@ def draw_table1(rows):
                 axes.plot([theirs], [y], marker="o", fillstyle="none", **look)
         _finish(axes, names)
     return figure
-
-
-def _short(words):
-    """A row's name, cut where it has no room."""
-    return words if len(words) <= _MOST else words[: _MOST - 1] + "…"
 
 
 def _room(names):
