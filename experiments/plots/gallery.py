@@ -21,7 +21,7 @@ from experiments.plots.lines import FOLD
 from experiments.plots.paper import column, dots, shares, sweep
 from experiments.plots.paper import memory as paper_memory
 from experiments.plots.paper import roofline as paper_roofline
-from experiments.plots.rows import EXPERIMENTS, Lacking, split_sweep
+from experiments.plots.rows import EXPERIMENTS, Lacking, distinct, split_sweep
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def draw_all(data, baseline, look=STYLES["screen"]):
     data : dict of str to list of dict
         Rows by experiment, as :func:`experiments.plots.rows.load_all` reads them.
     baseline : str or None
-        Algorithm that the speedups are over; None for the fold, or where it has no times the first that has.
+        Algorithm that the speedups are over; None for the fold, or where it has no times the first that
+        has; of one variant alone milliseconds are drawn.
     look : Style
 
     Returns
@@ -137,9 +138,12 @@ def _of_any(name, rows, baseline, look):
 
 
 def _baseline(rows):
-    """The fold, or the first algorithm with times at ieee if the fold has none."""
-    timed = [row["algorithm"] for row in rows if row["ms_p50"] and row["precision"] == "ieee"]
-    return FOLD if FOLD in timed or not timed else timed[0]
+    """The fold, or the first algorithm with times at ieee if the fold has none; None where there is one variant."""
+    timed = [row for row in rows if row["ms_p50"]]
+    exact = distinct([row for row in timed if row["precision"] == "ieee"], "algorithm")
+    if len({(row["algorithm"], row["precision"]) for row in timed}) == 1 or not exact:
+        return None
+    return FOLD if FOLD in exact else exact[0]
 
 
 def _slug(text):

@@ -794,6 +794,22 @@ def test_any_csv_with_the_columns_is_drawn(tmp_path):
     assert "Speedup over indexed along batch" in svg(tmp_path, "mine-batch")
 
 
+def test_times_are_drawn_of_one_algorithm_alone(tmp_path):
+    """It has nothing to be faster than; a baseline that is asked for is taken all the same."""
+    rows = [
+        row("mine", "batch", geometry(N, 1, 4, 8, 1, 2, 2, 2), 2.0 * N, algorithm="indexed")
+        for N in (1, 4)
+    ]
+    write(tmp_path / "results", {"mine": rows})
+    assert command(tmp_path) == 0
+    assert "Milliseconds along batch" in svg(tmp_path, "mine-batch")
+    for make in (plots.STYLES["screen"].sweep, plots.STYLES["paper"].sweep):
+        axes = make("batch", loaded(tmp_path, rows), None).axes[0]
+        assert axes.get_ylabel() == "ms" and list(axes.lines[0].get_ydata()) == [2, 8]
+    assert command(tmp_path, "--baseline", "indexed") == 0
+    assert "Speedup over indexed" in svg(tmp_path, "mine-batch")
+
+
 def refused(capsys, folder, *arguments):
     """The message of a command that is refused, and left everything as it was."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,18 +1,16 @@
-"""Speedup over a baseline along a sweep, for print: a panel for each pass and setting of the other axes."""
+"""Speedup over a baseline, or time, along a sweep, for print: a panel for each pass and setting of the other axes."""
 
 from experiments.plots.canvas import log_height
-from experiments.plots.lines import Line, columns
+from experiments.plots.lines import columns
 from experiments.plots.paper.column import column, entry, mark
-from experiments.plots.rows import PASSES, Lacking, at, distinct, of_pass, swept
-from experiments.plots.speedup import draw_curve, time_of
+from experiments.plots.rows import PASSES, at, of_pass, swept
+from experiments.plots.speedup import base_of, draw_curve, ones_of
 from experiments.plots.sweep_axis import Scale, settings_of
 
 
 def draw(workload, rows, baseline):
     """See :func:`experiments.plots.speedup.draw`; an opponent has its fastest layout at each point."""
-    base = Line(baseline, baseline, "ieee", tuple(distinct(rows, "layout")))
-    if not any(row["ms_p50"] for row in rows if base.fits(row)):
-        raise Lacking(f"no times of {baseline}, ieee, for it")
+    base = base_of(rows, baseline)
     axis, *others = swept(rows)
     scale = Scale(rows, axis)
     settings = settings_of(rows, [other[0] for other in others])
@@ -26,12 +24,13 @@ def draw(workload, rows, baseline):
     figure, found = column([1.45] * len(panels), titles, list(map(entry, lines)), rows)
     for axes, (name, cells) in zip(found, panels):
         parts = scale.split(at(of_pass(rows, name), **cells))
-        ones = [time_of(base.best(part), "ms_p50") for part in parts]
-        axes.axhline(1, color="black", lw=0.8)
+        ones = ones_of(base, parts)
+        if base:
+            axes.axhline(1, color="black", lw=0.8)
         for line in lines:
             shown = [line.best(part) for part in parts]
             draw_curve(axes, scale.places, shown, ones, line, "", mark(line))
         scale.apply(axes)
         log_height(axes, words=lambda value, _: f"{value:g}")
-        axes.set_ylabel(f"times as fast as {baseline}")
+        axes.set_ylabel(f"times as fast as {baseline}" if base else "ms")
     return figure
