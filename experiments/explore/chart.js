@@ -6,7 +6,7 @@ const SHAPES = { ieee: "circle", tf32x3: "triangle-up", tf32: "square", float16:
 const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#3d3d3d", "#8a6d00",
   "#7a4fb5", "#8a8a8a", "#b0122d"];  // of names that have no colour of their own
 const MARGIN = 90, NAMES = 130, LEGEND = 190, BETWEEN = 24, LEAST = 150, HIGH = 300, SLOT = 9,
-  NARROW = 600;  // pixels
+  NARROW = 600, LETTER = 6.5;  // pixels
 const BELOW = { bottom: { direction: "vertical", anchor: "start" } };
 const INK = "#3d3d3d";
 const RATIOS = ["speedup", "versus"];
@@ -29,6 +29,14 @@ function ticks(low, high) {
     if (found.length > 2) break;
   }
   return found;
+}
+
+// Words in lines of at most so many letters.
+function lined(words, most) {
+  return words.split(" ").reduce((lines, word) => {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    return lines.length && longer.length <= most ? [...lines.slice(0, -1), longer] : [...lines, word];
+  }, []);
 }
 
 function axisScale(points, axis) {
@@ -80,7 +88,7 @@ function marks(encoding, points) {
 function dots(value, look, points) {
   const rows = { field: "workload", type: "nominal", sort: null, title: null,
     axis: { grid: true, tickBand: "extent", labelLimit: NAMES } };
-  const x = { field: "y", ...value, axis: { ...value.axis, orient: "top" } };
+  const x = { field: "y", ...value, title: null, axis: { ...value.axis, orient: "top" } };
   const { color, shape } = look;
   const yOffset = { field: "slot", type: "nominal", sort: null };
   return marks({ x, y: rows, yOffset, color, shape }, points);
@@ -111,7 +119,16 @@ function specification(points, choices, axes, data, width) {
   }));
   const passes = distinct(flat, "pass"), runs = distinct(flat, "run");
   const byWorkload = choices.axis === WORKLOAD;
-  const x = { field: "x", title: axes[choices.axis], ...axisScale(points, choices.axis) };
+  const narrow = width < NARROW;  // a phone: panels one below the other, and the legend
+  const panel = (field, sort) => ({ field, sort, title: null,
+    header: { labelFontSize: 13, labelFontWeight: "bold" } });
+  const facet = { [runs.length > 1 || narrow ? "row" : "column"]: panel("pass", passes) };
+  if (runs.length > 1) facet.column = panel("run", runs);
+  const across = runs.length > 1 ? runs.length : narrow ? 1 : passes.length;
+  const panelWidth = Math.max(LEAST, Math.floor(
+    (width - MARGIN - (narrow ? 0 : LEGEND) - (byWorkload ? NAMES : 0)) / across) - BETWEEN);
+  const x = { field: "x", title: lined(axes[choices.axis], panelWidth / LETTER),
+    ...axisScale(points, choices.axis) };
   const value = valueScale(points, choices.quantity), look = looks(flat, data);
   const one = { transform: [{ aggregate: [{ op: "count", as: "of" }], groupby: ["pass", "run"] }],
     mark: { type: "rule", color: "black", strokeWidth: 1.3 },
@@ -120,18 +137,11 @@ function specification(points, choices, axes, data, width) {
     ...(RATIOS.includes(choices.quantity) ? [one] : []),
     ...(byWorkload ? dots(value, look, flat) : curves(x, value, look, flat, choices.axis !== WORK)),
   ];
-  const narrow = width < NARROW;  // a phone: panels one below the other, and the legend
-  const panel = (field, sort) => ({ field, sort, title: null,
-    header: { labelFontSize: 13, labelFontWeight: "bold" } });
-  const facet = { [runs.length > 1 || narrow ? "row" : "column"]: panel("pass", passes) };
-  if (runs.length > 1) facet.column = panel("run", runs);
-  const across = runs.length > 1 ? runs.length : narrow ? 1 : passes.length;
-  const room = width - MARGIN - (narrow ? 0 : LEGEND) - (byWorkload ? NAMES : 0);
   return {
     title: { text: titleOf(choices), subtitle: subtitleOf(points, choices), anchor: "start",
       fontSize: 16, subtitleFontSize: 12, subtitleColor: "#595959", offset: 14 },
     background: "white", padding: 8, data: { values: flat }, facet,
-    spec: { width: Math.max(LEAST, Math.floor(room / across) - BETWEEN),
+    spec: { width: panelWidth,
       height: byWorkload ? { step: SLOT, for: "offset" } : HIGH, layer },
     config: { view: { stroke: null }, axis: { labelFontSize: 12, titleFontSize: 12,
       titleFontWeight: "normal", gridColor: "#e4e4e4" }, legend: { labelFontSize: 12,

@@ -28,7 +28,7 @@ async function show(asked) {
     return;
   }
   const drawn = specification(points, choices, found.axes, DATA, drawing.clientWidth);
-  ({ view } = await vegaEmbed(drawing, drawn, { actions: false, renderer: "svg" }));
+  ({ view } = await vegaEmbed(drawing, drawn, { actions: false, renderer: "svg", tooltip: showTip }));
 }
 
 function tell(choices, points, lacking) {

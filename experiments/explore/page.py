@@ -10,7 +10,7 @@ MOST_BYTES = 5_000_000
 _HERE = Path(__file__).resolve().parent
 _SCRIPTS = (
     *("rows.js", "axes.js", "points.js", "words.js"),
-    *("chart.js", "choices.js", "form.js", "page.js"),
+    *("chart.js", "choices.js", "form.js", "tip.js", "page.js"),
 )
 
 

@@ -20,7 +20,7 @@ function told(point, data, quantity) {
     geometry: data.geometry.map((column) => `${column}=${point[column]}`).join(" "),
     "ms (20th, 50th, 80th percentile)":
       [point.ms_p20, point.ms_p50, point.ms_p80].filter((ms) => ms).map(short).join(", "),
-    "divided by it": other
+    "compared with": other
       ? `${labelOf(other)}: ${short(other.ms_p50)} ms, ${other.gpu}, ${other.date}` : "",
     "host microseconds": short(point.host_us),
     "peak GB": short(point.peak_bytes && point.peak_bytes / 1e9),

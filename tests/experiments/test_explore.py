@@ -312,7 +312,11 @@ def test_hovering_tells_the_row_and_where_it_comes_from(shown):
     browser = shown(file="mine", first="A", workload="windows", quantity="time")
     mark = browser.find_element("css selector", "#drawing .mark-symbol.role-mark path")
     ActionChains(browser).move_to_element(mark).perform()
-    told = until(lambda: browser.find_element("id", "vg-tooltip-element").text)
+    told = until(lambda: browser.find_element("id", "tip").text)
+    top, bottom = browser.execute_script("""
+      const { top, bottom } = document.getElementById('tip').getBoundingClientRect();
+      return [top, innerHeight - bottom];""")
+    assert top >= 0 and bottom >= 0
     for words in ("Card A", "GPU-1", "2026-01-02T03:04:05", sources.NO_KERNELS, "580.1"):
         assert words in told
     assert "A/mine.csv" in told and re.search("as new as its kernels|OLDER than its kernels", told)

@@ -95,6 +95,7 @@ def test_without_a_gpu_its_algorithms_are_refused(capsys):
     assert "there is no GPU here" in refused(capsys)
 
 
+@pytest.mark.slow
 def test_the_example_as_a_command(tmp_path):
     """As its user runs it; it is short, and stays so."""
     code = Path(own_experiment.__file__).read_text()
