@@ -1,7 +1,7 @@
 """From the CSVs under ``experiments/results/`` to every figure and table, without a GPU.
 
-``python -m experiments.figures --gpu NAME`` draws what that GPU has rows for, as PNG and SVG; ``--readme`` writes the
-tables between their markers, too. Rows that are older than their kernels are left out. The same CSVs
+``python -m experiments.figures --gpu NAME`` draws what that GPU has rows for, as PNG and SVG; ``--style paper`` for one
+column of print, as PDF and SVG; ``--readme`` writes the tables between their markers, too. Rows that are older than their kernels are left out. The same CSVs
 and sources give the same bytes.
 """
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from experiments.measuring import provenance, records
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.measuring.tables import HOLDERS, filled, marked, tables
-from experiments.plots import draw_all
+from experiments.plots import STYLES, draw_all
 from experiments.plots.lines import FOLD
 from experiments.plots.rows import ONE_CURVE, distinct, load_all, split_sweep
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"
 _DESCRIPTION = """\
-Draw every figure from the CSVs of one GPU, as PNG and SVG: the experiments' own, and of any other CSV
+Draw every figure from the CSVs of one GPU: the experiments' own, and of any other CSV
 with their columns a curve for each sweep and bars of the rest. Rows that are older than their kernels are
 left out. Needs no GPU. A figure without rows is skipped, with the command that makes them.
 """
@@ -56,7 +56,7 @@ def main(argv=None):
         out, holders = targets(arguments, folder)
         made = tables(data) if holders else {}
         contents = {path: _with_tables(path, made, names) for path, names in holders.items()}
-        files, skipped = draw_all(data, arguments.baseline)
+        files, skipped = draw_all(data, arguments.baseline, STYLES[arguments.style])
         if files:
             _make_folder(out)
         contents |= {out / name: content for name, content in files.items()}
@@ -99,7 +99,14 @@ def make_parser():
         metavar="DIR",
         type=Path,
         help="where the figures go (default: experiments/figures with --readme, whose pictures those "
-        "are, else a folder of the GPU's name in it)",
+        "are, else a folder of the GPU's name in it; for print the folder paper in that)",
+    )
+    add(
+        "--style",
+        choices=tuple(STYLES),
+        default="screen",
+        help="screen: PNG and SVG with titles and labelled curves; paper: one column, PDF and SVG, legends below "
+        "(default %(default)s)",
     )
     add(
         "--readme",
@@ -153,14 +160,15 @@ def targets(arguments, folder):
     holders : dict of path to tuple of str or None
         Files to fill, and the tables that each holds; None is all.
     """
+    within = () if arguments.style == "screen" else (arguments.style,)
     if arguments.readme is True:
         if folder.name.endswith(PREDICTED):
             raise Refusal("--readme", f"predictions, {folder.name}", "measurements, or a FILE")
         found = {provenance.ROOT / name.format(gpu=folder.name): HOLDERS[name] for name in HOLDERS}
         holders = {path: names for path, names in found.items() if path.exists()}
-        return arguments.out or OUT, holders
+        return arguments.out or OUT.joinpath(*within), holders
     holders = {arguments.readme: None} if arguments.readme else {}
-    return arguments.out or OUT / folder.name, holders
+    return arguments.out or OUT.joinpath(folder.name, *within), holders
 
 
 def _check_baseline(data, baseline):

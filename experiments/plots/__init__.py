@@ -6,6 +6,7 @@
 `canvas`        what figures share: style, sheet, scales, labels at ends, file bytes
 `bars`          what figures of bars share
 `table1`        the published network beside the paper's own times
+`sweep_axis`    what a sweep sweeps, as an axis
 `speedup`       speedup along a sweep
 `workloads`     time of every workload that sweeps nothing
 `roofline`      achieved rate under the ceilings
@@ -13,10 +14,11 @@
 `memory`        peak memory against the batch
 `distribution`  how much faster than the library over geometries drawn at random
 `training`      a training run: curves, confusion matrix, wrong digits, first kernels
-`gallery`       all of them but training's as files
+`paper`         the same figures for print
+`gallery`       all of them but training's as files, in the style that is asked for
 ==============  =====================================================================
 """
 
-from experiments.plots.gallery import draw_all
+from experiments.plots.gallery import STYLES, draw_all
 
-__all__ = ["draw_all"]
+__all__ = ["STYLES", "draw_all"]

@@ -6,6 +6,7 @@ A figure is a :class:`matplotlib.figure.Figure`. Lengths are inches from the top
 import io
 import math
 
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -24,6 +25,8 @@ STYLE = {
     "grid.color": "#e4e4e4",
     "axes.edgecolor": "#888888",
     "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
     "text.parse_math": False,  # a workload's name is whatever its user wrote
 }
 
@@ -93,6 +96,12 @@ def log_height(axes, **words):
     heights = [y for curve in axes.lines for y in curve.get_ydata() if math.isfinite(y)]
     axes.set_ylim(limits(heights, 1.5))
     log_scale(axes.yaxis, **words)
+
+
+def cross():
+    """The look of the cross that stands where something failed: twice as large as a point."""
+    size, width = (rcParams[f"lines.{name}"] for name in ("markersize", "linewidth"))
+    return {"marker": "x", "ms": 2 * size, "mew": 1.1 * width}
 
 
 # ---- labels at the ends of curves

@@ -6,11 +6,11 @@ from experiments.measuring.ratios import CLASSES, ratios, summary
 from experiments.plots.canvas import Sheet, limits, log_scale
 from experiments.plots.rows import PASSES, Lacking, of_pass
 
-_COLOURS = {
-    "default": "#0b8a4b",
-    "tf32": "#1565c8",
-    "float16": "#f08c00",
-    "bfloat16": "#8e2fc0",
+COLOURS = {
+    "default": "#009e73",
+    "tf32": "#0072b2",
+    "float16": "#e69f00",
+    "bfloat16": "#cc79a7",
 }
 
 
@@ -31,21 +31,11 @@ def draw(rows):
     Lacking
         No geometry has times of ours and of the library.
     """
-    passes = [name for name in PASSES if of_pass(rows, name)]
-    found = {
-        wanted: {
-            name: [ratio.value for ratio in some]
-            for name in CLASSES
-            if (some := ratios(rows, name, wanted)[0])
-        }
-        for wanted in passes
-    }
+    found = found_ratios(rows)
     every = [value for some in found.values() for values in some.values() for value in values]
-    if not every:
-        raise Lacking("no geometry with times of ours and of the library")
     count, width = len({row["workload"] for row in rows}), 3.9
     sheet = Sheet(
-        0.9 + len(passes) * (width + 0.55),
+        0.9 + len(found) * (width + 0.55),
         5.6,
         "Speed over geometries drawn at random",
         (
@@ -54,14 +44,14 @@ def draw(rows):
         ),
         rows,
     )
-    for i, wanted in enumerate(passes):
+    for i, wanted in enumerate(found):
         axes = sheet.panel(0.8 + i * (width + 0.55), 1.65, width, 3.2, wanted)
         axes.axvline(1, color="black", lw=1.3)
         for name, values in found[wanted].items():
             low, _, middle, _ = summary(values)
             shares = 100 * np.arange(1, len(values) + 1) / len(values)
             label = f"{name}  {low:.2f} / {middle:.2f}"
-            axes.step(values, shares, where="post", color=_COLOURS[name], lw=1.8, label=label)
+            axes.step(values, shares, where="post", color=COLOURS[name], lw=1.8, label=label)
         axes.set_xlim(limits(every, 1.2))
         axes.set_ylim(0, 100)
         log_scale(axes.xaxis, words=lambda value, _: f"{value:g}x")
@@ -71,3 +61,25 @@ def draw(rows):
         if found[wanted]:
             axes.legend(loc="upper left", fontsize=8, frameon=False)
     return sheet.figure
+
+
+def found_ratios(rows):
+    """The library's time over ours by pass and class of precision, the least first.
+
+    Raises
+    ------
+    Lacking
+        No geometry has times of ours and of the library.
+    """
+    passes = [name for name in PASSES if of_pass(rows, name)]
+    found = {
+        wanted: {
+            name: [ratio.value for ratio in some]
+            for name in CLASSES
+            if (some := ratios(rows, name, wanted)[0])
+        }
+        for wanted in passes
+    }
+    if not any(found.values()):
+        raise Lacking("no geometry with times of ours and of the library")
+    return found

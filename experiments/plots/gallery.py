@@ -1,17 +1,84 @@
 """All figures as files: those that there are rows for, and why the others are missing."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from matplotlib import style
 
-from experiments.plots import distribution, memory, roofline, speedup, stages, table1, workloads
-from experiments.plots.canvas import STYLE, file_bytes
+from experiments.plots import (
+    canvas,
+    distribution,
+    memory,
+    roofline,
+    speedup,
+    stages,
+    table1,
+    workloads,
+)
 from experiments.plots.lines import FOLD
-from experiments.plots.rows import EXPERIMENTS, Lacking, split_sweep
+from experiments.plots.paper import column, dots, shares, sweep
+from experiments.plots.paper import memory as paper_memory
+from experiments.plots.paper import roofline as paper_roofline
+from experiments.plots.rows import EXPERIMENTS, Lacking, distinct, split_sweep
 
 
-def draw_all(data, baseline):
+@dataclass(frozen=True)
+class Style:
+    """How figures are drawn.
+
+    Attributes
+    ----------
+    settings : dict
+        Of matplotlib.
+    file_bytes : callable
+        ``file_bytes(figure)``: bytes by extension.
+    sweep : callable
+        ``sweep(workload, rows, baseline)``: a figure.
+    table1, workloads, roofline, memory, drawn : callable
+        ``draw(rows)``: a figure.
+    stages : callable or None
+        The same; None where the style has no such figure.
+    """
+
+    settings: dict
+    file_bytes: Callable
+    sweep: Callable
+    table1: Callable
+    workloads: Callable
+    roofline: Callable
+    memory: Callable
+    drawn: Callable
+    stages: Callable | None = None
+
+
+STYLES = {
+    "screen": Style(
+        canvas.STYLE,
+        canvas.file_bytes,
+        speedup.draw,
+        table1.draw,
+        workloads.draw,
+        roofline.draw,
+        memory.draw,
+        distribution.draw,
+        stages.draw,
+    ),
+    "paper": Style(
+        column.STYLE,
+        column.file_bytes,
+        sweep.draw,
+        dots.draw_table1,
+        dots.draw_workloads,
+        paper_roofline.draw,
+        paper_memory.draw,
+        shares.draw,
+    ),
+}
+
+
+def draw_all(data, baseline, look=STYLES["screen"]):
     """Draw every figure that there are rows for.
 
     Parameters
@@ -19,7 +86,9 @@ def draw_all(data, baseline):
     data : dict of str to list of dict
         Rows by experiment, as :func:`experiments.plots.rows.load_all` reads them.
     baseline : str or None
-        Algorithm that the speedups are over; None for the fold, or where it has no times the first that has.
+        Algorithm that the speedups are over; None for the fold, or where it has no times the first that
+        has; of one variant alone milliseconds are drawn.
+    look : Style
 
     Returns
     -------
@@ -29,27 +98,28 @@ def draw_all(data, baseline):
         One line for each figure that could not be drawn, and why.
     """
     sweeps, single = split_sweep(data["sweep"])
-    jobs = [("table1", "table1", partial(table1.draw, data["table1"]))]
+    jobs = [("table1", "table1", partial(look.table1, data["table1"]))]
     for workload, rows in sweeps.items():
-        make = partial(speedup.draw, workload, rows, baseline or _baseline(rows))
+        make = partial(look.sweep, workload, rows, baseline or _baseline(rows))
         jobs.append((f"sweep-{_slug(workload)}", "sweep", make))
     jobs += [
-        ("workloads", "sweep", partial(workloads.draw, single)),
-        ("roofline", "table1", partial(roofline.draw, data["table1"] + data["sweep"])),
-        ("stages", "stages", partial(stages.draw, data["stages"])),
-        ("memory", "memory", partial(memory.draw, data["memory"])),
-        ("drawn-speed", "drawn_speed", partial(distribution.draw, data["drawn_speed"])),
+        ("workloads", "sweep", partial(look.workloads, single)),
+        ("roofline", "table1", partial(look.roofline, data["table1"] + data["sweep"])),
+        ("memory", "memory", partial(look.memory, data["memory"])),
+        ("drawn-speed", "drawn_speed", partial(look.drawn, data["drawn_speed"])),
     ]
+    if look.stages:
+        jobs.append(("stages", "stages", partial(look.stages, data["stages"])))
     for name in data:
         if name == "fused" or name not in EXPERIMENTS:
-            jobs += _of_any(name, data[name], baseline)
+            jobs += _of_any(name, data[name], baseline, look)
     files, skipped = {}, []
     if not sweeps:
         skipped.append(_skipped("sweep-...", "sweep", "no workload that sweeps an axis"))
-    with style.context(["default", STYLE]):
+    with style.context(["default", look.settings]):
         for name, experiment, make in jobs:
             try:
-                made = file_bytes(make())
+                made = look.file_bytes(make())
             except Lacking as lack:
                 skipped.append(_skipped(name, experiment, lack))
             else:
@@ -57,20 +127,23 @@ def draw_all(data, baseline):
     return files, skipped
 
 
-def _of_any(name, rows, baseline):
+def _of_any(name, rows, baseline, look):
     """The figures of a CSV by its columns alone: a curve for each sweep, and bars of the rest."""
     sweeps, single = split_sweep(rows)
     for workload, some in sweeps.items():
-        make = partial(speedup.draw, workload, some, baseline or _baseline(some))
+        make = partial(look.sweep, workload, some, baseline or _baseline(some))
         yield f"{_slug(name)}-{_slug(workload)}", name, make
     if single or not sweeps:
-        yield _slug(name), name, partial(workloads.draw, single)
+        yield _slug(name), name, partial(look.workloads, single)
 
 
 def _baseline(rows):
-    """The fold, or the first algorithm with times at ieee if the fold has none."""
-    timed = [row["algorithm"] for row in rows if row["ms_p50"] and row["precision"] == "ieee"]
-    return FOLD if FOLD in timed or not timed else timed[0]
+    """The fold, or the first algorithm with times at ieee if the fold has none; None where there is one variant."""
+    timed = [row for row in rows if row["ms_p50"]]
+    exact = distinct([row for row in timed if row["precision"] == "ieee"], "algorithm")
+    if len({(row["algorithm"], row["precision"]) for row in timed}) == 1 or not exact:
+        return None
+    return FOLD if FOLD in exact else exact[0]
 
 
 def _slug(text):

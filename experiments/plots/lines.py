@@ -1,7 +1,7 @@
 """What one curve, bar or table column shows: which rows, in which colour and dashes, and its time.
 
 A variant is an algorithm in one precision and layout. An algorithm has one colour in every figure:
-ours saturated, PyTorch's grey and brown.
+no two are alike to the colour-blind.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from experiments.plots.rows import at, digits, of_pass, reason
 
 FOLD = "torch_fold"
-COLOURS = {  # in the order in which algorithms are listed
-    "naive": "#d62839",
-    "staged": "#f08c00",
-    "cublas": "#8e2fc0",
-    "indexed": "#1565c8",
-    "fused": "#0b8a4b",
+COLOURS = {  # in the order in which algorithms are listed; told apart by the colour-blind, too
+    "naive": "#d55e00",
+    "staged": "#e69f00",
+    "cublas": "#cc79a7",
+    "indexed": "#0072b2",
+    "fused": "#009e73",
     "torch_fold": "#3d3d3d",
-    "torch_fold_nhwc": "#8a8a8a",
-    "torch_unfold_einsum": "#8b5a2b",
-    "torch_extend_bmm": "#c09a6b",
+    "torch_fold_nhwc": "#b8b8b8",
+    "torch_unfold_einsum": "#56b4e9",
+    "torch_extend_bmm": "#6b3a00",
     "reference": "#000000",
 }
 _OTHERS = ("#00838f", "#c2185b", "#6d8a00", "#4a3fb5", "#b0560f")  # for names not listed above
@@ -37,6 +37,12 @@ _DASHES = {
 def is_ours(algorithm):
     """Whether an algorithm is the registry's, not an opponent or the reference."""
     return not algorithm.startswith("torch_") and algorithm != "reference"
+
+
+def colour_of(algorithm):
+    """The colour of an algorithm, in every figure the same."""
+    fallback = _OTHERS[zlib.crc32(algorithm.encode()) % len(_OTHERS)]
+    return COLOURS.get(algorithm, fallback)
 
 
 class Line(NamedTuple):
@@ -57,8 +63,7 @@ class Line(NamedTuple):
 
     @property
     def colour(self):
-        fallback = _OTHERS[zlib.crc32(self.algorithm.encode()) % len(_OTHERS)]
-        return COLOURS.get(self.algorithm, fallback)
+        return colour_of(self.algorithm)
 
     @property
     def dashes(self):

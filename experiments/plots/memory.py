@@ -4,7 +4,7 @@ import math
 
 from matplotlib.ticker import NullFormatter
 
-from experiments.plots.canvas import Sheet, label_ends, label_room, limits, log_height
+from experiments.plots.canvas import Sheet, cross, label_ends, label_room, limits, log_height
 from experiments.plots.lines import variants
 from experiments.plots.rows import Lacking, distinct, reason
 
@@ -25,7 +25,7 @@ def draw(rows):
     Lacking
         No row has any.
     """
-    groups = _groups(rows)
+    groups = groups_of(rows)
     if not groups:
         raise Lacking("no bytes")
     height = max(label_room(len(variants(group))) for group in groups.values())
@@ -42,7 +42,7 @@ def draw(rows):
         y = 1.5 + i * (height + 1.0)
         axes = sheet.panel(0.9, y, 6.6, height, f"{workload}, {name}")
         batches = sorted(map(int, distinct(group, "N")))
-        ends = [_draw_curves(axes, line, group, batches) for line in variants(group)]
+        ends = [draw_curves(axes, line, group, batches) for line in variants(group)]
         axes.set_xscale("log", base=2)
         axes.set_xlim(limits(batches, 1.1))
         axes.set_xticks(batches, map(str, batches))
@@ -54,7 +54,7 @@ def draw(rows):
     return sheet.figure
 
 
-def _groups(rows):
+def groups_of(rows):
     """Rows by workload and pass, of those that have any bytes."""
     groups = {}
     for row in rows:
@@ -66,7 +66,7 @@ def _groups(rows):
     }
 
 
-def _draw_curves(axes, line, rows, batches):
+def draw_curves(axes, line, rows, batches):
     """Draw a line's measured and predicted bytes; return its end's label, None without bytes."""
     found = {int(row["N"]): row for row in rows if line.fits(row)}
 
@@ -76,7 +76,7 @@ def _draw_curves(axes, line, rows, batches):
 
     measured, predicted = gigabytes("peak_bytes"), gigabytes("predicted_bytes")
     axes.plot(batches, predicted, color=line.colour, lw=1.4, ls=(0, (4, 3)), alpha=0.8)
-    axes.plot(batches, measured, color=line.colour, lw=1.8, marker="o", ms=4)
+    axes.plot(batches, measured, color=line.colour, marker="o")
     known = [i for i, value in enumerate(measured) if math.isfinite(value)]
     guessed = [i for i, value in enumerate(predicted) if math.isfinite(value)]
     if not known and not guessed:
@@ -88,6 +88,6 @@ def _draw_curves(axes, line, rows, batches):
         x = failed[0]
         foreseen = predicted[batches.index(x)]
         y = foreseen if math.isfinite(foreseen) else y
-        axes.plot([x], [y], color=line.colour, marker="x", ms=8, mew=2)
+        axes.plot([x], [y], color=line.colour, **cross())
         label = f"{label}  ×  {reason(found[x])}"
     return x, y, label, line.colour

@@ -27,11 +27,7 @@ def draw(rows):
     Lacking
         No times, or no ceilings.
     """
-    rows = [row for row in rows if row["algorithm"] != "reference" and row["pass"] in PASSES]
-    rows = [row for row in rows if row["ms_p50"] and row["gflop"] and row["min_bytes"]]
-    copy, sgemm = median(rows, "copy_gbs"), median(rows, "sgemm_tflops")
-    if not copy or not sgemm:
-        raise Lacking("no times with both ceilings")
+    rows, copy, sgemm = selected(rows)
     sheet = Sheet(
         11.5,
         7.6,
@@ -40,6 +36,37 @@ def draw(rows):
         rows,
     )
     axes = sheet.panel(0.9, 1.3, 7.6, 5.5)
+    draw_into(axes, rows, copy, sgemm, size=26)
+    axes.set_xlabel("arithmetic intensity (FLOP per byte that must move), log scale")
+    axes.set_ylabel("achieved TFLOP/s, log scale")
+    ceilings = f"ceilings: copy {digits(copy)} GB/s,\nSGEMM {digits(sgemm)} TFLOP/s"
+    marks = [
+        Line2D([], [], color=c, marker=m, ls="", ms=6, label=name) for name, c, m in keys(rows)
+    ]
+    handles = [*marks, Line2D([], [], color="black", label=ceilings)]
+    look = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "frameon": False, "fontsize": 9.5}
+    axes.legend(handles=handles, **look)
+    return sheet.figure
+
+
+def selected(rows):
+    """The rows with times, and the two ceilings measured with them: GB/s of a copy, TFLOP/s of an SGEMM.
+
+    Raises
+    ------
+    Lacking
+        No times, or no ceilings.
+    """
+    rows = [row for row in rows if row["algorithm"] != "reference" and row["pass"] in PASSES]
+    rows = [row for row in rows if row["ms_p50"] and row["gflop"] and row["min_bytes"]]
+    copy, sgemm = median(rows, "copy_gbs"), median(rows, "sgemm_tflops")
+    if not copy or not sgemm:
+        raise Lacking("no times with both ceilings")
+    return rows, copy, sgemm
+
+
+def draw_into(axes, rows, copy, sgemm, size):
+    """Draw ceilings and points; ``size`` is a point's, in square points."""
     points = _points(rows)
     xs, ys = zip(*(point for group in points.values() for point in group))
     low, high = limits(xs, 1.6)
@@ -50,16 +77,9 @@ def draw(rows):
     axes.plot([ridge, max(ridge, high)], [sgemm, sgemm], color="black", lw=1.6)
     for (colour, name, filled), group in points.items():
         look = {"color": colour if filled else "none", "edgecolors": colour, "linewidths": 0.9}
-        axes.scatter(*zip(*group), s=26, marker=_MARKERS[name], zorder=3, alpha=0.75, **look)
+        axes.scatter(*zip(*group), s=size, marker=_MARKERS[name], zorder=3, alpha=0.75, **look)
     log_scale(axes.xaxis)
     log_scale(axes.yaxis)
-    axes.set_xlabel("arithmetic intensity (FLOP per byte that must move), log scale")
-    axes.set_ylabel("achieved TFLOP/s, log scale")
-    ceilings = f"ceilings: copy {digits(copy)} GB/s,\nSGEMM {digits(sgemm)} TFLOP/s"
-    handles = [*_keys(rows), Line2D([], [], color="black", label=ceilings)]
-    look = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "frameon": False, "fontsize": 9.5}
-    axes.legend(handles=handles, **look)
-    return sheet.figure
 
 
 def _points(rows):
@@ -71,9 +91,8 @@ def _points(rows):
     return points
 
 
-def _keys(rows):
-    """What the colours and the markers stand for."""
+def keys(rows):
+    """(name, colour, marker) of what the colours and the markers stand for."""
     algorithms = dict.fromkeys((line.algorithm, line.colour) for line in variants(rows))
-    keys = [(name, colour, "o") for name, colour in algorithms]
-    keys += [(name, QUIET, _MARKERS[name]) for name in distinct(rows, "pass")]
-    return [Line2D([], [], color=c, marker=m, ls="", label=name) for name, c, m in keys]
+    found = [(name, colour, "o") for name, colour in algorithms]
+    return found + [(name, QUIET, _MARKERS[name]) for name in distinct(rows, "pass")]

@@ -66,7 +66,7 @@ def load(path):
     rows, sources = records.read(path), records.sources(path)
     for line, row in enumerate(rows, start=2):
         for column in NUMBERS:
-            row[column] = _number(row[column], f"{path}, row {line}, column {column}")
+            row[column] = number(row[column], f"{path}, row {line}, column {column}")
         if not row["N"].isdecimal() or int(row["N"]) == 0:
             raise records.ForeignFile(
                 f"{path}, row {line}, column N is {row['N']!r}; it takes an integer from 1"
@@ -74,7 +74,14 @@ def load(path):
     return [row for row in rows if sources.is_current(row)]
 
 
-def _number(cell, where):
+def number(cell, where):
+    """A cell as a number; None where it is empty or 0, which no logarithm takes.
+
+    Raises
+    ------
+    experiments.measuring.records.ForeignFile
+        It is neither; the message says where.
+    """
     if cell == "":
         return None
     try:
@@ -83,7 +90,7 @@ def _number(cell, where):
         value = math.nan
     if not 0 <= value < math.inf:
         raise records.ForeignFile(f"{where} is {cell!r}; it takes a number, or nothing")
-    return value or None  # a time or size of 0 is none, and has no logarithm
+    return value or None
 
 
 # ---- selected

@@ -1,26 +1,26 @@
-"""The figure of a sweep: speedup over a baseline along the axis that has most values."""
+"""The figure of a sweep: speedup over a baseline, or time, along the axis that has most values."""
 
 import math
-import re
 import textwrap
 from itertools import cycle
 
 from experiments.measuring import records
-from experiments.plots.canvas import QUIET, Sheet, label_ends, label_room, log_height
+from experiments.plots.canvas import QUIET, Sheet, cross, label_ends, label_room, log_height
 from experiments.plots.lines import Line, curves
 from experiments.plots.rows import PASSES, Lacking, at, distinct, of_pass, reason, swept
+from experiments.plots.sweep_axis import Scale, settings_of
 
 
 def draw(workload, rows, baseline):
-    """Speedup over the baseline along a sweep: a panel for each pass, a curve for each line.
+    """Speedup over the baseline, or time, along a sweep: a panel for each pass, a curve for each line.
 
     Parameters
     ----------
     workload : str
     rows : list of dict
         Of this workload, which sweeps at least one axis; further axes give further curves.
-    baseline : str
-        Algorithm whose fastest float32 layout, at each point, is 1x.
+    baseline : str or None
+        Algorithm whose fastest float32 layout, at each point, is 1x; None for milliseconds.
 
     Returns
     -------
@@ -29,38 +29,41 @@ def draw(workload, rows, baseline):
     Raises
     ------
     Lacking
-        The baseline has no times here.
+        The baseline, or without one every algorithm, has no times here.
     """
-    base = Line(baseline, baseline, "ieee", tuple(distinct(rows, "layout")))
-    if not any(row["ms_p50"] for row in rows if base.fits(row)):
-        raise Lacking(f"no times of {baseline}, ieee, for it")
+    base = base_of(rows, baseline)
     axis, *others = swept(rows)
-    scale = _Scale(rows, axis)
-    settings = _settings(rows, [other[0] for other in others])
+    scale = Scale(rows, axis)
+    settings = settings_of(rows, [other[0] for other in others])
     lines = curves(rows)
     varied = {name for columns in (axis, *others) for name in columns}
     fixed = [f"{name} = {rows[0][name]}" for name in records.GEOMETRY if name not in varied]
     passes = [name for name in PASSES if of_pass(rows, name)]
     height = label_room(len(lines) * len(settings))
+    bands = "bands: 20th to 80th percentile"
     sheet = Sheet(
         11.5,
         1.55 + len(passes) * (height + 1.0),
-        f"Speedup over {baseline} along {workload}",
+        f"Speedup over {baseline} along {workload}" if base else f"Milliseconds along {workload}",
         (
-            f"1x: {baseline}, ieee, its fastest layout at each point; bands: 20th to 80th percentile",
+            f"1x: {baseline}, ieee, its fastest layout at each point; {bands}" if base else bands,
             ", ".join(fixed),
         ),
         rows,
     )
     for i, name in enumerate(passes):
         axes = sheet.panel(0.9, 1.7 + i * (height + 1.0), 7.0, height, name)
-        axes.axhline(1, color="black", lw=1.3)
         ends, missing = _draw_curves(axes, of_pass(rows, name), lines, base, scale, settings)
         scale.apply(axes)
-        axes.set_ylabel(f"speedup over {baseline} (x)")
-        log_height(axes, words=lambda value, _: f"{value:g}x")
-        look = {"size": 9, "weight": "bold", "va": "bottom"}
-        axes.text(0.008, 1, "1x", transform=axes.get_yaxis_transform(), **look)
+        if base:
+            axes.axhline(1, color="black", lw=1.3)
+            axes.set_ylabel(f"speedup over {baseline} (x)")
+            log_height(axes, words=lambda value, _: f"{value:g}x")
+            look = {"size": 9, "weight": "bold", "va": "bottom"}
+            axes.text(0.008, 1, "1x", transform=axes.get_yaxis_transform(), **look)
+        else:
+            axes.set_ylabel("ms")
+            log_height(axes)
         label_ends(axes, ends, height)
         if missing:
             look = {"size": 8.5, "color": QUIET, "ha": "right", "va": "bottom"}
@@ -69,40 +72,23 @@ def draw(workload, rows, baseline):
     return sheet.figure
 
 
-class _Scale:
-    """Where the values of a sweep's axis stand: at their logarithms, or evenly if they have none."""
+def base_of(rows, baseline):
+    """The line of the baseline in any layout, at ieee; None without one.
 
-    def __init__(self, rows, axis):
-        self.column = axis[0]
-        values = distinct(rows, self.column)
-        numbers = all(re.fullmatch(r"[1-9]\d*", value) for value in values)
-        self.values = sorted(values, key=int) if numbers else values
-        self.places = [math.log2(int(v)) for v in self.values] if numbers else range(len(values))
-        same = [c for c in axis if all(row[c] == row[self.column] for row in rows)]
-        self.label = " = ".join(same)
-        if len(same) == 1:
-            self.label += f": {records.COLUMNS[self.column]}"
-        for column in axis:
-            if column not in same:
-                cells = [part[0][column] for part in self.split(rows)]
-                self.label += f"   ({column} = {', '.join(cells)})"
-
-    def split(self, rows):
-        """The rows at each of the values."""
-        return [at(rows, **{self.column: value}) for value in self.values]
-
-    def apply(self, axes):
-        """Ticks, label and limits of the horizontal axis."""
-        axes.set_xticks(self.places, self.values)
-        axes.set_xlabel(self.label)
-        span = self.places[-1] - self.places[0]
-        axes.set_xlim(self.places[0] - 0.03 * span, self.places[-1] + 0.03 * span)
+    Raises
+    ------
+    Lacking
+        It, or without one every algorithm, has no times here.
+    """
+    base = baseline and Line(baseline, baseline, "ieee", tuple(distinct(rows, "layout")))
+    if not any(row["ms_p50"] for row in rows if not base or base.fits(row)):
+        raise Lacking(f"no times of {f'{baseline}, ieee,' if base else 'anything'} for it")
+    return base
 
 
-def _settings(rows, columns):
-    """What the other axes are set to, as cells: one empty setting if there are none."""
-    found = dict.fromkeys(tuple(row[column] for column in columns) for row in rows)
-    return [dict(zip(columns, values)) for values in found]
+def ones_of(base, parts):
+    """The milliseconds that are 1x at each point: the baseline's, NaN where it has none; None without one."""
+    return [time_of(base.best(part), "ms_p50") if base else None for part in parts]
 
 
 def _draw_curves(axes, rows, lines, base, scale, settings):
@@ -111,18 +97,18 @@ def _draw_curves(axes, rows, lines, base, scale, settings):
     for cells, marker in zip(settings, cycle("os^Dv<>pPX")):
         parts = scale.split(at(rows, **cells))
         suffix = "".join(f", {column} = {value}" for column, value in cells.items())
-        ones = [_time(base.best(part), "ms_p50") for part in parts]
+        ones = ones_of(base, parts)
         alone = [
             value
             for value, part, one in zip(scale.values, parts, ones)
-            if math.isnan(one) and any(row["ms_p50"] for row in part)
+            if base and math.isnan(one) and any(row["ms_p50"] for row in part)
         ]
         if alone:
             missing.append(f"no {base.label} at {', '.join(alone)}{suffix}")
         for line in lines:
             label = line.label + suffix
             shown = [line.best(part) for part in parts]
-            end = _draw_curve(axes, scale.places, shown, ones, line, label, marker)
+            end = draw_curve(axes, scale.places, shown, ones, line, label, marker)
             if end:
                 ends.append(end)
             else:
@@ -131,23 +117,27 @@ def _draw_curves(axes, rows, lines, base, scale, settings):
     return ends, missing
 
 
-def _time(row, column):
+def time_of(row, column):
     """Milliseconds; NaN, which no curve is drawn through, where there are none."""
     return row[column] if row and row[column] else math.nan
 
 
-def _draw_curve(axes, places, shown, ones, line, label, marker):
-    """Draw a curve with its band; return its end's label, None if there is nothing to draw."""
+def draw_curve(axes, places, shown, ones, line, label, marker):
+    """Draw a curve with its band; return its end's label, None if there is nothing to draw.
 
-    def speedups(column):
-        return [one / _time(row, column) for row, one in zip(shown, ones)]
+    ``ones`` are as :func:`ones_of` gives them, ``shown`` the line's rows at the same points.
+    """
 
-    middle, colour = speedups("ms_p50"), line.colour
+    def values(column):
+        times = [time_of(row, column) for row in shown]
+        return [ms if one is None else one / ms for ms, one in zip(times, ones)]
+
+    middle, colour = values("ms_p50"), line.colour
     drawn = [i for i, value in enumerate(middle) if math.isfinite(value)]
     if not drawn:
         return None
-    axes.plot(places, middle, color=colour, ls=line.dashes, lw=1.8, marker=marker, ms=4)
-    bounds = speedups("ms_p80"), speedups("ms_p20")
+    axes.plot(places, middle, color=colour, ls=line.dashes, marker=marker)
+    bounds = values("ms_p80"), values("ms_p20")
     axes.fill_between(places, *bounds, color=colour, alpha=0.15, lw=0)
     last = drawn[-1]
     x, y = places[last], middle[last]
@@ -155,6 +145,6 @@ def _draw_curve(axes, places, shown, ones, line, label, marker):
     if after and after["ms_p50"] is None:
         x = places[last + 1]
         axes.plot([places[last], x], [y, y], color=colour, lw=0.8, ls=":")
-        axes.plot([x], [y], color=colour, marker="x", ms=8, mew=2)
+        axes.plot([x], [y], color=colour, **cross())
         label = f"{label}  ×  {reason(after)}"
     return x, y, label, colour

@@ -7,12 +7,12 @@ from matplotlib.ticker import PercentFormatter
 from experiments.measuring import records
 from experiments.plots.canvas import QUIET, STYLE, Sheet, file_bytes
 
-_COLOURS = {
-    "numbacaps": "#0b6e4f",
-    "torch": "#c8553d",
-    "torch-modules": "#1565c8",
-    "sabour-modules": "#8e2fc0",
-    "sabour-torch": "#c09a6b",
+COLOURS = {
+    "numbacaps": "#009e73",
+    "torch": "#d55e00",
+    "torch-modules": "#0072b2",
+    "sabour-modules": "#cc79a7",
+    "sabour-torch": "#e69f00",
 }
 _MOST_WRONG = 30  # digits shown
 _ACROSS = 10
@@ -71,12 +71,12 @@ def draw_curves(rows, images, gpu):
             epochs = [int(row["epoch"]) for row in of_run]
             for column, look in ((f"test_{name}", "-"), (name, ":")):
                 values = [float(row[column]) for row in of_run]
-                axes.plot(epochs, values, look, color=_COLOURS[key[0]], lw=1.3)
+                axes.plot(epochs, values, look, color=COLOURS[key[0]], lw=1.3)
         axes.set_xlabel("epoch")
     panels["loss"].set_ylim(bottom=0)
     panels["accuracy"].yaxis.set_major_formatter(PercentFormatter(1))
     for at, by in enumerate(dict.fromkeys(row["by"] for row in rows)):
-        sheet.text(0.9 + 1.6 * at, 4.7, by, color=_COLOURS[by], weight="bold")
+        sheet.text(0.9 + 1.6 * at, 4.7, by, color=COLOURS[by], weight="bold")
     return sheet.figure
 
 

@@ -3,14 +3,21 @@
 import json
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 
 from experiments import figures, plots
 from experiments.measuring import provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.tables import HOLDERS, UNMEASURED, filled, marked, tables
+from experiments.plots import training
+from experiments.plots.paper import column
 from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
 from numbacaps import stages as pipeline
 
@@ -297,6 +304,176 @@ def test_predictions_say_so(tmp_path):
         assert "PREDICTION" in words and any("PREDICTION, not measured: " in text for text in words)
     words = [text.get_text() for text in plots.workloads.draw(single).texts]
     assert not any("PREDICTION" in text for text in words)  # all of these were measured
+
+
+# ---- for print
+
+
+def paper(draw, *given):
+    """A figure for print, as it is when it is written: with its renderer, in its style."""
+    with style.context(["default", column.STYLE]):
+        figure = draw(*given)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    return figure, canvas.get_renderer()
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Every figure for print by its name, with its renderer."""
+    folder = tmp_path_factory.mktemp("printed")
+    data = {name: loaded(folder, rows) for name, rows in everything().items()}
+    data["drawn_speed"] = loaded(folder, drawn_speed_rows())
+    sweeps, single = split_sweep(data["sweep"])
+    look = plots.STYLES["paper"]
+    jobs = {name: (look.sweep, name, rows, "torch_fold") for name, rows in sweeps.items()}
+    jobs |= {"workloads": (look.workloads, single), "table1": (look.table1, data["table1"])}
+    jobs |= {"memory": (look.memory, data["memory"]), "drawn": (look.drawn, data["drawn_speed"])}
+    jobs |= {"roofline": (look.roofline, data["table1"])}
+    own = [line | {"workload": f"a layer of a user's own, {line['workload']}"} for line in single]
+    for line in own:
+        line["algorithm"] = f"an_algorithm_of_their_own_called_{line['algorithm']}"
+    jobs["long names"] = look.workloads, own
+    return {name: paper(*job) for name, job in jobs.items()}
+
+
+def drawn_speed_rows():
+    """Three geometries by ours and by the library, in two classes."""
+    return [
+        row("drawn_speed", f"seed 1, {N}", geometry(N, *WIDE["em"][1:]), ms * N, **how)
+        | {"precision": precision}
+        for N in (1, 2, 4)
+        for precision in ("ieee", "tf32")
+        for ms, how in (
+            (1.0, {"algorithm": "fused"}),
+            (1.5, {"algorithm": "torch_fold", "layout": "nchw"}),
+        )
+    ]
+
+
+def words_of(figure, renderer):
+    """(words, box) of everything that is written."""
+    written = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    hidden = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in axis.get_ticklabels()
+        if not _in_view(axis, label)
+    }
+    return [
+        (text.get_text(), text.get_window_extent(renderer))
+        for text in written
+        if text not in hidden and text.get_text() != "PREDICTION"
+    ]
+
+
+def _in_view(axis, label):
+    low, high = sorted(axis.get_view_interval())
+    return low <= label.get_position()[axis.axis_name == "y"] <= high
+
+
+def test_in_print_no_words_collide_or_leave_the_column(printed):
+    for name, (figure, renderer) in printed.items():
+        assert figure.get_figwidth() == column.WIDTH
+        words = words_of(figure, renderer)
+        assert len(words) > 8, name
+        for text, box in words:
+            inside = 0 <= box.x0 and box.x1 <= figure.bbox.x1 and 0 <= box.y0 <= box.y1
+            assert inside and box.y1 <= figure.bbox.y1, (name, text)
+        for (one, a), (other, b) in combinations(words, 2):
+            assert not a.padded(-0.5).overlaps(b.padded(-0.5)), (name, one, other)
+
+
+def test_in_print_every_curve_has_its_entry_in_the_legend(printed):
+    for name in ("capsule-dims", "D2=1,2,4,8 D3=2,8"):
+        figure, _ = printed[name]
+        (legend,) = figure.legends
+        told = {look_of(line) for line in legend.get_lines()}
+        curves = {
+            look_of(line)
+            for axes in figure.axes
+            for line in axes.lines
+            if line.get_marker() not in ("None", "x") and line.get_linestyle() != "None"
+        }
+        assert curves == told and len(told) == len(legend.get_texts())
+
+
+def look_of(line):
+    return line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()
+
+
+def test_in_print_panels_are_of_pass_and_setting(printed):
+    """By hand: speedups as on the screen, one panel for each value of the second axis."""
+    figure, _ = printed["D2=1,2,4,8 D3=2,8"]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [f"{name}, D3 = {d}" for name in PASSES for d in (2, 8)]
+    axes = figure.axes[0]
+    ours = next(line for line in axes.lines if line.get_color() == plots.lines.COLOURS["indexed"])
+    assert list(ours.get_ydata()) == pytest.approx([0.015 / 0.2] * 4, rel=1e-4)
+
+
+def test_print_is_vectors_and_the_same_again(tmp_path, capsys):
+    stages = stage_rows("em", geometry(*WIDE["em"]))
+    write(tmp_path / "results", {"memory": memory_rows(), "stages": stages})
+    found = []
+    for _ in range(2):
+        assert command(tmp_path, "--style", "paper") == 0
+        found.append({path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()})
+    assert found[0] == found[1] and set(found[0]) == {"memory.pdf", "memory.svg"}
+    assert found[0]["memory.pdf"][:5] == b"%PDF-" and found[0]["memory.svg"][:5] == b"<?xml"
+    assert b"/Subtype /Image" not in found[0]["memory.pdf"]
+    assert b"<image" not in found[0]["memory.svg"]
+
+
+def test_predictions_in_print_say_so(tmp_path):
+    rows = memory_rows()
+    for line in rows:
+        line["note"] = "prediction: by bytes"
+    figure, _ = paper(plots.STYLES["paper"].memory, loaded(tmp_path, rows))
+    words = [text.get_text() for text in figure.texts]
+    assert "PREDICTION" in words and any("PREDICTION, not measured" in text for text in words)
+
+
+# Linear RGB as the colour-blind see it: Machado et al. 2009, severity 1.
+SEEN = {
+    "by most": np.eye(3),
+    "without red cones": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "without green cones": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+}
+
+
+def lab(linear):
+    """CIE L*a*b* of linear sRGB."""
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ np.clip(linear, 0, 1) / (0.9505, 1, 1.089)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+@pytest.mark.parametrize(
+    "colours", [plots.lines.COLOURS, plots.distribution.COLOURS, training.COLOURS]
+)
+def test_no_two_colours_are_alike(eyes, colours):
+    places = {}
+    for name, colour in colours.items():
+        c = np.array(to_rgb(colour))
+        linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        places[name] = lab(np.array(SEEN[eyes]) @ linear)
+    for one, other in combinations(places, 2):
+        assert np.linalg.norm(places[one] - places[other]) > 13, (one, other)
+
+
+# ---- labels
 
 
 def test_labels_do_not_overlap():
@@ -617,6 +794,22 @@ def test_any_csv_with_the_columns_is_drawn(tmp_path):
     assert "Speedup over indexed along batch" in svg(tmp_path, "mine-batch")
 
 
+def test_times_are_drawn_of_one_algorithm_alone(tmp_path):
+    """It has nothing to be faster than; a baseline that is asked for is taken all the same."""
+    rows = [
+        row("mine", "batch", geometry(N, 1, 4, 8, 1, 2, 2, 2), 2.0 * N, algorithm="indexed")
+        for N in (1, 4)
+    ]
+    write(tmp_path / "results", {"mine": rows})
+    assert command(tmp_path) == 0
+    assert "Milliseconds along batch" in svg(tmp_path, "mine-batch")
+    for make in (plots.STYLES["screen"].sweep, plots.STYLES["paper"].sweep):
+        axes = make("batch", loaded(tmp_path, rows), None).axes[0]
+        assert axes.get_ylabel() == "ms" and list(axes.lines[0].get_ydata()) == [2, 8]
+    assert command(tmp_path, "--baseline", "indexed") == 0
+    assert "Speedup over indexed" in svg(tmp_path, "mine-batch")
+
+
 def refused(capsys, folder, *arguments):
     """The message of a command that is refused, and left everything as it was."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -640,6 +833,24 @@ def test_no_curve_is_of_two_cards_unasked(tmp_path, capsys):
     assert "it takes rows of one card, or --mixed-cards" in said
     assert command(tmp_path, "--mixed-cards") == 0
     assert "NVIDIA Test 1, 2 cards" in svg(tmp_path, "memory")
+
+
+def test_a_card_without_a_name_is_not_taken_for_one_with_a_name(tmp_path, capsys):
+    """In any CSV, as rows of before the column have none."""
+    rows = [
+        row(
+            "mine",
+            "batch",
+            geometry(N, 1, 4, 8, 1, 2, 2, 2),
+            1.0,
+            algorithm="indexed",
+            gpu_uuid=uuid,
+        )
+        for N, uuid in ((1, ""), (4, "GPU-1"))
+    ]
+    write(tmp_path / "results", {"mine": rows})
+    message = refused(capsys, tmp_path)
+    assert "2 cards in mine.csv, batch: one that is not named and GPU-1" in message
 
 
 def test_rows_without_a_curve_may_be_of_two_cards(tmp_path):
@@ -699,6 +910,8 @@ def test_readme_and_its_pictures_are_written_when_asked_for(tmp_path):
     for name in (GPU, f"{GPU}-predicted"):
         folder = tmp_path / name
         assert figures.targets(parse([]), folder) == (figures.OUT / name, {})
+        print_ = figures.targets(parse(["--style", "paper"]), folder)
+        assert print_ == (figures.OUT / name / "paper", {})
         out, holders = figures.targets(parse(["--out", "a", "--readme", "b"]), folder)
         assert (out, holders) == (figures.Path("a"), {figures.Path("b"): None})
     out, holders = figures.targets(parse(["--readme"]), tmp_path / GPU)
