@@ -6,7 +6,12 @@ import numpy as np
 
 from experiments.walk.page.addresses import written_short
 from experiments.walk.page.errata import ERRATA
+from experiments.walk.page.figures import ones, scalar_convolution
+from experiments.walk.page.launches import purpose
+from experiments.walk.page.network import network
+from experiments.walk.page.routed import routed
 from experiments.walk.page.sources import coloured, reference_of
+from experiments.walk.page.tiles import tiles
 from numbacaps.stages import PASSES, STAGES
 
 _GEOMETRY = "N C P H W KH KW OH OW L Q G D1 D2 D3 stride padding dilation".split()
@@ -42,6 +47,9 @@ def contents(runs):
             function.__name__: coloured(function) for function in map(reference_of, STAGES)
         },
         "runs": [_run(variant, trace) for variant, trace in runs],
+        "opening": {"scalars": scalar_convolution(runs[0][1]), "ones": ones()},
+        "routing": routed(runs[0][1]),
+        "network": network(),
     }
 
 
@@ -75,13 +83,11 @@ def _run(variant, trace):
         "checks": {
             record.name: [record.check.error, record.check.tolerance] for record in trace.stages
         },
-        "launches": {
-            record.name: [written_short(launch) for launch in record.launches]
-            for record in trace.stages
-        },
+        "tiles": tiles(plan),
+        "launches": {record.name: _launches(record, trace) for record in trace.stages},
         "algorithms": {
             name: {
-                record.direction: [written_short(launch) for launch in record.launches]
+                record.direction: _launches(record, trace)
                 for record in trace.algorithms
                 if record.name == name
             }
@@ -89,6 +95,14 @@ def _run(variant, trace):
             if name != "staged" and any(record.name == name for record in trace.algorithms)
         },
     }
+
+
+def _launches(record, trace):
+    """What a record's kernels did, and what for."""
+    return [
+        written_short(launch) | {"purpose": purpose(launch, trace.operands)}
+        for launch in record.launches
+    ]
 
 
 def _patch(plan):
