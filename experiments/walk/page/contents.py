@@ -4,11 +4,12 @@ import base64
 
 import numpy as np
 
+from experiments.walk.captions import caption
+from experiments.walk.figures import ones, scalar_convolution
+from experiments.walk.network import network
 from experiments.walk.page.addresses import written_short
 from experiments.walk.page.errata import ERRATA
-from experiments.walk.page.figures import ones, scalar_convolution
 from experiments.walk.page.launches import purpose
-from experiments.walk.page.network import network
 from experiments.walk.page.routed import routed
 from experiments.walk.page.sources import coloured, reference_of
 from experiments.walk.page.tiles import tiles
@@ -80,6 +81,7 @@ def _run(variant, trace):
         "product": plan.product.spec,
         "patch": _patch(plan),
         "arrays": {name: _array(operand) for name, operand in trace.operands.items()},
+        "captions": {record.name: caption(record, g) for record in trace.stages},
         "checks": {
             record.name: [record.check.error, record.check.tolerance] for record in trace.stages
         },

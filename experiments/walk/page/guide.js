@@ -130,7 +130,7 @@ const STEPS = [
     id: "tile",
     section: "#tile",
     say: () => "All copies were of numbers that already lay somewhere. The fused kernel computes " +
-        "where, and loads a tile of each matrix straight to shared memory. Step over k below.",
+        "where, and loads a tile of each matrix straight to shared memory. Its buttons step over k.",
   },
   {
     id: "bytes",

@@ -54,5 +54,7 @@ window.walk = {
   guide,
   zoom,
   tile: tileView,
-  routing
+  routing,
+  marks: () => marks,
+  colour: (role, steps) => scaleOf(role)[colourOf(steps)]
 };

@@ -1,6 +1,6 @@
 // The opening: what a capsule convolution is, in three sentences and one picture of two halves.
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = document.querySelector("#drawing").content.firstElementChild.namespaceURI;
 
 function shape(tag, attributes, text = "") {
   const made = document.createElementNS(SVG, tag);
@@ -20,7 +20,7 @@ function matrixIn(picture, matrix, role, scale, x, y, side, digits = null) {
     const middle = {x: place.x + side / 2, y: place.y + side / 2, class: "digit"};
     const size = side / (digits + 1.6);
     picture.append(shape(
-        "text", {...middle, fill: isBright(fill) ? "#111111" : "#ffffff", "font-size": size},
+        "text", {...middle, fill: isBright(fill) ? "#000000" : "#ffffff", "font-size": size},
         shown(value, digits)));
   }));
   const frame = {x, y, width: side * matrix[0].length, height: side * matrix.length};

@@ -41,7 +41,9 @@ def routed(trace):
     error = max(_error(x, array["K"], t + 1, couplings) for t, (couplings, _) in enumerate(steps))
     limit = reference.tolerance(x.dtype, g.Q * g.D2 * g.E3)
     if error > limit:
-        raise ArithmeticError(f"couplings are {error:.1e} off the reference, of {limit:.1e} allowed")
+        raise ArithmeticError(
+            f"couplings are {error:.1e} off the reference, of {limit:.1e} allowed"
+        )
     couplings, lengths = (np.stack(parts, axis=1) for parts in zip(*steps))
     return {
         "positions": positions,

@@ -9,7 +9,7 @@ function showStage() {
   card.querySelector(".formula").textContent = stage.formula;
   card.querySelector(".shapes").textContent =
       `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
-  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel and ` +
+  card.querySelector(".check").textContent = `${run.captions[stage.name]}. Read back from the kernel and ` +
       (error ? `off the float64 reference by ${error.toExponential(1)} of the largest value, ` +
                `of ${tolerance.toExponential(1)} allowed.` :
                "equal to the reference in every element.");

@@ -208,7 +208,7 @@ class TileView {
   drawMatrices(m0, n0, g) {
     const {tiling, at} = this, {M, N, K, BM, BN, BK} = tiling, gap = 2;
     const size = Math.max(1, Math.min(8, Math.floor(
-        Math.min(this.room("matrices") / (K + gap + N), 460 / (K + gap + M)))));
+        Math.min(this.room("matrices") / (K + gap + N), 330 / (K + gap + M)))));
     const context = this.canvas("matrices", K + gap + N, K + gap + M, size);
     const cell = (x, y, colour, pale) => {
       context.globalAlpha = pale;
@@ -253,7 +253,7 @@ class TileView {
 
   drawPixels(m0, g) {
     const {tiling, at} = this, map = maps["I"], {width, height} = map.grid;
-    const size = Math.max(1, Math.min(7, Math.floor(this.room("pixels") / width)));
+    const size = Math.max(1, Math.min(6, Math.floor(this.room("pixels") / width)));
     const context = this.canvas("pixels", width, height, size);
     const loaded = new Map();
     for (let m = m0; m < Math.min(m0 + tiling.BM, tiling.M); m++) {
@@ -312,7 +312,7 @@ class TileView {
 
   drawResult(m0, n0, g) {
     const {tiling, at} = this, own = tiling.owned(at.part), {BM, BN} = tiling;
-    const size = Math.max(4, Math.min(26, Math.floor(Math.min(this.room("result") / BN, 260 / BM))));
+    const size = Math.max(4, Math.min(26, Math.floor(Math.min(this.room("result") / BN, 200 / BM))));
     const context = this.canvas("result", BN, BM, size), colours = scaleOf("output");
     const {scale} = this.graph.arrays["O"];
     for (let m = 0; m < BM; m++) {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.measuring.refusal import Refusal
 from experiments.walk.page.sources import style
-from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
+from experiments.walk.pictures.canvas import NEGATIVE, OUTLINE, ROLES
 
 MOST_BYTES = 4_000_000
 _HERE = Path(__file__).resolve().parent

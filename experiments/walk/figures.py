@@ -45,7 +45,9 @@ def ones():
         (2, 2, 3, 3, 3) list, 5 x 5 capsules under 4 x 4, each 3 x 3 x 3.
     """
     side, window, depth = _PAPER
-    x = np.ones((2, depth, side, side), np.float32)  # an image for each place of the kernel in depth
+    x = np.ones(
+        (2, depth, side, side), np.float32
+    )  # an image for each place of the kernel in depth
     scalars = _convolved(x, np.ones((1, depth, window, window), np.float32))[:, 0]
     capsule = (depth,) * 3
     capsules = numbacaps.capsule_conv2d(
