@@ -72,7 +72,7 @@ def test_one_key_walks_through_all_stages_and_back(shown):
             cells.append(name)
             about = driver.execute_script(ASIDE)
             assert name in about and 2 <= len(about) <= 3
-            assert set(driver.execute_script(LIT)) >= set(about) - {"dO"}
+            assert set(driver.execute_script(LIT)) >= set(about) - ({"O"} if number == 8 else set())
             assert shows(driver, f'[data-name="{name}"]')
     assert cells == list(GIVEN_AND_STAGES) and len(said) == 18
     for section in ("network", "routing", "bytes", "tile"):
@@ -121,7 +121,7 @@ def test_leaving_and_entering_again_anywhere(shown):
 # ---- the address
 
 
-ASKED = "stride=2x2&window=3x3&at=O.7&theme=dark&step=output_reduce&zoom=1&tile=0-1-2-3&iteration=4"
+ASKED = "stride=2x2&window=3x3&at=O.7&theme=dark&step=output_reduce&zoom=1&tile=0-0-2-3&iteration=4"
 CHOSEN = """return [walk.state.run, walk.state.pinned, document.documentElement.dataset.theme,
     document.querySelector("#guide .count").textContent, walk.zoom.open, Object.values(walk.tile.at),
     walk.routing.iteration]"""
@@ -130,7 +130,7 @@ CHOSEN = """return [walk.state.run, walk.state.pinned, document.documentElement.
 def test_a_link_shows_what_was_chosen(shown, page):
     driver = shown()
     driver.get(f"{page.as_uri()}#{ASKED}")
-    chosen = [3, ["O", 7], "dark", "7 / 18", True, [0, 1, 2, 3], 4]
+    chosen = [3, ["O", 7], "dark", "7 / 18", True, [0, 0, 2, 3], 4]
     assert driver.execute_script(CHOSEN) == chosen
     driver.get("about:blank")
     driver.get(f"{page.as_uri()}#{ASKED}")  # on load, not by hashchange
@@ -149,10 +149,9 @@ def test_what_is_chosen_goes_into_the_address(shown):
     name, flat = driver.execute_script(PINNED)
     assert driver.current_url.endswith(f"#at=K.{flat}")
     driver.find_element("id", "window").send_keys(Keys.ARROW_RIGHT)
-    assert "window=3x3" in driver.current_url and "stride=1x2" in driver.current_url
+    assert "window=3x3" in driver.current_url and "stride" not in driver.current_url
     driver.find_element("id", "theme").click()
     assert "theme=dark" in driver.current_url
-    driver.execute_script("history.back()")
 
 
 @pytest.mark.parametrize("wrong", ["at=O.999999", "at=X.1", "step=none&tile=9-9-9", "stride=7x7"])
@@ -178,9 +177,11 @@ def test_an_array_fills_the_stage_in_numbers_one_can_read(shown, trace):
     value = trace.operands["dI"].array.reshape(-1)[flat]
     assert float(own.text.replace("−", "-")) == pytest.approx(value, abs=6e-3)
     assert float(own.value_of_css_property("font-size")[:-2]) >= 22
-    table = driver.find_element("css selector", "#zoom table").rect
-    assert table["x"] >= 0 and table["x"] + table["width"] <= 1280
-    assert table["y"] + table["height"] <= 720 and table["height"] > 300
+    left, top, right, bottom = driver.execute_script(
+        """const box = document.querySelector("#zoom table").getBoundingClientRect();
+        return [box.left, box.top, box.right, box.bottom]"""
+    )
+    assert 0 <= left < right <= 1280 and 0 <= top < bottom <= 720 and bottom - top > 300
     press(driver, "\ue014")  # the right arrow moves the cell
     assert driver.execute_script(PINNED) != [name, flat]
     driver.find_elements("css selector", "#zoom td")[0].click()

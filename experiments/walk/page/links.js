@@ -1,8 +1,8 @@
 // What of all that is chosen the address holds, and the page's start.
 
-const run = () => data.runs[state.run];
 for (const name of Object.keys(SLIDERS)) {
-  address.add(name, () => (state.run ? spelled(name, run()) : null), () => {});
+  const now = () => spelled(name, data.runs[state.run]);
+  address.add(name, () => (now() === spelled(name, data.runs[0]) ? null : now()), () => {});
 }
 address.add("at", () => state.pinned.join("."), (value) => {
   const wanted = new URLSearchParams(location.hash.slice(1));

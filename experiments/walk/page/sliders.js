@@ -32,9 +32,9 @@ for (const [name, words] of Object.entries(SLIDERS)) {
   });
 }
 
-// The run that an address asks for; the first where there is none.
+// The run that an address asks for, each slider as in the first run unless it says; else the first.
 function runOf(wanted) {
   const fits = (run) => Object.keys(SLIDERS).every(
-      (name) => wanted[name] === null || spelled(name, run) === wanted[name]);
+      (name) => spelled(name, run) === (wanted[name] ?? spelled(name, data.runs[0])));
   return Math.max(0, data.runs.findIndex(fits));
 }
