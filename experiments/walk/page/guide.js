@@ -181,7 +181,7 @@ class Guide {
     this.enter(at, true);
   }
 
-  // Show a step; an address brings its own cell.
+  // Show a step; an address may bring its own cell.
   enter(at, points = false) {
     this.at = Math.max(0, Math.min(STEPS.length - 1, at));
     this.on = true;

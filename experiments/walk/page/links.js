@@ -27,7 +27,8 @@ address.add("iteration", () => (routing.iteration > 1 ? `${routing.iteration}` :
             (value) => routing.choose(parseInt(value, 10) || 1));
 address.add("step", () => (guide.on ? STEPS[guide.at].id : null), (value) => {
   const at = STEPS.findIndex(({id}) => id === value);
-  if (at >= 0) guide.enter(at);
+  const points = !new URLSearchParams(location.hash.slice(1)).has("at");
+  if (at >= 0) guide.enter(at, points);
   else if (guide.on) guide.leave();
 });
 address.add("zoom", () => (zoom.open ? "1" : null), (value) => zoom.toggle(value === "1"));

@@ -20,7 +20,7 @@ class Network {
   }
 
   chain(layers) {
-    const first = layers[0], found = [this.volume(first.H, first.C, first.D1, first.D2, "digit")];
+    const first = layers[0], found = [this.volume(first.H, first.C, first.D1, first.D2, `${first.H} × ${first.W} numbers`)];
     for (const one of layers) {
       const arrow = element("div", "arrow");
       arrow.append(

@@ -91,17 +91,29 @@ class Tiling {
   }
 }
 
+// Numbers in order as [first, count] of neighbours.
+function runsOf(numbers) {
+  const found = [];
+  for (const number of numbers) {
+    const last = found.at(-1);
+    if (last && last[0] + last[1] === number) last[1]++;
+    else found.push([number, 1]);
+  }
+  return found;
+}
+
 class TileView {
   constructor(section) {
     this.section = section;
     this.at = null;
-    this.inputs = {};
-    for (const name of ["which", "block", "step", "part"]) {
+    this.inputs = {which: section.querySelector(".which")};
+    for (const name of ["block", "step", "part"]) {
       this.inputs[name] = section.querySelector(`.${name}`);
-      this.inputs[name].addEventListener("input", () => this.choose({
-        [name]: name === "which" ? this.inputs.which.selectedIndex : Number(this.inputs[name].value)
-      }));
+      this.inputs[name].addEventListener(
+          "input", () => this.choose({[name]: Number(this.inputs[name].value)}));
     }
+    this.inputs.which.addEventListener(
+        "change", () => this.choose({which: this.inputs.which.selectedIndex}));
     section.querySelector(".next").addEventListener("click", () => this.choose({step: this.at.step + 1}));
     section.querySelector(".back").addEventListener("click", () => this.choose({step: this.at.step - 1}));
   }
@@ -305,7 +317,7 @@ class TileView {
       context.fillRect(x, y, size, size);
       context.strokeStyle = here && here.mine ? ink("--ink") :
           ink(here && here.name === "K" ? "--kernel-ink" : here ? "--input-ink" : "--line");
-      context.lineWidth = here && here.mine ? 2 : 0.5;
+      context.lineWidth = here && here.mine ? (size < 12 ? 1.2 : 2) : 0.5;
       context.strokeRect(x + 1, y + 1, size - 2, size - 2);
     }
   }
@@ -322,10 +334,13 @@ class TileView {
         const share = Math.max(-1, Math.min(1, value / scale));
         context.fillStyle = inside ? colours[colourOf(share * 32767)] : ink("--warp");
         context.fillRect(n * size, m * size, size, size);
-        if (!own.rows.includes(m) || !own.columns.includes(n)) continue;
-        context.strokeStyle = ink("--ink");
-        context.lineWidth = 2;
-        context.strokeRect(n * size + 1, m * size + 1, size - 2, size - 2);
+      }
+    }
+    context.strokeStyle = ink("--ink");
+    context.lineWidth = 2;
+    for (const [m, high] of runsOf(own.rows)) {
+      for (const [n, wide] of runsOf(own.columns)) {
+        context.strokeRect(n * size + 1, m * size + 1, wide * size - 2, high * size - 2);
       }
     }
   }
