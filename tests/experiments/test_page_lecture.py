@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from numbacaps.stages import STAGES
 from tests.support.page import hover, press
 
 GIVEN_AND_STAGES = (
@@ -14,6 +15,7 @@ GIVEN_AND_STAGES = (
 STEP = "return document.querySelector('#guide .count').textContent"
 SAID = "return document.querySelector('#guide .say').textContent"
 WHY = "const why = document.querySelector('#guide .why'); return why.hidden ? '' : why.textContent"
+STAGE = "return document.querySelector('#stage h2').textContent.replace(/^\\d+ +/, '')"
 PINNED = "return walk.state.pinned"
 ASIDE = """return Array.from(document.querySelectorAll(".panel:not(.aside)"), (one) => one.dataset.name)"""
 
@@ -62,7 +64,7 @@ def test_one_key_walks_through_all_stages_and_back(shown):
     driver = shown(1280, 720)
     press(driver, "n")
     assert driver.execute_script(STEP) == "1 / 18" and shows(driver, "#opening")
-    cells, said = [], {driver.execute_script(SAID)}
+    cells, stages, said = [], [], {driver.execute_script(SAID)}
     for number in range(2, 19):
         press(driver, "n")
         assert driver.execute_script(STEP) == f"{number} / 18"
@@ -74,6 +76,9 @@ def test_one_key_walks_through_all_stages_and_back(shown):
             assert name in about and 2 <= len(about) <= 3
             assert set(driver.execute_script(LIT)) >= set(about) - ({"O"} if number == 8 else set())
             assert shows(driver, f'[data-name="{name}"]')
+        if 3 <= number <= 14 and number != 8:  # at 8 stands dO, which no stage makes
+            stages.append(driver.execute_script(STAGE))
+    assert stages == [stage.paper for stage in STAGES.values()]
     assert cells == list(GIVEN_AND_STAGES) and len(said) == 18
     for section in ("network", "routing", "bytes", "tile"):
         assert shows(driver, f"#{section}")
@@ -83,6 +88,12 @@ def test_one_key_walks_through_all_stages_and_back(shown):
     assert driver.execute_script(STEP) == "15 / 18"
     press(driver, "\ue00e")  # PageUp
     assert driver.execute_script(STEP) == "14 / 18"
+    driver.execute_script("document.activeElement.blur()")
+    press(driver, "\ue014")  # the right arrow, which no array has
+    assert driver.execute_script(STEP) == "15 / 18"
+    driver.execute_script("walk.maps.O.panel.focus()")
+    press(driver, "\ue012")  # the left one, which moves in O
+    assert driver.execute_script(STEP) == "15 / 18"
 
 
 def test_the_button_steps_and_replication_is_priced(shown, data):
@@ -192,6 +203,7 @@ def test_an_array_fills_the_stage_in_numbers_one_can_read(shown, trace):
     assert driver.find_element("id", "zoom").is_displayed()
 
 
+@pytest.mark.slow
 def test_projector_mode_has_large_type_and_the_arrays_of_a_step(shown):
     driver = shown(1280, 720)
     before = driver.execute_script("return getComputedStyle(document.body).fontSize")
@@ -275,6 +287,45 @@ def names_missing(driver):
             (one.labels && one.labels.length);
         return Array.from(document.querySelectorAll('button, input, select, [role="img"], section'))
             .filter((one) => !named(one)).map((one) => one.outerHTML.slice(0, 80))""")
+
+
+# Text whose contrast to the paper behind it is below 4.5, or 3 where it is large.
+FAINT = """
+const context = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+const parts = (colour) => {
+  context.clearRect(0, 0, 1, 1);
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 1, 1);
+  return context.getImageData(0, 0, 1, 1).data;
+};
+const light = (colour) => {
+  const [red, green, blue] = Array.from(parts(colour).slice(0, 3), (part) =>
+    part <= 10 ? part / 3295 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+};
+const behind = (one) => {
+  const colour = getComputedStyle(one).backgroundColor;
+  return parts(colour)[3] === 255 || !one.parentElement ? colour : behind(one.parentElement);
+};
+return Array.from(document.querySelectorAll("body *")).filter((one) => {
+  const said = Array.from(one.childNodes).some((node) => node.nodeType === 3 && node.data.trim());
+  return said && !one.closest("svg, script, template, :disabled, option") && one.checkVisibility();
+}).filter((one) => {
+  const {color, fontSize} = getComputedStyle(one);
+  const [a, b] = [light(color), light(behind(one))];
+  return Math.max(a, b) / Math.min(a, b) < (parseFloat(fontSize) >= 24 ? 3 : 4.5);
+}).map((one) => one.outerHTML.slice(0, 120));"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_the_paper(shown, page, scheme):
+    driver = shown(1280, 720, scheme)
+    driver.get("about:blank")
+    driver.get(f"{page.as_uri()}#step=input_extend")
+    assert driver.execute_script(FAINT) == []
+    driver.execute_script("document.querySelector('#guide .say').style.color = 'grey'")
+    (faint,) = driver.execute_script(FAINT)  # the check sees what is faint
+    assert "grey" in faint
 
 
 def axe():

@@ -54,11 +54,11 @@ class Network {
 
   bytes(layers) {
     const most = Math.max(...layers.map(({staged}) => staged));
-    const table = this.table("Bytes of a forward pass, one scale", ["layer", "all copies laid out (staged)", "each array once (fused)", "ratio"]);
+    const table = this.table("Bytes of a forward pass, one scale", ["layer", "all copies laid out (staged)", "each array once (the fewest)", "ratio"]);
     for (const one of layers) {
       const row = table.tBodies[0].insertRow();
       this.head(row, one.name);
-      for (const [label, bytes, look] of [["staged", one.staged, "plain"], ["fused", one.least, "least"]]) {
+      for (const [label, bytes, look] of [["staged", one.staged, "plain"], ["the fewest", one.least, "least"]]) {
         const cell = row.insertCell(), bar = element("div", `bar ${look}`);
         cell.className = "bars";
         cell.dataset.label = label;

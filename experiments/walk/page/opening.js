@@ -32,6 +32,8 @@ const wordIn = (picture, x, y, text, look = "word") =>
 
 const largestOf = (matrix) => Math.max(...matrix.flat().map(Math.abs)) || 1;
 
+const NAMED = 112;  // units that the words above a sheet take
+
 class Opening {
   constructor(section) {
     this.section = section;
@@ -108,12 +110,13 @@ class Opening {
           150 / (rows * cellRows + rows * gap / 4), 170 / (columns * cellColumns + columns * gap / 4));
       const high = rows * cellRows * side + (rows - 1) * gap;
       const wide = columns * cellColumns * side + (columns - 1) * gap, top = 110 - high / 2;
+      const room = Math.max(wide, NAMED), from = x + (room - wide) / 2;
       range(rows * columns).forEach((q) => {
-        const left = x + (q % columns) * (cellColumns * side + gap);
+        const left = from + (q % columns) * (cellColumns * side + gap);
         const down = top + Math.floor(q / columns) * (cellRows * side + gap);
         matrixIn(picture, of(name, q), role, scale(name), left, down, side);
       });
-      return [wide, top];
+      return [room, top];
     };
     const [wide, top] = sheet("I_flat", "input", 10, g.G * g.D1, g.D2);
     wordIn(picture, 10 + wide + 20, 116, "@", "sign");

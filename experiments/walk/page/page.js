@@ -100,8 +100,8 @@ function light() {
 
 // Show all of what is pinned, which is chosen for good.
 function pin() {
-  show();
   document.dispatchEvent(new Event("pinned"));
+  show();
   address.note();
 }
 
@@ -113,7 +113,7 @@ function show() {
       counts(graph, marks, mark).map((one) => `${one.cells} of ${one.name}`).join(", ");
   $("#told").textContent = `${title(graph, name, flat)} is ${shown(graph.value(name, flat), 4)}. ` +
       `Read from: ${tell(1) || "nothing"}. Feeds: ${tell(2) || "nothing"}.`;
-  stage = stageOf(name);
+  stage = guide.stage || stageOf(name);
   for (const direction of ["forward", "backward"]) {
     document.body.classList.toggle(direction, stage.direction === direction);
   }

@@ -27,7 +27,7 @@ def tiles(plan):
     list of dict
         ``name``, ``words`` (how the rung multiplies); ``BM``, ``BN``, ``BK``, ``threads``; ``TM``,
         ``TN`` of a thread or ``WM``, ``WN`` of a warp; ``stages`` of shared memory, ``words`` a stage,
-        where the right operand's place ``begins``, and ``left``, ``right``, as above. The first one ran.
+        where the right operand's place ``begins``, and ``left``, ``right``, as above; whether it ``ran``.
     """
     product = implicit_gemm.forward(plan.geometry)
     found = [_register_tiles(product, plan)]
@@ -43,6 +43,7 @@ def _register_tiles(product, plan):
     pitch = tile.BM + 4
     return {
         "name": "register tiles",
+        "ran": "fused" in plan.options.algorithms,
         "multiplies": f"a thread computes {tile.TM} × {tile.TN} numbers in its registers",
         **{name: getattr(tile, name) for name in ("BM", "BN", "BK", "TM", "TN", "threads")},
         "stages": 1,
@@ -63,6 +64,7 @@ def _mma_sync(product, g):
     return [
         {
             "name": "tensor cores (mma_sync)",
+            "ran": False,
             "multiplies": f"a warp computes {tile.WM} × {tile.WN} numbers by tensor cores",
             **{name: getattr(tile, name) for name in ("BM", "BN", "WM", "WN", "threads")},
             "BK": tile.WORDS,

@@ -15,9 +15,9 @@ _HERE = Path(__file__).resolve().parent
 _COLOURS = ROLES | {"negative": NEGATIVE, "ink": OUTLINE}  # one meaning here and in the pictures
 _STYLES = ("page.css", "board.css", "sections.css", "lecture.css", "small.css")
 _SCRIPTS = (
-    *("graph.js", "board.js", "numbers.js", "threads.js", "opening.js", "tile.js", "routing.js"),
-    *("network.js", "zoom.js", "guide.js", "address.js", "chosen.js", "sliders.js", "stage.js"),
-    *("page.js", "modes.js", "links.js"),
+    *("graph.js", "board.js", "numbers.js", "threads.js", "opening.js", "tiling.js", "tile.js"),
+    *("routing.js", "network.js", "zoom.js", "steps.js", "guide.js", "address.js", "chosen.js"),
+    *("sliders.js", "stage.js", "page.js", "modes.js", "links.js"),
 )
 
 
