@@ -1,13 +1,11 @@
 """The page: its values are the kernels', it lights what the reference says, it is written whole.
 
-What a page does when it is pointed at is tried in a headless Chromium (Debian's chromium and
-chromium-driver), which ``.ci/run`` installs; without them those tests are skipped and say so.
+What a page does when it is pointed at is tried in a headless Chromium; what a lecture needs of it is in
+``test_page_lecture.py``, what it tells besides the stages in ``test_page_sections.py``.
 """
 
 import base64
-import json
 import re
-import shutil
 import sys
 
 import numpy as np
@@ -19,44 +17,10 @@ from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.page import make, sources, variants, write
 from experiments.walk.page.errata import ERRATA
-from experiments.walk.pictures import ROLES
-from experiments.walk.watch import READ, WRITE, watching
+from experiments.walk.pictures.canvas import ROLES
+from experiments.walk.watch import READ, WRITE
 from numbacaps.stages import STAGES
-
-SMALL = ["--crop", "8,8", "--sizes", "a=2,b=2,c=3", "--kernel", "2", "--stride", "1,2"]
-SMALL += ["--padding", "1,0", "--no-pictures"]
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """A page of a small walk with four runs: its path."""
-    path = tmp_path_factory.mktemp("page") / "walk.html"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variants, "_STRIDES", (2,))
-        patch.setattr(variants, "_WINDOWS", (3,))
-        patch.setattr(variants, "_SIZES", ())
-        assert command.main([*SMALL, "--html", str(path)]) == 0
-    assert [found.name for found in path.parent.iterdir()] == ["walk.html"]
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(page):
-    """The page's data as it stands in the file."""
-    text = page.read_text()
-    return json.loads(
-        text.split('<script id="data" type="application/json">')[1].split("</script>")[0]
-    )
-
-
-@pytest.fixture(scope="module")
-def trace():
-    """The same walk, run again and watched."""
-    options = vars(command._make_parser().parse_args(SMALL))
-    for name in ("out", "pictures", "html"):
-        del options[name]
-    return tracing.walk(tracing.plan(tracing.Options(**options)), watch=watching)
-
+from tests.support.page import SMALL, hover
 
 # ---- what is in the file
 
@@ -196,7 +160,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_page_above_the_limit_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="3,000,000"):
+    with pytest.raises(ValueError, match="4,000,000"):
         write.write("x" * (write.MOST_BYTES + 1), tmp_path / "walk.html")
     assert not list(tmp_path.iterdir())
 
@@ -291,44 +255,6 @@ def expected_light(trace, name, flat):
     return lit
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium; skipped, loudly, where there is none."""
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    if missing:
-        reason = f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian's packages)"
-        pytest.skip(reason)
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="selenium: the extra 'test' has it"
-    )
-    options = webdriver.ChromeOptions()
-    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{option}")
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def shown(browser, page):
-    """Opens the page at a size and in a colour scheme; at the end its console must be empty."""
-
-    def open_page(width=1700, height=1000, scheme="light", path=page):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700},
-        )
-        browser.get(path.as_uri())
-        return browser
-
-    yield open_page
-    assert browser.get_log("browser") == []
-
-
 # Cells of every array whose middle no veil covers: read from the canvas, as an eye would.
 LIT = """
 const lit = {};
@@ -342,19 +268,6 @@ for (const [name, map] of Object.entries(walk.maps)) {
 }
 return lit;
 """
-
-
-def hover(driver, name, flat):
-    """Move the mouse to the middle of a cell."""
-    from selenium.webdriver import ActionChains
-
-    canvas = driver.find_elements("css selector", f'[data-name="{name}"] canvas')[1]
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    box = driver.execute_script("return walk.maps[arguments[0]].box(arguments[1])", name, flat)
-    size = canvas.rect
-    right = box[0] + box[2] / 2 - size["width"] / 2
-    down = box[1] + box[3] / 2 - size["height"] / 2
-    ActionChains(driver).move_to_element_with_offset(canvas, round(right), round(down)).perform()
 
 
 @pytest.mark.slow(but=["O-61", "I_flat-100", "K'-300", "dK-40", "dI-63"])
@@ -502,4 +415,5 @@ def test_fits_in_both_schemes(shown, size, scheme):
     last = driver.find_element("css selector", '[data-name="dI"]').rect
     assert last["x"] + last["width"] <= size[0]
     if size[0] == 1280:  # all arrays are seen at once
-        assert last["y"] + last["height"] <= size[1]
+        strip = driver.find_element("id", "strip").rect
+        assert last["y"] + last["height"] - strip["y"] <= size[1]

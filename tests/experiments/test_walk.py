@@ -12,7 +12,7 @@ from experiments.measuring.refusal import Refusal
 from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.image import cut_patches, read_image
-from experiments.walk.pictures import shown
+from experiments.walk.pictures.canvas import shown
 from experiments.walk.report import Progress
 from numbacaps import ALGORITHMS, parse_product
 from numbacaps.algorithms import indexed
@@ -47,13 +47,13 @@ def test_small_walk_passes_and_draws(tmp_path, capsys):
         algorithm = ALGORITHMS[name]
         assert f"{name}: {algorithm.summary}" in out
     pictures = sorted(folder.iterdir())
-    assert [path.name[:3] for path in pictures] == [f"{i:02}-" for i in range(1, 8)]
+    assert [path.name[:3] for path in pictures] == [f"{i:02}-" for i in range(1, 10)]
     assert all(path.suffix == ".png" and path.read_bytes()[:8] == PNG for path in pictures)
 
 
 @pytest.mark.parametrize(
     ("where", "kept"),
-    [("walk", "nothing was written yet"), ("report", "kept: 7 pictures in ")],
+    [("walk", "nothing was written yet"), ("report", "kept: 9 pictures in ")],
 )
 def test_ctrl_c_says_what_is_kept(where, kept, tmp_path, capsys, monkeypatch):
     def interrupted(*arguments):
@@ -106,7 +106,7 @@ def test_rank_3_capsules_of_an_odd_picture(tmp_path, capsys):
     assert "odd.npy, 12 x 8 pixels: 3 x 4 capsules, each a patch of 4 x 2" in out
     assert "1 rows and 1 columns at the edge fill no patch" in out
     assert "input channel c is the image shifted c pixels to the right" in out
-    assert len(list((tmp_path / "out").glob("*.png"))) == 7
+    assert len(list((tmp_path / "out").glob("*.png"))) == 9
 
 
 @pytest.mark.parametrize("product", ["ba,cb->ca", ",->", "abk,kcd->dacb"])
@@ -114,7 +114,7 @@ def test_any_product_passes_and_draws(tmp_path, product):
     arguments = ["--crop", "8,8", "--kernel", "2", "--product", product, "--channels", "1"]
     arguments += ["--stride", "4"] if product == ",->" else ["--stride", "1"]
     assert command.main([*arguments, "--algorithm", "indexed", "--out", str(tmp_path)]) == 0
-    assert len(list(tmp_path.iterdir())) == 7
+    assert len(list(tmp_path.iterdir())) == 9
 
 
 def test_shapes_agree_with_geometry():

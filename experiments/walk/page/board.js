@@ -138,7 +138,9 @@ class HeatMap {
   light(marks) {
     const context = this.veil.getContext("2d"), {first, steps} = this.array;
     this.clear(context);
-    context.fillStyle = ink("--veil");
+    // An array that the chosen cell has nothing to do with is covered less: it can still be looked at.
+    const touched = marks.subarray(first, first + steps.length).some(Boolean);
+    context.fillStyle = ink(touched ? "--veil" : "--thin-veil");
     context.fillRect(0, 0, this.rights.at(-1) + MARGIN, this.bottoms.at(-1) + MARGIN);
     const capsules = new Map();
     let own = -1;
@@ -199,13 +201,17 @@ function channels(colour) {
 
 const ink = (variable) => getComputedStyle(document.body).getPropertyValue(variable);
 
-// Where a value, in steps of 1/32767, stands among a role's colours.
-const colourOf = (steps) => Math.round((steps / 32767 + 1) * 128);
+// Where a value, in steps of 1/32767, stands among a role's colours: small ones are lifted by a power
+// below 1, as gradients have few large values.
+const LIFT = 0.6;
+const colourOf = (steps) =>
+    Math.round(128 + 128 * Math.sign(steps) * Math.pow(Math.abs(steps) / 32767, LIFT));
 
-// Whether words on a colour of a scale are better dark.
+// Whether words on a colour of a scale are better dark: what has the larger contrast, by WCAG's measure.
 const isBright = (colour) => {
-  const [red, green, blue] = colour.match(/\d+/g).map(Number);
-  return 0.3 * red + 0.59 * green + 0.11 * blue > 140;
+  const linear = (part) => (part <= 10 ? part / 3295 : Math.pow((part / 255 + 0.055) / 1.055, 2.4));
+  const [red, green, blue] = colour.match(/\d+/g).map(Number).map(linear);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18;
 };
 
 // 257 colours of a role: negative, zero in the middle, positive.

@@ -4,9 +4,15 @@ import base64
 
 import numpy as np
 
+from experiments.walk.captions import caption
+from experiments.walk.figures import ones, scalar_convolution
+from experiments.walk.network import network
 from experiments.walk.page.addresses import written_short
 from experiments.walk.page.errata import ERRATA
+from experiments.walk.page.launches import purpose
+from experiments.walk.page.routed import routed
 from experiments.walk.page.sources import coloured, reference_of
+from experiments.walk.page.tiles import tiles
 from numbacaps.stages import PASSES, STAGES
 
 _GEOMETRY = "N C P H W KH KW OH OW L Q G D1 D2 D3 stride padding dilation".split()
@@ -42,6 +48,9 @@ def contents(runs):
             function.__name__: coloured(function) for function in map(reference_of, STAGES)
         },
         "runs": [_run(variant, trace) for variant, trace in runs],
+        "opening": {"scalars": scalar_convolution(runs[0][1]), "ones": ones()},
+        "routing": routed(runs[0][1]),
+        "network": network(),
     }
 
 
@@ -72,16 +81,15 @@ def _run(variant, trace):
         "product": plan.product.spec,
         "patch": _patch(plan),
         "arrays": {name: _array(operand) for name, operand in trace.operands.items()},
+        "captions": {record.name: caption(record, g) for record in trace.stages},
         "checks": {
             record.name: [record.check.error, record.check.tolerance] for record in trace.stages
         },
-        "launches": {
-            record.name: [written_short(launch) for launch in record.launches]
-            for record in trace.stages
-        },
+        "tiles": tiles(plan),
+        "launches": {record.name: _launches(record, trace) for record in trace.stages},
         "algorithms": {
             name: {
-                record.direction: [written_short(launch) for launch in record.launches]
+                record.direction: _launches(record, trace)
                 for record in trace.algorithms
                 if record.name == name
             }
@@ -89,6 +97,14 @@ def _run(variant, trace):
             if name != "staged" and any(record.name == name for record in trace.algorithms)
         },
     }
+
+
+def _launches(record, trace):
+    """What a record's kernels did, and what for."""
+    return [
+        written_short(launch) | {"purpose": purpose(launch, trace.operands)}
+        for launch in record.launches
+    ]
 
 
 def _patch(plan):

@@ -1,23 +1,13 @@
-// What is chosen (a run, a cell), and how hand, keys and sliders choose it.
-
-const data = JSON.parse(document.getElementById("data").textContent);
-const $ = (selector) => document.querySelector(selector);
-
-const state = {
-  run: 0,
-  pinned: null,
-  hover: null
-};
-const stageOf = (name) => data.stages.find((stage) => stage.output === name) ||
-    data.stages.find((stage) => stage.inputs.includes(name));
+// The board and what is shown of it, and how hand and keys choose a cell.
 
 let graph, marks, stage;
 const maps = {};
 const numbers = new Numbers($("#numbers")), threads = new Threads($("#threads"));
+const opening = new Opening($("#opening")), tileView = new TileView($("#tile"));
+const routing = new Routing($("#routing")), network = new Network($("#network"));
+const zoom = new Zoom($("#zoom"));
 
-const inWords = (name) => name.replace("strided_batched_matmul", "batched multiply")
-                              .replace("gradient_matmul", "gradient")
-                              .replaceAll("_", " ");
+const guide = new Guide($("#guide"));
 
 // ---- the board
 
@@ -32,6 +22,13 @@ for (const name of ORDER) {
   panel.querySelector(".figure").textContent =
       (made < 0 ? "" : data.stages[made].where).match(/Figure \d|$/)[0];
   maps[name] = new HeatMap(panel, name);
+  const enlarge = panel.querySelector(".enlarge");
+  enlarge.setAttribute("aria-label", `enlarge ${name}`);
+  enlarge.addEventListener("click", (event) => {
+    event.stopPropagation();
+    if (state.pinned[0] !== name) enter(name);
+    zoom.toggle(true);
+  });
   (made < 0 ? ["I", "K"].includes(name) : data.stages[made].direction === "forward") ?
       $("#forward").append(panel) :
       $("#backward").append(panel);
@@ -103,6 +100,12 @@ function light() {
 
 // Show all of what is pinned, which is chosen for good.
 function pin() {
+  document.dispatchEvent(new Event("pinned"));
+  show();
+  address.note();
+}
+
+function show() {
   state.hover = null;
   light();
   const [name, flat] = state.pinned;
@@ -110,45 +113,14 @@ function pin() {
       counts(graph, marks, mark).map((one) => `${one.cells} of ${one.name}`).join(", ");
   $("#told").textContent = `${title(graph, name, flat)} is ${shown(graph.value(name, flat), 4)}. ` +
       `Read from: ${tell(1) || "nothing"}. Feeds: ${tell(2) || "nothing"}.`;
-  stage = stageOf(name);
+  stage = guide.stage || stageOf(name);
+  for (const direction of ["forward", "backward"]) {
+    document.body.classList.toggle(direction, stage.direction === direction);
+  }
   showStage();
   threads.show(data, data.runs[state.run], graph, stage, name, flat);
-}
-
-function showStage() {
-  const card = $("#stage"), code = $("#sources"), run = data.runs[state.run];
-  const shape = (name) =>
-      `${name} (${run.arrays[name].axes.join(", ")}) = (${run.arrays[name].shape.join(", ")})`;
-  const [error, tolerance] = run.checks[stage.name];
-  card.querySelector("h2").textContent = `${data.stages.indexOf(stage) + 1}  ${stage.paper}`;
-  card.querySelector(".formula").textContent = stage.formula;
-  card.querySelector(".shapes").textContent =
-      `${stage.inputs.map(shape).join("\n")}\n→ ${shape(stage.output)}`;
-  card.querySelector(".check").textContent = `${stage.where}. Read back from the kernel and ` +
-      (error ? `off the float64 reference by ${error.toExponential(1)} of the largest value, ` +
-               `of ${tolerance.toExponential(1)} allowed.` :
-               "equal to the reference in every element.");
-  const kernels = run.launches[stage.name].map((launch) => launch.kernel);
-  code.querySelector(".own-name").textContent = kernels.join(", ");
-  code.querySelector(".own-source").innerHTML =
-      kernels.map((kernel) => data.kernels[kernel]).join("\n");
-  code.querySelector(".reference-name").textContent = stage.reference;
-  code.querySelector(".reference-source").innerHTML = data.references[stage.reference];
-  const notes = data.errata.filter((erratum) => erratum.stages.includes(stage.name));
-  card.querySelector(".notes").replaceChildren(...notes.map((note) => {
-    const box = element("aside", "note");
-    box.append(element("h3", "", note.where));
-    for (const [word, words] of [["The paper writes", note.writes], ["What holds", note.holds]]) {
-      const line = element("p");
-      line.append(element("b", "", `${word}: `));
-      words.split("`").forEach((part, i) => line.append(i % 2 ? element("code", "", part) : part));
-      box.append(line);
-    }
-    return box;
-  }));
-  for (const tab of document.querySelectorAll("#strip button")) {
-    tab.setAttribute("aria-current", tab.dataset.output === stage.output ? "step" : "false");
-  }
+  showRouting();
+  zoom.show();
 }
 
 // ---- the strip of stages
@@ -163,36 +135,6 @@ data.stages.forEach((one, number) => {
   tab.addEventListener("click", () => maps[one.output].panel.focus());
   $("#strip").append(tab);
 });
-
-// ---- the sliders
-
-const SLIDERS = {
-  stride: (run) => run.stride.join(" × "),
-  window: (run) => run.window.join(" × "),
-  sizes: (run) => {
-    const {G, D1, D2, D3} = run.geometry;
-    return `${G > 1 ? `${G} of ` : ""}${D1}×${D2} @ ${D2}×${D3}`;
-  },
-};
-const stops = {};
-
-for (const [name, words] of Object.entries(SLIDERS)) {
-  const key = (run) => JSON.stringify(run[name]);
-  const runs = [...new Map(data.runs.map((run) => [key(run), run])).values()];
-  stops[name] = runs.sort((a, b) => Object.values(a[name])[0] - Object.values(b[name])[0]).map(key);
-  const slider = $(`#${name}`);
-  slider.max = stops[name].length - 1;
-  slider.disabled = stops[name].length < 2;
-  slider.addEventListener("input", () => {
-    const wanted = stops[name][slider.value];
-    const same = (run, other) =>
-        JSON.stringify(run[other]) === JSON.stringify(data.runs[state.run][other]);
-    const likeness = (run) => Object.keys(SLIDERS).filter((other) => same(run, other)).length;
-    const fitting = data.runs.filter((run) => key(run) === wanted);
-    load(data.runs.indexOf(
-        fitting.reduce((best, run) => (likeness(run) > likeness(best) ? run : best))));
-  });
-}
 
 // Show a run, and in it the largest cell of the array that was shown, at first of the output.
 function load(number) {
@@ -214,7 +156,22 @@ function load(number) {
         `${map.name}, ${axes.map((axis, i) => `${axis} ${shape[i]}`).join(", ")}; ` +
             "arrow keys move by a cell, with Shift by a capsule");
   }
+  tileView.show(run, graph);
   pin();
+}
+
+// The opening and routing tell of the first run, whatever the sliders say.
+let first;
+const graphOfFirst = () => (first ||= new Graph(data.runs[0]));
+
+function showOpening() {
+  opening.show(data, data.runs[0], graphOfFirst());
+}
+
+// Routing of the window that the chosen cell belongs to, else of the largest output's.
+function showRouting() {
+  const own = state.run ? {} : graph.index(...state.pinned), all = graphOfFirst();
+  routing.show(data, all, "l" in own ? own.l : all.index("O", largest(all, "O")).l);
 }
 
 function draw() {
@@ -222,9 +179,12 @@ function draw() {
   for (const map of Object.values(maps)) map.show(graph, data.runs[state.run].patch);
 }
 
+// Everything again, after a change of size or colours.
 function redraw() {
   draw();
-  pin();
+  showOpening();
+  tileView.choose({});
+  show();
 }
 
 let waiting;
@@ -232,11 +192,3 @@ addEventListener("resize", () => {
   clearTimeout(waiting);
   waiting = setTimeout(redraw, 150);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-load(0);
-
-// For whoever wants to ask the page: what is chosen, and what is drawn where.
-window.walk = {
-  state,
-  maps
-};

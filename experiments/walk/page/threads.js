@@ -115,6 +115,9 @@ function ranges(elements) {
   return words.join(", ") + (found.length > LISTED ? `, … (${found.length} runs)` : "");
 }
 
+// What the columns of a table are called, for a screen too narrow for its head.
+const columnsOf = (table) => Array.from(table.tHead.rows[0].cells, (head) => head.textContent);
+
 const dims = (list) => `(${list.join(", ")})`;
 const thousands = (number) => number.toLocaleString("en-US");
 
@@ -129,14 +132,15 @@ class Threads {
   show(data, run, graph, stage, name, flat) {
     Object.assign(this, {data, run, graph, name, flat});
     const made = {O: "forward", dI: "backward", dK: "backward"}[stage.output];
-    const offers = [[stage.name, run.launches[stage.name]]];
+    const offers = [[inWords(stage.name), "the stage alone", run.launches[stage.name]]];
     for (const [algorithm, told] of Object.entries(run.algorithms)) {
       const makes = (launch) =>
           launch.memories.some((one) => one.name === stage.output && (one.atomic || one.write));
-      if (made) offers.push([algorithm, told[made].filter(makes)]);
+      if (made) offers.push([algorithm, `algorithm ${algorithm}, ${made}`, told[made].filter(makes)]);
     }
-    this.launches =
-        offers.flatMap(([who, told]) => told.map((launch) => new Launch({who, ...launch})));
+    this.offers = offers.map(([who, words, told]) => ({who, words, count: told.length}));
+    this.launches = offers.flatMap(
+        ([who, words, told]) => told.map((launch) => new Launch({who, ...launch})));
     this.choose();
     this.render();
     this.compare(made || stage.direction);
@@ -145,11 +149,17 @@ class Threads {
   // Fill the list; stay with who was chosen, and there with a launch that makes the cell.
   choose() {
     const before = this.choice.selectedOptions[0]?.dataset.who;
-    this.choice.replaceChildren(...this.launches.map((launch) => {
-      const words = `${launch.who}: ${launch.kernel}, grid ${dims(launch.grid)}`;
-      const option = element("option", "", words);
-      option.dataset.who = launch.who;
-      return option;
+    const left = this.launches.slice();
+    this.choice.replaceChildren(...this.offers.map(({who, words, count}) => {
+      const group = element("optgroup");
+      group.label = words;
+      group.append(...left.splice(0, count).map((launch, i) => {
+        const many = count > 1 ? `${i + 1} of ${count}: ` : "";
+        const option = element("option", "", `${many}${launch.purpose}`);
+        option.dataset.who = who;
+        return option;
+      }));
+      return group;
     }));
     const {name, flat, launches} = this, who = launches.some((launch) => launch.who === before);
     const fits = (launch) => (!who || launch.who === before) &&
@@ -172,7 +182,7 @@ class Threads {
         ` (lane ${place.lane} of warp ${place.warp}) ${verb} `,
         element("b", `role-${roleOf(name)}`, title(this.graph, name, flat)),
         found.length > 1 ? `, as do ${found.length - 1} others` : "",
-        `. Grid ${dims(launch.grid)}, block ${dims(launch.block)}: ` +
+        `. The kernel ${launch.kernel} ${launch.purpose}. Grid ${dims(launch.grid)}, block ${dims(launch.block)}: ` +
             `${thousands(launch.grid.reduce((a, b) => a * b) * launch.block_size)} threads.`);
     this.table(launch, thread);
     this.strips(launch, thread);
@@ -181,6 +191,7 @@ class Threads {
 
   table(launch, thread) {
     const body = this.section.querySelector(".accesses tbody");
+    const heads = columnsOf(body.parentElement);
     body.replaceChildren();
     for (const memory of launch.memories) {
       for (const [kind, word] of Object.entries(KINDS)) {
@@ -191,7 +202,9 @@ class Threads {
         head.scope = "row";
         row.append(head);
         const put = (words) => {
-          row.insertCell().textContent = words;
+          const cell = row.insertCell();
+          cell.textContent = words;
+          cell.dataset.label = heads[cell.cellIndex];
         };
         put(memory.shared ? "shared" : "global");
         put(word);
@@ -260,26 +273,38 @@ class Threads {
         words,
         global: [sum("read", false), sum("write", false), sum("atomic", false)],
         shared: sum("read", true) + sum("write", true),
+        parts: launches.map((launch) => [launch.kernel, launch.sectors() * SECTOR]),
         bytes: launches.reduce((all, launch) => all + launch.sectors(), 0) * SECTOR,
       };
     });
     const least = run.least * passes.length, most = Math.max(...totals.map(({bytes}) => bytes));
     const body = this.section.querySelector(".totals tbody");
     body.replaceChildren();
-    const put = (words, numbers, bytes, look) => {
-      const row = body.insertRow(), head = element("th", "", words),
-            bar = element("div", `bar ${look}`);
+    const heads = columnsOf(body.parentElement);
+    const put = (words, numbers, bytes, parts, look) => {
+      const row = body.insertRow(), head = element("th", "", words), bar = element("div", "bar");
       head.scope = "row";
       row.append(head);
-      for (const number of numbers)
-        row.insertCell().textContent = number === "" ? "" : thousands(number);
-      bar.style.width = `${Math.max(0.5, 100 * bytes / most)}%`;
+      for (const number of numbers) {
+        const cell = row.insertCell();
+        cell.textContent = number === "" ? "" : thousands(number);
+        cell.dataset.label = heads[cell.cellIndex];
+      }
+      for (const [kernel, share] of parts) {
+        const part = element("span", `part ${look}`);
+        part.style.width = `${100 * share / most}%`;
+        part.title = `${kernel.replaceAll("_", " ")}: ${thousands(share)} bytes`;
+        bar.append(part);
+      }
       const cell = row.insertCell();
       cell.className = "bars";
+      cell.dataset.label = heads[cell.cellIndex];
       cell.append(bar, element("span", "", `${thousands(bytes)} · ${shown(bytes / least, 1)} ×`));
     };
-    for (const {words, global, shared, bytes} of totals) put(words, [...global, shared], bytes, "");
-    put("the fewest", ["", "", "", ""], least, "least");
+    for (const {words, global, shared, bytes, parts} of totals) {
+      put(words, [...global, shared], bytes, parts, "");
+    }
+    put("the fewest", ["", "", "", ""], least, [["every array once", least]], "least");
     this.section.querySelector(".direction").textContent =
         direction === "forward" ? "the forward pass" : "both gradients";
     this.section.querySelector(".moral").textContent =

@@ -8,7 +8,7 @@ from experiments.walk.trace import default_sizes, plan, shapes
 from numbacaps import parse_product
 
 MOST_VALUES = 60_000  # of a run: more can be neither seen nor pointed at
-MOST_ON_PAGE = 250_000  # of all runs together: what keeps the page below 3 MB
+MOST_ON_PAGE = 250_000  # of all runs together: what keeps the page below 4 MB
 COUNTED = ("naive", "indexed", "fused")  # algorithms of which a run beside the first counts threads
 
 _STRIDES, _WINDOWS, _SIZES = (1, 2, 3), (2, 3), (4, 7)

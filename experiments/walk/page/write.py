@@ -8,12 +8,17 @@ from pathlib import Path
 
 from experiments.measuring.refusal import Refusal
 from experiments.walk.page.sources import style
-from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
+from experiments.walk.pictures.canvas import NEGATIVE, OUTLINE, ROLES
 
-MOST_BYTES = 3_000_000
+MOST_BYTES = 4_000_000
 _HERE = Path(__file__).resolve().parent
 _COLOURS = ROLES | {"negative": NEGATIVE, "ink": OUTLINE}  # one meaning here and in the pictures
-_SCRIPTS = ("graph.js", "board.js", "numbers.js", "threads.js", "page.js")
+_STYLES = ("page.css", "board.css", "sections.css", "lecture.css", "small.css")
+_SCRIPTS = (
+    *("graph.js", "board.js", "numbers.js", "threads.js", "opening.js", "tiling.js", "tile.js"),
+    *("routing.js", "network.js", "zoom.js", "steps.js", "guide.js", "address.js", "chosen.js"),
+    *("sliders.js", "stage.js", "page.js", "modes.js", "links.js"),
+)
 
 
 def html(contents, title):
@@ -34,7 +39,8 @@ def html(contents, title):
     parts = {
         "title": escape(title),
         "colours": "".join(f" --{name}: {colour};" for name, colour in _COLOURS.items()),
-        "style": _read("page.css"),
+        "style": "\n".join(map(_read, _STYLES)),
+        "theme": _read("theme.js"),
         "code-light": style("light"),
         "code-dark": style("dark"),
         "script": "\n".join(map(_read, _SCRIPTS)),
@@ -80,7 +86,7 @@ def write(text, path):
     Raises
     ------
     Refusal
-        The page is larger than 3 MB, or the path cannot be written.
+        The page is larger than 4 MB, or the path cannot be written.
     """
     content = text.encode()
     if len(content) > MOST_BYTES:

@@ -1,333 +1,22 @@
 """Seven pictures of a walk, each about one step of the paper.
 
-One colour for each role in all of them: white is 0, the role's colour positive, grey negative. A
-black outline is always the same window and its output position. Lengths are inches, y downwards.
+A black outline is always the same window and its output position. Lengths are inches, y downwards.
 """
 
-import os
-import tempfile
-from dataclasses import dataclass
-
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import ConnectionPatch, Rectangle
 
-DPI = 110
-ROLES = {
-    "input": "#1f5fa8",
-    "kernel": "#d97706",
-    "product": "#7c3aa8",
-    "output": "#1a7f4e",
-    "gradient": "#c2273f",
-}
-NEGATIVE, OUTLINE, _FRAME, _QUIET = "#5b5b5b", "#111111", "#b9b9b9", "#666666"
-_MAPS = {
-    role: LinearSegmentedColormap.from_list(role, [NEGATIVE, "white", colour])
-    for role, colour in ROLES.items()
-}
-_MOST_NUMBERS = 6  # rows or columns of a capsule whose numbers can still be read
-
-
-def draw_all(trace, folder, progress=lambda doing: None):
-    """Draw the seven pictures.
-
-    Parameters
-    ----------
-    trace : experiments.walk.trace.Trace
-    folder : Path
-        Exists already. Each picture is written under another name first and then renamed.
-    progress : callable
-        ``progress(text)`` is told what is being drawn.
-
-    Returns
-    -------
-    list of Path
-    """
-    view = View.of(trace)
-    paths = []
-    for number, (name, picture) in enumerate(_PICTURES.items(), start=1):
-        path = folder / f"{number:02}-{name}.png"
-        progress(f"picture {path.name}")
-        _save(picture(view).figure, path)
-        paths.append(path)
-    return paths
-
-
-def _save(figure, path):
-    """Write a picture whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            figure.savefig(stream, format="png", dpi=DPI)
-        os.chmod(temporary, 0o644)  # mkstemp lets nobody but the owner read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-@dataclass(frozen=True)
-class View:
-    """A trace and what the pictures point at.
-
-    Attributes
-    ----------
-    trace : Trace
-    l : int
-        The output position whose window holds the most ink.
-    picks : list of int
-        Up to three capsules q of that window, those with the most ink, in order.
-    """
-
-    trace: object
-    l: int
-    picks: list
-
-    @classmethod
-    def of(cls, trace):
-        ink = np.abs(trace.operands["I_flat"].array[0]).sum(axis=(-3, -2, -1))  # (L, Q)
-        l = int(ink.sum(axis=1).argmax())
-        return cls(trace, l, sorted(np.argsort(-ink[l], kind="stable")[:3].tolist()))
-
-    @property
-    def geometry(self):
-        return self.trace.plan.geometry
-
-    @property
-    def position(self):
-        """(oh, ow) of the highlighted output position."""
-        return divmod(self.l, self.geometry.OW)
-
-    def window(self):
-        """(q, c, h, w) of every capsule in the window; h and w may lie in the padding."""
-        g, (oh, ow) = self.geometry, self.position
-        for c in range(g.C):
-            for kh in range(g.KH):
-                for kw in range(g.KW):
-                    h = oh * g.stride[0] + kh * g.dilation[0] - g.padding[0]
-                    w = ow * g.stride[1] + kw * g.dilation[1] - g.padding[1]
-                    yield (c * g.KH + kh) * g.KW + kw, c, h, w
-
-    def tiles(self, name):
-        """An array as matrices: (..., G, D1, D2) -> (..., G*D1, D2)."""
-        array = self.trace.operands[name].array
-        return array.reshape(*array.shape[:-3], -1, array.shape[-1])
-
-    def scale(self, name):
-        """The largest magnitude of an array, 1 if it is all zeros or not finite."""
-        array = np.abs(self.trace.operands[name].array)
-        largest = float(array.max())
-        return largest if np.isfinite(largest) and largest > 0 else 1.0
-
-    def shape(self, *names):
-        """``I_flat (N, L, Q, ...) = (1, 9, 9, ...)`` for every name, with arrows between."""
-        found = [self.trace.operands[name] for name in names]
-        return "   →   ".join(f"{o.name} ({o.axes}) = {o.shape}" for o in found)
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle on the canvas, inches."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def right(self):
-        return self.x + self.width
-
-    @property
-    def bottom(self):
-        return self.y + self.height
-
-    @property
-    def middle(self):
-        return self.x + self.width / 2, self.y + self.height / 2
-
-
-class Canvas:
-    """A page measured in inches from its upper left corner, with a title, a legend and tiles."""
-
-    def __init__(self, width, height, title, where, shapes, roles, note):
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height), facecolor="white")
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set(xlim=(0, width), ylim=(height, 0), autoscale_on=False)
-        self.axes.axis("off")
-        self.text(0.4, 0.42, title, size=16, weight="bold", ha="left")
-        self.text(0.4, 0.76, where, size=11, color=_QUIET, ha="left")
-        self.text(0.4, 1.04, shapes, size=10, color=_QUIET, ha="left", family="monospace")
-        self._legend(roles, note)
-
-    def _legend(self, roles, note):
-        """What the colours mean, along the lower edge."""
-        x, y = 0.4, self.height - 0.28
-        for role in roles:
-            gradient = np.linspace(-1, 1, 64)[None]
-            self.pixels(Box(x, y - 0.07, 0.4, 0.14), gradient, role, 1.0)
-            self.text(x + 0.47, y, role, size=10, color=ROLES[role], ha="left")
-            x += 0.75 + 0.085 * len(role)
-        words = f"white 0, colour positive, grey negative;   black outline: {note}"
-        self.text(self.width - 0.4, y, words, size=10, color=_QUIET, ha="right")
-
-    def text(self, x, y, words, size=10, color=OUTLINE, ha="center", va="center", **more):
-        self.axes.text(x, y, words, fontsize=size, color=color, ha=ha, va=va, **more)
-
-    def pixels(self, box, matrix, role, scale):
-        """A matrix as a heat map that fills the box."""
-        self.axes.imshow(
-            matrix,
-            extent=(box.x, box.right, box.bottom, box.y),
-            cmap=_MAPS[role],
-            vmin=-scale,
-            vmax=scale,
-            interpolation="nearest",
-            aspect="auto",
-        )
-
-    def outline(self, box, color=OUTLINE, width=2.2, zorder=3, **more):
-        look = {"fill": False, "edgecolor": color, "lw": width, "zorder": zorder}
-        self.axes.add_patch(Rectangle((box.x, box.y), box.width, box.height, **look, **more))
-
-    def tile(self, box, matrix, role, scale, numbers=False):
-        """A capsule as a heat map in a frame; with its numbers if they can be read."""
-        self.pixels(box, matrix, role, scale)
-        self.outline(box, ROLES[role] if numbers else _FRAME, 1.6 if numbers else 0.6)
-        rows, columns = matrix.shape
-        if not numbers or max(rows, columns) > _MOST_NUMBERS:
-            return
-        high, wide = box.height / rows, box.width / columns
-        for i, j in np.ndindex(rows, columns):
-            value = matrix[i, j]
-            self.text(
-                box.x + (j + 0.5) * wide,
-                box.y + (i + 0.5) * high,
-                _number(value, 2 if wide > 0.6 else 1),
-                size=min(10, 25 * min(wide, high)),
-                color="white" if abs(value) > 0.7 * scale else OUTLINE,
-            )
-
-    def arrow(self, start, end, color=_QUIET, bend=0.0):
-        self.axes.add_patch(
-            ConnectionPatch(
-                start,
-                end,
-                "data",
-                arrowstyle="-|>",
-                mutation_scale=13,
-                connectionstyle=f"arc3,rad={bend}",
-                color=color,
-                lw=1.4,
-            )
-        )
-
-    def zoom(self, small, large):
-        """Two thin lines that say: the large box is the small one, enlarged."""
-        for y_small, y_large in ((small.y, large.y), (small.bottom, large.bottom)):
-            self.axes.plot(
-                (small.right, large.x), (y_small, y_large), color=OUTLINE, lw=0.8, ls=(0, (4, 3))
-            )
-
-    def sheet(self, place, tiles, rows, columns, role, scale):
-        """A table of capsules; a capsule fills nine tenths of its cell.
-
-        Parameters
-        ----------
-        place : Box
-            The table's; see `_table_size`.
-        tiles : callable
-            ``tiles(row, column)`` is a matrix.
-        rows, columns : list of int or None
-            What to show, with None for a gap; see `shown`.
-
-        Returns
-        -------
-        dict
-            Box of the cell of each (row, column).
-        """
-        boxes = {}
-        width, height = place.width / len(columns), place.height / len(rows)
-        for i, row in enumerate(rows):
-            for j, column in enumerate(columns):
-                box = Box(place.x + j * width, place.y + i * height, width, height)
-                if row is None or column is None:
-                    dots = "···" if row is not None else "⋮"
-                    self.text(*box.middle, dots, size=9, color=_QUIET)
-                    continue
-                matrix = tiles(row, column)
-                self.tile(_fitted(box, matrix.shape, 0.9), matrix, role, scale)
-                boxes[row, column] = box
-        return boxes
-
-
-def _number(value, decimals):
-    """A rounded number with a real minus sign, and no sign at zero."""
-    return f"{value:z.{decimals}f}".replace("-", "−")
-
-
-def _fitted(box, shape, share=1.0):
-    """The largest box of a matrix's proportions in the middle of another."""
-    rows, columns = shape
-    pitch = share * min(box.width / columns, box.height / rows)
-    width, height = columns * pitch, rows * pitch
-    x, y = box.middle
-    return Box(x - width / 2, y - height / 2, width, height)
-
-
-def _table_size(shape, rows, columns, width, height):
-    """(width, height) of the largest table of capsules of a shape that fits.
-
-    Cells have the capsules' proportions, but none narrower than 1 to 2, and at most 1.6 inches.
-    """
-    aspect = min(max(shape[0] / shape[1], 0.5), 2.0)
-    cell = min(width / len(columns), height / len(rows) / aspect, 1.6, 1.6 / aspect)
-    return cell * len(columns), cell * aspect * len(rows)
-
-
-def _around(boxes):
-    """The smallest box around some boxes."""
-    boxes = list(boxes)
-    x, y = min(box.x for box in boxes), min(box.y for box in boxes)
-    right, bottom = max(box.right for box in boxes), max(box.bottom for box in boxes)
-    return Box(x, y, right - x, bottom - y)
-
-
-def shown(count, most, keep=()):
-    """Which of ``count`` indices to show in ``most`` places, with None where some are left out.
-
-    Parameters
-    ----------
-    count, most : int
-    keep : iterable of int
-        Indices that must be shown, fewer than ``most``.
-
-    Returns
-    -------
-    list of int or None
-        In order. Besides those to keep, their neighbours; without any, the first ones.
-    """
-    if count <= most:
-        return list(range(count))
-    chosen = set(keep)
-    for distance in range(most):
-        for index in [kept + side for kept in keep or [0] for side in (-distance, distance)]:
-            if 0 <= index < count and len(_with_gaps(chosen | {index}, count)) <= most:
-                chosen.add(index)
-    return _with_gaps(chosen, count)
-
-
-def _with_gaps(chosen, count):
-    """Sorted indices with None for every run that is missing."""
-    places, following = [], 0
-    for index in sorted(chosen):
-        if index > following:
-            places.append(None)
-        places.append(index)
-        following = index + 1
-    return places + [None] * (following < count)
+from experiments.walk.captions import caption
+from experiments.walk.pictures.canvas import (
+    FRAME,
+    QUIET,
+    ROLES,
+    Box,
+    Canvas,
+    around,
+    fitted,
+    shown,
+    table_size,
+)
 
 
 def _digit(canvas, view, place, pixels, role, scale, channel=0, labels=False):
@@ -345,19 +34,19 @@ def _digit(canvas, view, place, pixels, role, scale, channel=0, labels=False):
     g = view.geometry
     height, width = view.trace.plan.patches.patch
     (top, left) = g.padding
-    whole = _fitted(place, ((g.H + 2 * top) * height, (g.W + 2 * left) * width))
+    whole = fitted(place, ((g.H + 2 * top) * height, (g.W + 2 * left) * width))
     pitch = whole.width / ((g.W + 2 * left) * width)
     high, wide = height * pitch, width * pitch
     frame = Box(whole.x + left * wide, whole.y + top * high, g.W * wide, g.H * high)
     if top or left:
-        canvas.outline(whole, _FRAME, 0.8, hatch="////", zorder=0)
+        canvas.outline(whole, FRAME, 0.8, hatch="////", zorder=0)
     canvas.pixels(frame, pixels, role, scale)
     for h in range(g.H + 1):
         y = frame.y + h * high
-        canvas.axes.plot((frame.x, frame.right), (y, y), color=_FRAME, lw=0.7)
+        canvas.axes.plot((frame.x, frame.right), (y, y), color=FRAME, lw=0.7)
     for w in range(g.W + 1):
         x = frame.x + w * wide
-        canvas.axes.plot((x, x), (frame.y, frame.bottom), color=_FRAME, lw=0.7)
+        canvas.axes.plot((x, x), (frame.y, frame.bottom), color=FRAME, lw=0.7)
     boxes = {
         q: Box(frame.x + w * wide, frame.y + h * high, wide, high)
         for q, c, h, w in view.window()
@@ -368,7 +57,7 @@ def _digit(canvas, view, place, pixels, role, scale, channel=0, labels=False):
             canvas.outline(box, width=1.2)
         if labels and min(high, wide) > 0.18:
             canvas.text(box.x + 0.04, box.y + 0.03, q, size=8, ha="left", va="top", weight="bold")
-    window = _around(boxes.values())
+    window = around(boxes.values())
     canvas.outline(window)
     return frame, window, boxes
 
@@ -400,20 +89,20 @@ def digit(view):
     q = next((q for q in view.picks if q in boxes), min(boxes))
     matrix = view.tiles("I_flat")[0, view.l, q]
     _, c, h, w = next(found for found in view.window() if found[0] == q)
-    large = _fitted(Box(7.0, 1.7, 3.2, 3.2), matrix.shape)
+    large = fitted(Box(7.0, 1.7, 3.2, 3.2), matrix.shape)
     canvas.zoom(boxes[q], large)
     canvas.tile(large, matrix, "input", scale, numbers=True)
     canvas.outline(boxes[q], ROLES["input"], 2.2, zorder=2.5)  # below the window's
     words = f"I[n=0, c={c}, h={h}, w={w}]: one capsule, {_matrix_size(g.G, g.D1, g.D2)}"
     canvas.text(8.6, 1.45, words, size=10.5, color=ROLES["input"])
     if g.C > 1:
-        canvas.text(8.6, 5.15, "channel c: the image, c pixels to the right", size=10, color=_QUIET)
+        canvas.text(8.6, 5.15, "channel c: the image, c pixels to the right", size=10, color=QUIET)
         for i, c in enumerate(shown(g.C, 3)):
             place = Box(7.0 + 1.1 * i, 5.35, 1.0, 1.0)
             if c is None:
-                canvas.text(*place.middle, "···", color=_QUIET)
+                canvas.text(*place.middle, "···", color=QUIET)
                 continue
-            frame = _fitted(place, patches.pixels[c].shape)
+            frame = fitted(place, patches.pixels[c].shape)
             canvas.tile(frame, patches.pixels[c], "input", scale)
             canvas.text(place.middle[0], 6.5, f"c = {c}", size=9)
     return canvas
@@ -431,7 +120,7 @@ def columns(view):
         13,
         6.9,
         "One window becomes one column: " + stage.paper,
-        stage.where,
+        caption(stage, g),
         view.shape("I", "I_flat"),
         ("input",),
         _note(view),
@@ -445,16 +134,16 @@ def columns(view):
     name = "I" if g.C == 1 else f"I, channel 0 of C = {g.C}"
     canvas.text(frame.middle[0], y - 0.2, name, size=11, color=ROLES["input"])
 
-    wide, high = _table_size(tiles.shape[-2:], rows, [view.l], 1.0, height)
+    wide, high = table_size(tiles.shape[-2:], rows, [view.l], 1.0, height)
     column = Box(5.7, y, wide, high)
     found = canvas.sheet(column, lambda q, l: tiles[l, q], rows, [view.l], "input", scale)
     canvas.outline(column)
     canvas.zoom(window, column)
     for (q, _), box in found.items():
-        canvas.text(box.right + 0.1, box.middle[1], f"q = {q}", size=9, ha="left", color=_QUIET)
+        canvas.text(box.right + 0.1, box.middle[1], f"q = {q}", size=9, ha="left", color=QUIET)
     canvas.text(column.middle[0], y - 0.2, f"column l = {view.l}", size=11)
 
-    wide, high = _table_size(tiles.shape[-2:], rows, places, 4.9, height)
+    wide, high = table_size(tiles.shape[-2:], rows, places, 4.9, height)
     sheet = Box(10.15 - wide / 2, y, wide, high)
     canvas.sheet(sheet, lambda q, l: tiles[l, q], rows, places, "input", scale)
     canvas.outline(_column(sheet, places, view.l))
@@ -479,7 +168,7 @@ def _label_columns(canvas, sheet, places):
         if l is not None:
             words = "l = 0" if l == 0 and width > 0.4 else str(l)
             x = sheet.x + (i + 0.5) * width
-            canvas.text(x, sheet.bottom + 0.14, words, size=8.5, color=_QUIET)
+            canvas.text(x, sheet.bottom + 0.14, words, size=8.5, color=QUIET)
 
 
 def input_extend(view):
@@ -489,7 +178,7 @@ def input_extend(view):
         13,
         6.9,
         f"The columns are copied for each of the P = {g.P} output channels: " + stage.paper,
-        stage.where,
+        caption(stage, g),
         view.shape("I_flat", "I'"),
         ("input",),
         _note(view),
@@ -498,7 +187,7 @@ def input_extend(view):
     copies, gap = 1 + len(channels), 0.6
     flat, extended = view.tiles("I_flat")[0], view.tiles("I'")[0]  # (L, Q, ...), (P, L, Q, ...)
     room = (12.2 - gap * (copies - 1)) / copies
-    width, height = _table_size(flat.shape[-2:], rows, places, room, 4.0)
+    width, height = table_size(flat.shape[-2:], rows, places, room, 4.0)
     y = 2.2 + (4.0 - height) / 2
 
     def draw(i, name, tiles):
@@ -514,7 +203,7 @@ def input_extend(view):
     for i, p in enumerate(channels, start=1):
         if p is None:
             x = 0.4 + i * (width + gap) + width / 2
-            canvas.text(x, y + height / 2, f"···  up to p = {g.P - 1}", color=_QUIET)
+            canvas.text(x, y + height / 2, f"···  up to p = {g.P - 1}", color=QUIET)
             continue
         copy = draw(i, f"I',  p = {p}", extended[p])
         start, end = source.middle[0] - 0.15 * i, copy.middle[0]
@@ -529,7 +218,7 @@ def kernel_extend(view):
         13,
         6.9,
         f"Each output channel's capsules are copied for all L = {g.L} positions: " + stage.paper,
-        stage.where,
+        caption(stage, g),
         view.shape("K", "K'"),
         ("kernel",),
         _note(view),
@@ -540,13 +229,13 @@ def kernel_extend(view):
     extended = view.tiles("K'")  # (P, L, Q, rows, columns)
     room = (12.2 - between * (len(channels) - 1)) / len(channels) - gap
     both = [None, *places]  # K's one column and its copies are cut alike
-    width, height = _table_size(kernel.shape[-2:], rows, both, room, 4.2)
+    width, height = table_size(kernel.shape[-2:], rows, both, room, 4.2)
     cell = width / len(both)
     y = 1.9 + (4.2 - height) / 2
     for i, p in enumerate(channels):
         x = 0.4 + i * (width + gap + between)
         if p is None:
-            canvas.text(x + 1.0, y + height / 2, f"···  up to p = {g.P - 1}", color=_QUIET)
+            canvas.text(x + 1.0, y + height / 2, f"···  up to p = {g.P - 1}", color=QUIET)
             continue
         source = Box(x, y, cell, height)
         sheet = Box(x + cell + gap, y, width - cell, height)
@@ -570,7 +259,8 @@ def products(view):
         13,
         7.2,
         f"Q = {g.Q} small products, and their sum is one output capsule",
-        f"{multiply.paper},   {reduce.paper}   ·   Algorithm 3, steps 4 and 5, Figure 6",
+        f"{multiply.paper}, {reduce.paper}; Figure 6: all {g.P * g.L * g.Q * g.G} products in one "
+        "call, then the sum over each window",
         view.shape("O'", "O"),
         ("input", "kernel", "product", "output"),
         _note(view),
@@ -586,12 +276,12 @@ def products(view):
         canvas.text(x + size / 2, y - 0.2, name, color=ROLES[role])
         for i, q in enumerate(view.picks):
             box = Box(x, y + i * (size + 0.2), size, size)
-            canvas.tile(_fitted(box, tiles[q].shape), tiles[q], role, scale, numbers=True)
+            canvas.tile(fitted(box, tiles[q].shape), tiles[q], role, scale, numbers=True)
             canvas.text(x - 0.25, box.middle[1], sign or f"q = {q}", size=15 if sign else 10)
 
     columns = shown(g.KW, 5)
     rows = shown(g.C * g.KH, 5)
-    width, height = _table_size(made.shape[1:], rows, columns, 2.7, 4.2)
+    width, height = table_size(made.shape[1:], rows, columns, 2.7, 4.2)
     middle = y + (3 * size + 0.4) / 2
     table = Box(8.45 - width / 2, middle - height / 2, width, height)
     words = f"all q of this output capsule: Q = {g.Q}"
@@ -601,9 +291,9 @@ def products(view):
     )
     for (i, kw), box in found.items():
         if i * g.KW + kw in view.picks:
-            canvas.outline(_fitted(box, made.shape[1:], 0.9), ROLES["product"], 1.6)
+            canvas.outline(fitted(box, made.shape[1:], 0.9), ROLES["product"], 1.6)
     total = view.tiles("O")[0, p, oh, ow]
-    place = _fitted(Box(10.9, middle - 0.85, 1.7, 1.7), total.shape)
+    place = fitted(Box(10.9, middle - 0.85, 1.7, 1.7), total.shape)
     canvas.arrow((table.right + 0.12, middle), (place.x - 0.12, middle), ROLES["output"])
     canvas.text((table.right + place.x) / 2, middle - 0.2, "sum over q", color=ROLES["output"])
     canvas.tile(place, total, "output", view.scale("O"), numbers=True)
@@ -635,7 +325,7 @@ def output(view):
         x, y = 0.4 + i % across * (width + gap), 1.75 + i // across * (height + gap)
         place = Box(x, y, width, height)
         if p is None:
-            canvas.text(*place.middle, f"···  up to p = {g.P - 1}", color=_QUIET)
+            canvas.text(*place.middle, f"···  up to p = {g.P - 1}", color=QUIET)
             continue
         _map(canvas, view, place, "O", p, f"O,  p = {p}", "output")
     return canvas
@@ -647,7 +337,7 @@ def _best_across(view, count, gap):
     def width(across):
         down = -(-count // across)
         room = (12.2 - gap * (across - 1)) / across, (4.9 - gap * (down - 1)) / down
-        return _table_size(view.tiles("O").shape[-2:], *_map_places(view), *room)[0]
+        return table_size(view.tiles("O").shape[-2:], *_map_places(view), *room)[0]
 
     return max(range(1, count + 1), key=width)
 
@@ -661,7 +351,7 @@ def _map_places(view):
 def _map(canvas, view, place, name, p, title, role):
     """The capsules of one output channel where they lie, the highlighted position outlined."""
     tiles, (rows, columns) = view.tiles(name)[0, p], _map_places(view)
-    width, height = _table_size(tiles.shape[-2:], rows, columns, place.width, place.height)
+    width, height = table_size(tiles.shape[-2:], rows, columns, place.width, place.height)
     table = Box(place.middle[0] - width / 2, place.y, width, height)
     canvas.text(place.middle[0], place.y - 0.18, title, size=11, color=ROLES[role])
     scale = view.scale(name)
@@ -690,8 +380,8 @@ def gradients(view):
     for (x, width, title), name in zip(columns, ("dO", "dK", "dI")):
         operand = trace.operands[name]
         canvas.text(x + width / 2, 1.2, title, size=12, color=colour, weight="bold")
-        canvas.text(x + width / 2, 1.47, f"({operand.axes})", size=9, color=_QUIET)
-        canvas.text(x + width / 2, 1.68, f"= {operand.shape}", size=9, color=_QUIET)
+        canvas.text(x + width / 2, 1.47, f"({operand.axes})", size=9, color=QUIET)
+        canvas.text(x + width / 2, 1.68, f"= {operand.shape}", size=9, color=QUIET)
 
     channels, gap = shown(g.P, 3), 0.45
     high = (height - gap * (len(channels) - 1)) / len(channels)
@@ -701,11 +391,11 @@ def gradients(view):
         left, right = Box(0.4, y, 3.4, high), Box(4.3, y, 3.4, high)
         if p is None:
             for place in (left, right):
-                canvas.text(*place.middle, f"···  up to p = {g.P - 1}", color=_QUIET)
+                canvas.text(*place.middle, f"···  up to p = {g.P - 1}", color=QUIET)
             continue
         _map(canvas, view, left, "dO", p, f"p = {p}", "gradient")
         rows, places = shown(g.KH, 8), shown(g.C * g.KW, 10)
-        wide, tall = _table_size(kernel.shape[-2:], rows, places, right.width, right.height)
+        wide, tall = table_size(kernel.shape[-2:], rows, places, right.width, right.height)
         canvas.text(right.middle[0], y - 0.18, f"p = {p}", size=11, color=colour)
         canvas.sheet(
             Box(right.middle[0] - wide / 2, y, wide, tall),
@@ -731,14 +421,3 @@ def gradients(view):
             linewidths=2,
         )
     return canvas
-
-
-_PICTURES = {
-    "digit": digit,
-    "columns": columns,
-    "input-extend": input_extend,
-    "kernel-extend": kernel_extend,
-    "products": products,
-    "output": output,
-    "gradients": gradients,
-}

@@ -1,0 +1,84 @@
+"""A small walk's page, and a headless Chromium (Debian's chromium and chromium-driver) to open it in.
+
+``.ci/run`` installs Chromium; without it those tests are skipped and say so.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from experiments.walk import __main__ as command
+from experiments.walk import trace as tracing
+from experiments.walk.page import variants
+from experiments.walk.watch import watching
+from tests.support.page import SMALL
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory):
+    """A page of a small walk with four runs: its path."""
+    path = tmp_path_factory.mktemp("page") / "walk.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variants, "_STRIDES", (2,))
+        patch.setattr(variants, "_WINDOWS", (3,))
+        patch.setattr(variants, "_SIZES", ())
+        assert command.main([*SMALL, "--html", str(path)]) == 0
+    assert [found.name for found in path.parent.iterdir()] == ["walk.html"]
+    return path
+
+
+@pytest.fixture(scope="session")
+def data(page):
+    """The page's data as it stands in the file."""
+    text = page.read_text()
+    return json.loads(
+        text.split('<script id="data" type="application/json">')[1].split("</script>")[0]
+    )
+
+
+@pytest.fixture(scope="session")
+def trace():
+    """The same walk, run again and watched."""
+    options = vars(command._make_parser().parse_args(SMALL))
+    for name in ("out", "pictures", "html"):
+        del options[name]
+    return tracing.walk(tracing.plan(tracing.Options(**options)), watch=watching)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; skipped, loudly, where there is none."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if missing:
+        reason = f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian's packages)"
+        pytest.skip(reason)
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="selenium: the extra 'test' has it"
+    )
+    options = webdriver.ChromeOptions()
+    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
+        options.add_argument(f"--{option}")
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def shown(browser, page):
+    """Opens the page at a size and in a colour scheme; at the end its console must be empty."""
+
+    def open_page(width=1700, height=1000, scheme="light", path=page):
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700},
+        )
+        browser.get(path.as_uri())
+        return browser
+
+    yield open_page
+    assert browser.get_log("browser") == []
