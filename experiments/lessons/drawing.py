@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
 
-from experiments.walk.pictures import NEGATIVE, OUTLINE, ROLES
+from experiments.walk.pictures.canvas import NEGATIVE, OUTLINE, ROLES
 
 _READABLE = 8  # rows or columns of numbers that can still be read
 

@@ -17,7 +17,7 @@ from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import heat, page, pixels
 from experiments.lessons.example import X
 from experiments.measuring.routed import WORKLOADS
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures.canvas import ROLES
 from experiments.walk.watch import READ, WRITE, watching
 from numbacaps import capsule_routing
 from numbacaps.routing.runner import Runner

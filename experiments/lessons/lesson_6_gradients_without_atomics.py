@@ -13,7 +13,7 @@ from experiments.lessons.counting import elements
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import heat, page, pixels
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures.canvas import ROLES
 from experiments.walk.watch import ATOMIC, READ, watching
 from numbacaps import Geometry
 from numbacaps.device.gpu import H100

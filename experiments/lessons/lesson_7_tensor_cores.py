@@ -12,7 +12,7 @@ import reference
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import page
 from experiments.lessons.example import GEOMETRY, W, X, unwritten
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures.canvas import ROLES
 from numbacaps import capsule_conv2d
 from numbacaps.device.instructions import TF32_NEARER, cut_tf32, mma
 from numbacaps.device.target import cuda

@@ -18,7 +18,7 @@ from experiments.lessons import pipeline_model
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import page
 from experiments.lessons.example import X, unwritten
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures.canvas import ROLES
 from numbacaps.device import ring
 from numbacaps.device.instructions import bulk_copy, mbarrier_expect
 from numbacaps.device.ring import CONSUMER, PRODUCER, Ring

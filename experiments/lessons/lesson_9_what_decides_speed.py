@@ -10,7 +10,7 @@ import numpy as np
 from experiments.lessons import recorded
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import bars, page
-from experiments.walk.pictures import ROLES
+from experiments.walk.pictures.canvas import ROLES
 from numbacaps import Geometry
 from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div

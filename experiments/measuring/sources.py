@@ -2,7 +2,7 @@
 
 A row's cell ``kernel_sources`` names the text of the files that the kernels are made of which its call
 launches. Beside ``NAME.csv`` lies ``NAME.sources.json``: the files of every name. So checking takes no GPU
-and no kernel, only the files. A row without the cell counts as current as long as no file of
+and no kernel, only the files. Files of the simulator are left out: no GPU runs them. A row without the cell counts as current as long as no file of
 ``numbacaps/`` differs from those that it was measured with.
 """
 
@@ -12,6 +12,11 @@ from pathlib import Path
 from experiments.measuring import provenance
 
 NO_KERNELS = provenance.sources_name(())  # of a row whose call launches no kernel of ours
+_SIMULATOR = (
+    "numbacaps/device/instructions/simulated/",
+    "numbacaps/device/simulator.py",
+    "numbacaps/device/turns.py",
+)
 _found = {NO_KERNELS: []}  # by name: the files, relative to the checkout
 
 
@@ -19,9 +24,11 @@ def name_of(kernels):
     """The cell of a row whose call launches these kernels."""
     from numbacaps.device.kernel_cache import sources_of
 
-    files = sorted(path.resolve() for path in frozenset().union(*map(sources_of, kernels)))
-    name = provenance.sources_name(files)
-    _found[name] = [path.relative_to(provenance.ROOT).as_posix() for path in files]
+    paths = (path.resolve() for path in frozenset().union(*map(sources_of, kernels)))
+    files = sorted(path.relative_to(provenance.ROOT).as_posix() for path in paths)
+    files = [file for file in files if not file.startswith(_SIMULATOR)]
+    name = _name_now(files)
+    _found[name] = files
     return name
 
 

@@ -144,7 +144,7 @@ def test_a_plan_takes_numpy_arrays(rng):
     for array, want in zip((dx, dw), capsule_conv2d_backward(x, w, dy, algorithm="numpy")):
         np.testing.assert_array_equal(array, want)
     text = plan.explain()
-    assert text.startswith("algorithm numpy, precision ieee, float64")
+    assert text.startswith("algorithm numpy, precision auto, float64")
     assert "NumPy's matmul on the host, 48 x 6 x 24 for each of G = 1" in text
     with pytest.raises(ValueError, match="dx overlaps x|out overlaps x"):
         plan.backward(x, w, dy, x)
@@ -165,7 +165,7 @@ def test_arrays_on_a_gpu_are_refused(monkeypatch):
 def test_what_it_does_not_take():
     x = np.ones((1,) * 6, np.float32)
     with pytest.raises(
-        ValueError, match=r"precision is 'tf32'; algorithm 'numpy' takes one of \['ieee'\]"
+        ValueError, match=r"precision is 'tf32'; algorithm 'numpy' takes one of \['auto', 'ieee'\]"
     ):
         capsule_conv2d(x, x, algorithm="numpy", precision="tf32")
     with pytest.raises(ValueError, match="rungs are given; algorithm 'fused' alone takes them"):

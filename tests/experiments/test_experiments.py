@@ -246,7 +246,7 @@ def test_the_letters_of_a_product_are_axes():
         (["--algorithms", "fast"], "got 'fast'; it takes naive"),
         (["--passes", "sideways"], "got 'sideways'; it takes forward"),
         (["--workload", "no such"], "--workload got 'no such'; it takes one of ['"),
-        (["--precisions", "int4"], "got 'int4'; it takes ieee"),
+        (["--precisions", "int4"], "got 'int4'; it takes auto, ieee"),
         (["--predict", "abacus"], "invalid choice: 'abacus'"),
         (["--vary", "D2=4,4"], "names a value twice"),
         (["--fix", "C=1", "--fix", "C=2"], "C given twice"),
