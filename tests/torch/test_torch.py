@@ -37,6 +37,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_gradients_of_gradients(product):
     x_capsule, w_capsule = PRODUCTS[product]

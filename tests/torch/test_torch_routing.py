@@ -65,6 +65,7 @@ def test_votes_summed_over_the_window(shared, rng):
     _check(g, given, support.want_dynamic(g, given, kind="sum"), votes="sum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_gradcheck(routing):
     made = {"dtype": torch.float64, "requires_grad": True}

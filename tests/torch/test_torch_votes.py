@@ -44,6 +44,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @_SUMS
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_gradients_of_gradients(product, sum_window):
