@@ -21,6 +21,7 @@ from experiments.plots.lines import FOLD
 from experiments.plots.paper import column, dots, shares, sweep
 from experiments.plots.paper import memory as paper_memory
 from experiments.plots.paper import roofline as paper_roofline
+from experiments.plots.paper import stages as paper_stages
 from experiments.plots.rows import EXPERIMENTS, Lacking, distinct, split_sweep
 
 
@@ -36,10 +37,8 @@ class Style:
         ``file_bytes(figure)``: bytes by extension.
     sweep : callable
         ``sweep(workload, rows, baseline)``: a figure.
-    table1, workloads, roofline, memory, drawn : callable
+    table1, workloads, roofline, memory, drawn, stages : callable
         ``draw(rows)``: a figure.
-    stages : callable or None
-        The same; None where the style has no such figure.
     """
 
     settings: dict
@@ -50,7 +49,7 @@ class Style:
     roofline: Callable
     memory: Callable
     drawn: Callable
-    stages: Callable | None = None
+    stages: Callable
 
 
 STYLES = {
@@ -74,6 +73,7 @@ STYLES = {
         paper_roofline.draw,
         paper_memory.draw,
         shares.draw,
+        paper_stages.draw,
     ),
 }
 
@@ -107,9 +107,8 @@ def draw_all(data, baseline, look=STYLES["screen"]):
         ("roofline", "table1", partial(look.roofline, data["table1"] + data["sweep"])),
         ("memory", "memory", partial(look.memory, data["memory"])),
         ("drawn-speed", "drawn_speed", partial(look.drawn, data["drawn_speed"])),
+        ("stages", "stages", partial(look.stages, data["stages"])),
     ]
-    if look.stages:
-        jobs.append(("stages", "stages", partial(look.stages, data["stages"])))
     for name in data:
         if name == "fused" or name not in EXPERIMENTS:
             jobs += _of_any(name, data[name], baseline, look)

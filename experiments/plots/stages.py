@@ -50,7 +50,7 @@ def draw(rows):
     Lacking
         No stage has a time.
     """
-    bars, bottom = _laid_out(rows)
+    bars, bottom = laid_out(rows)
     if not bars:
         raise Lacking("no times of stages")
     whole = at(rows, stage="")
@@ -80,7 +80,7 @@ def draw(rows):
         _write_columns(axes, y, [Time(total), *times])
     shown = {row["stage"] for _, _, stages in bars.values() for row in stages}
     sheet.figure.legend(
-        handles=[Patch(color=_colour(name), label=name) for name in sorted(shown, key=stage_rank)],
+        handles=[Patch(color=colour(name), label=name) for name in sorted(shown, key=stage_rank)],
         loc="lower left",
         bbox_to_anchor=(_LEFT / sheet.width, 0.15 / sheet.height),
         ncols=4,
@@ -90,7 +90,7 @@ def draw(rows):
     return sheet.figure
 
 
-def _laid_out(rows):
+def laid_out(rows):
     """Each bar's (workload, direction, rows of its stages) by its place; and the bottom."""
     bars, y = {}, 0.0
     timed = [row for row in rows if row["stage"] and row["ms_p50"]]
@@ -105,7 +105,7 @@ def _laid_out(rows):
     return bars, y - _GAP
 
 
-def _colour(stage):
+def colour(stage):
     """Colour of a stage; grey if it is none of the paper's."""
     return STAGES.get(stage, "#d5d5d5")
 
@@ -115,7 +115,7 @@ def _draw_bar(axes, y, rows, total):
     start = 0.0
     for row in rows:
         width = 100 * row["ms_p50"] / total
-        look = {"color": _colour(row["stage"]), "ec": "white", "lw": 0.6}
+        look = {"color": colour(row["stage"]), "ec": "white", "lw": 0.6}
         axes.barh(y, width, left=start, height=0.82, **look)
         if row["byte_fraction"] and width > 4.4:
             words = f"{100 * row['byte_fraction']:.0f}%"

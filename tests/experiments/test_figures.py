@@ -330,6 +330,7 @@ def printed(tmp_path_factory):
     jobs |= {"workloads": (look.workloads, single), "table1": (look.table1, data["table1"])}
     jobs |= {"memory": (look.memory, data["memory"]), "drawn": (look.drawn, data["drawn_speed"])}
     jobs |= {"roofline": (look.roofline, data["table1"])}
+    jobs |= {"stages": (look.stages, data["stages"])}
     own = [line | {"workload": f"a layer of a user's own, {line['workload']}"} for line in single]
     for line in own:
         line["algorithm"] = f"an_algorithm_of_their_own_called_{line['algorithm']}"
@@ -420,7 +421,9 @@ def test_print_is_vectors_and_the_same_again(tmp_path, capsys):
     for _ in range(2):
         assert command(tmp_path, "--style", "paper") == 0
         found.append({path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()})
-    assert found[0] == found[1] and set(found[0]) == {"memory.pdf", "memory.svg"}
+    assert found[0] == found[1] and set(found[0]) == {
+        f"{name}.{extension}" for name in ("memory", "stages") for extension in ("pdf", "svg")
+    }
     assert found[0]["memory.pdf"][:5] == b"%PDF-" and found[0]["memory.svg"][:5] == b"<?xml"
     assert b"/Subtype /Image" not in found[0]["memory.pdf"]
     assert b"<image" not in found[0]["memory.svg"]

@@ -9,6 +9,7 @@ so that nothing hangs on colour alone.
 `dots`          times of the published network, and of every workload that sweeps nothing
 `memory`        peak memory against the batch
 `roofline`      achieved rate under the ceilings
+`stages`        the share of each stage of the paper's pipeline
 `shares`        how much faster than the library over geometries drawn at random
 ==============  =====================================================================
 """
