@@ -21,8 +21,8 @@ DigitCaps is where stored votes cost: 1,152 x 10 x 16 of them an image, read fiv
 :class:`SabourCapsNetTwin` to plain PyTorch. All else is the same code, and each loads the other's weights.
 
 Trained as in the paper: margin loss, and 0.0005 of the squared differences of all pixels; Adam with TensorFlow's defaults
-and a decaying rate. The paper names neither the decay nor the initial weights; the ones here are its authors' usual
-ones. Its shifts by up to 2 pixels are left out.
+and a decaying rate. The paper names neither the decay nor the initial weights, so these are choices of ours. Its shifts by
+up to 2 pixels are left out.
 """
 
 from experiments.measuring import opponents

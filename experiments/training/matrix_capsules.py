@@ -33,8 +33,11 @@ So the votes stay a product, and :func:`numbacaps.torch.capsule_routing` compute
 the coordinates to stored votes, as the paper says it.
 
 Trained as in the paper: the spread loss, whose margin grows linearly from 0.2 to 0.9, batches of 64, and a weight decay of
-2e-7. The paper names neither a learning rate nor initial weights. It sees objects of 32x32; Conv1's padding of 2 gives a
-digit the same grids.
+2e-7. The paper names neither a learning rate nor initial weights, so these are choices of ours. It sees objects of 32x32;
+Conv1's padding of 2 gives a digit the same grids.
+
+EM routing divides by variances, so in float32 the network and its twin, both as close to float64, drift apart within some
+tens of steps: compare their accuracies over seeds, not their losses step by step.
 """
 
 from experiments.measuring import opponents
