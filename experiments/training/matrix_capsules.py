@@ -128,7 +128,7 @@ class MatrixCapsNet(nn.Module):
         The image is too small for the windows.
     """
 
-    adam = DecayingAdam(rate=3e-3, weight_decay=2e-7)
+    adam = DecayingAdam(rate=1e-2, decay=0.5, every=500, weight_decay=2e-7)
     conv_layer, class_layer = nt.RoutedCapsuleConv2d, ClassCapsules
 
     def __init__(self, side=28, filters=32, capsules=(32, 32, 32), window=3, stride=2, classes=10):
