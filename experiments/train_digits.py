@@ -8,6 +8,10 @@ on the simulator within a minute.
 modules of numbacaps.torch); sabour-modules (PrimaryCaps of Sabour et al. 2017 as modules) and sabour-torch (its
 twin of torch.nn). The modules train in several processes, too, which torchrun starts: each takes its share of
 every batch, and the first one writes.
+
+--network chooses a network with routing in place of the published one: capsnet (Sabour et al. 2017), matrix-capsules
+(Hinton et al. 2018) or their smaller one, matrix-capsules-small, with the losses and schedules of these papers. --by
+torch-modules routes without storing a vote, by numbacaps.torch, and torch is the twin in PyTorch that stores them.
 """
 
 import argparse
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+import reference.nn
 from experiments.measuring import provenance, records, shard
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.plots import training as plots
@@ -42,11 +47,16 @@ _WAIT = 1.0  # seconds for a run that is about to end
 PREDICTIONS = ("row", "label", "predicted")
 MODULES = ("torch-modules", "sabour-modules", "sabour-torch")
 BY = ("numbacaps", "torch", *MODULES)
+PUBLISHED = "published"
+ROUTED_BY = {"torch-modules": "modules", "torch": "torch"}  # and how a row's name ends
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, its digits, and how long it learns; ``sabour`` are the sizes of Sabour's."""
+    """A network, its digits, and how long it learns.
+
+    ``sabour`` are the sizes of Sabour's; ``routed`` are images of a batch and sizes of the networks with routing.
+    """
 
     batch: int
     epochs: int
@@ -54,6 +64,7 @@ class Task:
     load: object
     build: object
     sabour: dict
+    routed: dict
 
 
 def _tiny_net(seed, algorithm, precision):
@@ -74,7 +85,13 @@ FULL = Task(
         seed=seed, algorithm=algorithm, precision=precision
     ),
     sabour={},
+    routed={
+        "capsnet": (128, {}),
+        "matrix-capsules": (64, {}),
+        "matrix-capsules-small": (64, {"filters": 64, "capsules": (8, 16, 16)}),
+    },
 )
+_TINY_MATRIX = {"side": 8, "window": 2, "stride": 1}
 TINY = Task(
     batch=5,
     epochs=2,
@@ -82,7 +99,13 @@ TINY = Task(
     load=lambda: digits.miniature(digits.load(), train=2, test=1),
     build=_tiny_net,
     sabour={"side": 8, "filters": 4, "capsules": 2, "window": 3},
+    routed={
+        "capsnet": (5, {"side": 8, "filters": 16, "capsules": 4, "window": 3, "hidden": (16, 32)}),
+        "matrix-capsules": (5, {**_TINY_MATRIX, "filters": 8, "capsules": (4, 4, 4)}),
+        "matrix-capsules-small": (5, {**_TINY_MATRIX, "filters": 8, "capsules": (2, 4, 4)}),
+    },
 )
+NETWORKS = (PUBLISHED, *FULL.routed)
 
 
 def make_parser():
@@ -99,7 +122,19 @@ def make_parser():
     add("--epochs", metavar="N", type=_count, help=f"default {FULL.epochs}; tiny {TINY.epochs}")
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
     shard.add_to(parser)
-    add("--by", metavar="A,B", type=_by, default=("numbacaps",), help=f"of {', '.join(BY)}")
+    add(
+        "--network",
+        choices=NETWORKS,
+        default=PUBLISHED,
+        help="the published one (default), or one with routing",
+    )
+    add(
+        "--by",
+        metavar="A,B",
+        type=_by,
+        help=f"of {', '.join(BY)} (default numbacaps); of a network with routing, {' or '.join(ROUTED_BY)} "
+        "(default torch-modules)",
+    )
     add("--algorithm", default="auto", help="of every layer (default auto)")
     add(
         "--precision",
@@ -146,9 +181,7 @@ def main(argv=None):
         print(_NO_GPU, file=sys.stderr)
         return 2
     task = TINY if options.tiny else FULL
-    if processes.launched() > 1 and not set(options.by) <= set(MODULES):
-        several = f"{processes.launched()} processes take {', '.join(MODULES)}"
-        parser.error(f"--by got {','.join(options.by)}; {several}")
+    _check_who(options, parser)
     try:
         with processes.joined(on_gpu=not SIMULATED) as job:
             return _main(task, options, job)
@@ -156,10 +189,26 @@ def main(argv=None):
         parser.error(str(refusal))
 
 
+def _check_who(options, parser):
+    """Who trains by default; an error of the parser where these cannot."""
+    network, several = options.network, processes.launched()
+    routed = network != PUBLISHED
+    options.by = options.by or ("torch-modules" if routed else "numbacaps",)
+    found = ",".join(options.by)
+    if routed and not set(options.by) <= set(ROUTED_BY):
+        parser.error(f"--by got {found}; --network {network} takes {', '.join(ROUTED_BY)}")
+    if several > 1 and not routed and not set(options.by) <= set(MODULES):
+        parser.error(f"--by got {found}; {several} processes take {', '.join(MODULES)}")
+    for name, usual in (("algorithm", "auto"), ("precision", None)):
+        if routed and getattr(options, name) != usual:
+            parser.error(f"--{name} got {getattr(options, name)}; --network {network} takes none")
+
+
 def _main(task, options, job):
     """Train where the options say; the exit status."""
-    if task.batch < job.count:
-        raise Refusal("--nproc-per-node", job.count, f"{task.batch} at most, the images of a batch")
+    batch = _batch(task, options.network)
+    if batch < job.count:
+        raise Refusal("--nproc-per-node", job.count, f"{batch} at most, the images of a batch")
     gpu = "simulator" if SIMULATED else provenance.gpu_name()
     usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
     folder = options.results or usual or provenance.RESULTS / gpu / "digits"
@@ -176,9 +225,10 @@ def _train(task, options, job, log, folder, figures):
     """Train every run, log, draw, as the only job that writes to the folder; the exit status."""
     run = None
     try:
-        data = task.load()
+        data, batch = task.load(), _batch(task, options.network)
+        how = batch, options.epochs or task.epochs, folder, job, _test_loss(options.network)
         runs = [
-            training.Run(by, seed, data, task.batch, options.epochs or task.epochs, folder, job)
+            training.Run(_name(options.network, by), seed, data, *how)
             for seed in options.seeds or task.seeds
             for by in options.by
         ]
@@ -195,8 +245,27 @@ def _train(task, options, job, log, folder, figures):
         return 130
     if job.is_first and runs:
         _report(log, runs)
-        _draw(log, runs[0], model_of(runs[0], task, options, resume=True), figures)
+        _draw(log, runs[0], model_of(runs[0], task, options, resume=True), figures, options.network)
     return 0
+
+
+def _name(network, by):
+    """Who trains, as rows and files say it."""
+    return by if network == PUBLISHED else f"{network}-{ROUTED_BY[by]}"
+
+
+def _batch(task, network):
+    """Images of a batch."""
+    return task.batch if network == PUBLISHED else task.routed[network][0]
+
+
+def _test_loss(network):
+    """What judges the scores of test images."""
+    if network == PUBLISHED:
+        return reference.nn.margin_loss
+    from experiments.training import paper_net
+
+    return paper_net.test_loss(network)
 
 
 def _begin(run, task, options):
@@ -223,6 +292,13 @@ def model_of(run, task, options, job=processes.ALONE, resume=False):
 def _built(run, task, options, job):
     """The model of a run with its first weights."""
     device = "cpu" if SIMULATED else "cuda"
+    if options.network != PUBLISHED:
+        from experiments.training import paper_net
+
+        _, sizes = task.routed[options.network]
+        twin = run.by == _name(options.network, "torch")
+        how = {"twin": twin, "device": device, "job": job}
+        return paper_net.make(options.network, run.seed, **how, **sizes)
     if run.by.startswith("sabour"):
         from experiments.training import module_net
 
@@ -264,15 +340,20 @@ def _report(log, runs):
     print(f"{log.path} holds every epoch")
 
 
-def _draw(log, run, model, folder):
-    """Write what a run's model makes of the test digits, and the figures."""
+def _draw(log, run, model, folder, network):
+    """Write what a run's model makes of the test digits, and the figures of its network."""
     predicted = training.classify(model, run.digits.test).argmax(axis=1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(PREDICTIONS)
     writer.writerows(zip(run.digits.test_rows, run.digits.test_labels, predicted))
-    provenance.write_text(run.folder / "predictions.csv", text.getvalue())
-    files = plots.draw_all(log.rows, run, predicted, model.kernels[0])
+    is_published = network == PUBLISHED
+    prefix = "" if is_published else f"{network}-"
+    provenance.write_text(run.folder / f"{prefix}predictions.csv", text.getvalue())
+    names = BY if is_published else [_name(network, by) for by in ROUTED_BY]
+    rows = [row for row in log.rows if row["by"] in names]
+    drawn = plots.draw_all(rows, run, predicted, model.kernels[0])
+    files = {prefix + name: content for name, content in drawn.items()}
     for name, content in files.items():
         temporary = folder / f"{name}.{os.getpid()}.tmp"
         temporary.write_bytes(content)

@@ -13,6 +13,12 @@ COLOURS = {
     "torch-modules": "#0072b2",
     "sabour-modules": "#cc79a7",
     "sabour-torch": "#e69f00",
+    "capsnet-modules": "#0072b2",
+    "capsnet-torch": "#d55e00",
+    "matrix-capsules-modules": "#0072b2",
+    "matrix-capsules-torch": "#d55e00",
+    "matrix-capsules-small-modules": "#0072b2",
+    "matrix-capsules-small-torch": "#d55e00",
 }
 _MOST_WRONG = 30  # digits shown
 _ACROSS = 10
@@ -62,7 +68,7 @@ def draw_curves(rows, images, gpu):
         gpu,
     )
     panels = {
-        "loss": sheet.panel(0.9, 1.4, 4.3, 2.7, "Margin loss"),
+        "loss": sheet.panel(0.9, 1.4, 4.3, 2.7, "Loss"),
         "accuracy": sheet.panel(6.2, 1.4, 4.3, 2.7, "Classified rightly"),
     }
     for name, axes in panels.items():
@@ -75,8 +81,9 @@ def draw_curves(rows, images, gpu):
         axes.set_xlabel("epoch")
     panels["loss"].set_ylim(bottom=0)
     panels["accuracy"].yaxis.set_major_formatter(PercentFormatter(1))
-    for at, by in enumerate(dict.fromkeys(row["by"] for row in rows)):
-        sheet.text(0.9 + 1.6 * at, 4.7, by, color=COLOURS[by], weight="bold")
+    names = list(dict.fromkeys(row["by"] for row in rows))
+    for at, by in enumerate(names):
+        sheet.text(0.9 + min(2.9, 9.9 / len(names)) * at, 4.7, by, color=COLOURS[by], weight="bold")
     return sheet.figure
 
 

@@ -76,14 +76,14 @@ class ModuleNet:
         mine = self._tensor(np.asarray(rows)[job.rank :: job.count])
         x, labels = (tensor[mine] for tensor in data)
         with opponents.precision("ieee"):
-            lengths = modules.lengths(self._together(x))
-            loss = nt.margin_loss(lengths, labels, _PRESENT, reduction="sum") / count
+            scores, total = self._scored(x, labels)
+            loss = total / count
             self._optimiser.zero_grad()
             (loss * job.count).backward()  # the mean over processes is then the batch's gradient
         for group in self._optimiser.param_groups:
             group["lr"] = self.adam.rate_of(self.steps)
         self._optimiser.step()
-        hits = (lengths.argmax(1) == labels).sum()
+        hits = (scores.argmax(1) == labels).sum()
         self._totals.append(job.add(torch.stack((loss.detach(), hits.to(loss.dtype)))))
         self.steps += 1
 
@@ -129,6 +129,11 @@ class ModuleNet:
                 }
         self.steps = self._began = steps
         self._totals = []
+
+    def _scored(self, x, labels):
+        """Scores (N, classes) of images, and the sum of their losses."""
+        lengths = modules.lengths(self._together(x))
+        return lengths, nt.margin_loss(lengths, labels, _PRESENT, reduction="sum")
 
     def _tensor(self, array):
         """An array on the device: floats in the module's dtype, whole numbers as int64."""

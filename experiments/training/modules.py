@@ -120,7 +120,7 @@ class SabourNet(nn.Module):
 
     def __init__(self, side=28, filters=256, capsules=32, window=9, classes=10):
         super().__init__()
-        grid = _grid(side, window)
+        grid = primary_grid(side, window)
         self.conv1 = nn.Conv2d(1, filters, window)
         self.primary = nt.CapsuleConv2d(
             filters, capsules, window, (1, 1), (1, PRIMARY), stride=2, bias=True
@@ -169,7 +169,7 @@ def _squash(x):
     return x * square / (1 + square) / (square + _EPSILON).sqrt()
 
 
-def _grid(side, window):
+def primary_grid(side, window):
     """Rows of PrimaryCaps; ValueError where there are none."""
     rows = (side - 2 * (window - 1) - 1) // 2 + 1
     if rows < 1:

@@ -28,15 +28,16 @@ _SHOWN_EVERY = 0.2  # seconds between two looks at the device
 RUN = ("by", "seed")
 # column: what it holds; a row is an epoch of a run
 COLUMNS = {
-    "by": "numbacaps; torch: the twin through PyTorch; torch-modules, sabour-modules, sabour-torch: modules",
+    "by": "numbacaps; torch: the twin through PyTorch; torch-modules, sabour-modules, sabour-torch: modules; "
+    "NETWORK-modules, NETWORK-torch: a network with routing, and its twin with stored votes",
     "seed": "of the initial weights and of the batches",
     "epoch": "counted from 1",
     "step": "steps done at its end",
     "counted": "steps of it that loss, accuracy and images_per_s are of: all, unless resumed",
     "rate": "learning rate of its last step",
-    "loss": "mean margin loss of its batches, each before its step",
+    "loss": "mean loss of its batches, each before its step: margin loss; of a network with routing, its paper's",
     "accuracy": "share of their images that were classified rightly",
-    "test_loss": "margin loss of the test images",
+    "test_loss": "loss of the test images: as above, but without images drawn again, and with the last margin",
     "test_accuracy": "share of them that were classified rightly",
     "images_per_s": "images trained on a second, the test apart",
     "gpu": "name of the GPU, or simulator",
@@ -75,6 +76,8 @@ class Run:
         Of the network's file.
     job : experiments.training.processes.Job
         The processes that train it.
+    test_loss : callable
+        Of scores (count, classes) and labels of the test images.
     """
 
     by: str
@@ -84,6 +87,7 @@ class Run:
     epochs: int
     folder: Path
     job: Job = ALONE
+    test_loss: object = reference.nn.margin_loss
 
     @property
     def checkpoint(self):
@@ -265,7 +269,7 @@ def _train_epoch(model, data, run, log, bar, stop):
     losses, hits = _finite_history(model, first)
     rate = (model.steps - first) * run.batch / (time.perf_counter() - start)
     _show(bar, losses, hits, run, rate)
-    test_loss, test_accuracy = evaluate(model, run.digits)
+    test_loss, test_accuracy = evaluate(model, run.digits, run.test_loss)
     _save(model, run, first)
     log.add(
         run,
@@ -282,15 +286,15 @@ def _train_epoch(model, data, run, log, bar, stop):
 
 
 def classify(model, images):
-    """Lengths of the class capsules of images, in float64."""
+    """Scores of the classes of images, in float64: lengths of their capsules, or their activations."""
     return model.forward(as_input(images, model.dtype))[1].astype(np.float64)
 
 
-def evaluate(model, digits):
-    """(margin loss, share classified rightly) of the test images."""
-    lengths = classify(model, digits.test)
-    hits = reference.nn.hits(lengths, digits.test_labels)
-    return float(reference.nn.margin_loss(lengths, digits.test_labels)), hits / len(lengths)
+def evaluate(model, digits, test_loss=reference.nn.margin_loss):
+    """(loss, share classified rightly) of the test images."""
+    scores = classify(model, digits.test)
+    hits = reference.nn.hits(scores, digits.test_labels)
+    return float(test_loss(scores, digits.test_labels)), hits / len(scores)
 
 
 def _finite_history(model, first):
