@@ -66,12 +66,14 @@ def test_ctrl_c_says_what_is_kept(where, kept, tmp_path, capsys, monkeypatch):
 
 
 def test_no_pictures_writes_nothing(tmp_path, capsys):
-@pytest.mark.slow
     folder = tmp_path / "walk"
     arguments = [*SMALL, "--algorithm", "indexed", "--no-pictures", "--out", str(folder)]
     assert command.main(arguments) == 0
     assert last_line(capsys) == f"walk: {len(STAGES) + 2} passed, 0 failed"
     assert not folder.exists()
+
+
+@pytest.mark.slow
 def test_stage_that_writes_nothing_fails(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tracing.stages, "output_reduce", lambda slab, products, out: None)
     arguments = [*SMALL, "--algorithm", "indexed", "--out", str(tmp_path)]
@@ -86,13 +88,15 @@ def test_wrong_algorithm_of_the_registry_fails(capsys, monkeypatch):
         def forward(self, x, w, out, *, stream, room, packed=False):
             out.copy_to_device(np.ones(out.shape, out.dtype))
 
-@pytest.mark.slow
     wrong = replace(ALGORITHMS["indexed"], passes=partial(Ones, indexed), summary="all ones")
     monkeypatch.setitem(ALGORITHMS, "wrong", wrong)
     assert command.main([*SMALL, "--algorithm", "wrong", "--no-pictures"]) == 1
     out = capsys.readouterr().out
     assert "wrong: all ones" in out
     assert out.splitlines()[-1] == f"walk: {len(STAGES) + 1} passed, 1 failed"
+
+
+@pytest.mark.slow
 def test_rank_3_capsules_of_an_odd_picture(tmp_path, capsys):
     image = np.random.default_rng(1).integers(0, 256, (13, 9), dtype=np.uint8)
     np.save(tmp_path / "odd.npy", image)
@@ -174,7 +178,6 @@ def test_a_large_image_is_refused_before_it_is_decoded(files, name, monkeypatch)
 
 
 def test_arrays_are_read_as_they_lie(tmp_path):
-@pytest.mark.slow
     image = np.random.default_rng(0).random((3, 5))
     for array in (image, np.asfortranarray(image), image.astype(">f8"), image[:, ::-1]):
         np.save(tmp_path / "a.npy", array)
@@ -182,6 +185,9 @@ def test_arrays_are_read_as_they_lie(tmp_path):
     with open(tmp_path / "a.npy", "wb") as file:
         np.lib.format.write_array(file, image, version=(2, 0))
     assert np.array_equal(read_image(tmp_path / "a.npy"), image)
+
+
+@pytest.mark.slow
 def test_blank_image_passes(tmp_path):
     np.save(tmp_path / "blank.npy", np.zeros((12, 12)))
     arguments = ["--image", str(tmp_path / "blank.npy"), "--kernel", "2", "--algorithm", "indexed"]
