@@ -8,7 +8,7 @@ import pytest
 
 import reference
 from experiments import host_cost
-from experiments.measuring import command, host, measure, opponents, records
+from experiments.measuring import command, host, listed, measure, opponents, records
 from experiments.measuring.listing import Listing
 from experiments.measuring.problem import Problem
 from experiments.measuring.workloads import square
@@ -107,8 +107,8 @@ def machine(monkeypatch):
     """A machine that says it has a GPU; arrays are Numba's, and calls take what they are told to."""
     monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
     monkeypatch.setattr(opponents, "torch_on_gpu", lambda: None)
-    monkeypatch.setattr(host_cost.provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(host_cost, "of_machine", lambda: NOW)
+    monkeypatch.setattr(listed.provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
     monkeypatch.setattr(measure, "release", lambda: None)
     monkeypatch.setattr(host_cost, "cases", lambda options: [CASE])
     monkeypatch.setattr(host_cost.host, "arrays_of", lambda library, geometry: None)
