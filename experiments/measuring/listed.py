@@ -119,7 +119,9 @@ class Listed:
             print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
             return 130
         chosen = {key for keys, _ in every for key in keys}
-        print("\n".join(table([one for one in found.rows if records.key(one, self.keys) in chosen])))
+        print(
+            "\n".join(table([one for one in found.rows if records.key(one, self.keys) in chosen]))
+        )
         print(f"{len(found.rows)} rows in {found.path}")
         return 0
 

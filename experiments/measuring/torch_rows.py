@@ -146,8 +146,9 @@ def told(rows):
         )
         for one in found:
             numbers = number(one.modules, "ms"), number(one.twin, "ms"), one.ratio
-            numbers += number(one.network, "ms"), *(
-                number(row, "peak_mb") for row in (one.modules, one.twin)
+            numbers += (
+                number(one.network, "ms"),
+                *(number(row, "peak_mb") for row in (one.modules, one.twin)),
             )
             cells = _cells(numbers, ("9.3f", "9.3f", "7.2f", "9.3f", "8.1f", "8.1f"))
             lines.append(f"{one.workload:14}{one.mode:16}{one.precision:9}{cells}")
