@@ -107,16 +107,17 @@ class Listed:
             module = self.module and f"experiments.{self.module}"
             return command.launched(self.name, parser, arguments, options, self.merge, module)
         command.refuse_without_gpu(self.module or self.name)
+        folder = options.results / provenance.gpu_name()
         try:
             every = jobs(options)
-            machine = of_machine()
-            found = self.listing(options.results / provenance.gpu_name(), machine, options.fresh)
+            found = self.listing(folder, of_machine(), options.fresh)
             found.write()  # whether it can be, before anything is measured
             self._measure(found, options.shard.part(every, key=lambda job: job[0][0]))
         except (ImportError, Refusal, records.ForeignFile) as refusal:
             parser.error(str(refusal))
         except KeyboardInterrupt:
-            print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
+            path = folder / f"{self.name}.csv"
+            print(f"\ninterrupted; {path} holds every finished row", file=sys.stderr)
             return 130
         chosen = {key for keys, _ in every for key in keys}
         print(

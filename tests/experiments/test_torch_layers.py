@@ -24,7 +24,14 @@ from experiments.measuring import (
     torch_steps,
 )
 from experiments.measuring.problem import Problem, WrongResult
-from experiments.measuring.torch_rows import CALLERS, KEYS, MODULES, NETWORK, PASSES, TWINS
+from experiments.measuring.torch_rows import (
+    CALLERS,
+    KEYS,
+    MODULES,
+    NETWORK,
+    PASSES,
+    TWINS,
+)
 from experiments.measuring.workloads import square
 from experiments.plots import torch_layers as figure
 from experiments.plots.rows import Lacking
@@ -136,6 +143,7 @@ def test_the_published_network_gives_the_twin_s_gradients():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("contestant", (MODULES, *TWINS))
 def test_a_compiled_step_is_the_same(contestant, caps):
     torch.compiler.reset()
