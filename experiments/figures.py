@@ -16,7 +16,7 @@ from experiments.measuring.refusal import Parser, Refusal
 from experiments.measuring.tables import HOLDERS, filled, marked, tables
 from experiments.plots import STYLES, draw_all
 from experiments.plots.lines import FOLD
-from experiments.plots.rows import ONE_CURVE, distinct, load_all, split_sweep
+from experiments.plots.rows import ONE_CURVE, distinct, load_all, of_passes, split_sweep
 
 PREDICTED = "-predicted"  # ends the name of a folder that holds no measurement
 OUT = provenance.ROOT / "experiments" / "figures"
@@ -50,9 +50,9 @@ def main(argv=None):
     try:
         folder = _choose(arguments.results, arguments.gpu)
         data = load_all(folder)
-        _check_baseline(data, arguments.baseline)
+        _check_baseline(of_passes(data), arguments.baseline)
         if not arguments.mixed_cards:
-            _check_cards(data)
+            _check_cards(of_passes(data))
         out, holders = targets(arguments, folder)
         made = tables(data) if holders else {}
         contents = {path: _with_tables(path, made, names) for path, names in holders.items()}

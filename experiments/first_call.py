@@ -12,7 +12,6 @@ the first step and the first inference of the published network, and of another 
 process's start, its first use of the GPU, and the arrays are not in the time.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,14 +20,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
-from experiments.measuring import command, measure, provenance, quick, ratios, records
+from experiments.measuring import measure, provenance, ratios
+from experiments.measuring.classes import plan_words
 from experiments.measuring.first import PASSES
-from experiments.measuring.listing import Listing, of_machine
-from experiments.measuring.refusal import Parser
+from experiments.measuring.listed import Listed
 from experiments.measuring.workloads import square
 
 NAME = "first_call"
@@ -41,55 +39,20 @@ NEW = square(32, 12, 20, 13, 3, 1, 3, 5, 6)
 OTHERS = (square(32, 16, 16, 12, 3, 1, 4, 4, 4), square(16, 8, 24, 15, 5, 2, 7, 3, 5))
 _ORDERS = (("step", "inference"), ("inference", "step"))
 _LONGEST = 600  # seconds of a process
+_LISTED = Listed(NAME, KEYS, VALUES)
+listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
 
 def make_parser():
     """The command line's parser."""
-    parser = Parser(
-        prog=f"python -m experiments.{NAME}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 done, 2 bad input or no GPU, 130 after Ctrl-C, with every finished row in the file",
-    )
-    options = {
-        "passes": (*PASSES, ALL),
-        "precisions": tuple(ratios.CLASSES),
-        "kernels": (EMPTY, OTHER),
+    choices = {
+        "passes": ((*PASSES, ALL), "passes"),
+        "precisions": (tuple(ratios.CLASSES), "classes"),
+        "kernels": ((EMPTY, OTHER), "what the folder of kernels holds"),
     }
-    for name, takes in options.items():
-        parser.add_argument(
-            f"--{name}",
-            metavar="A,B",
-            type=lambda text, takes=takes: command.choice(text, takes),
-            default=takes,
-            help=f"of {', '.join(takes)} (default: all)",
-        )
+    parser = _LISTED.parser(__doc__, choices)
     parser.add_argument("--without-network", action="store_true", help="geometries alone")
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=provenance.RESULTS,
-        help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
-    )
-    command.add_sharing(parser)
     return parser
-
-
-def listing(folder, machine=None, fresh=False):
-    """The CSV in a GPU's folder."""
-    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
-
-
-def merge(table, part):
-    """Take the rows of another such CSV, by their paths."""
-    listing(table.parent).merge(listing(part.parent))
-
-
-def is_current(folder):
-    """Whether a GPU's folder holds rows, and all of the package as it is now."""
-    return listing(folder).is_current
 
 
 # ---- processes
@@ -239,39 +202,15 @@ def table(rows):
     return lines
 
 
-def plan_words(name):
-    """What ours takes for a class."""
-    ours = [one for one in quick.choose((name,)) if one.algorithm == quick.OURS]
-    return quick.plan_options(ours[-1])
-
-
 def main(arguments=None):
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.gpus:
-        return command.launched(NAME, parser, arguments, options, merge)
-    command.refuse_without_gpu(NAME)
-    try:
-        words = {name: plan_words(name) for name in options.precisions}
-        found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
-        found.write()  # whether it can be, before anything is measured
-        every = options.shard.part(jobs(options, words), key=lambda job: job[0][0])
-        lacking = [job for job in every if not all(map(found.has, job[0]))]
-        with tempfile.TemporaryDirectory() as root:
-            folders = Folders(root)
-            for keys, work in tqdm(lacking, unit="process"):
-                found.add(measured(keys, work, folders))
-    except LookupError as word:
-        parser.error(f"--precisions got {word.args[0]}, which ours does not have on this GPU")
-    except records.ForeignFile as foreign:
-        parser.error(str(foreign))
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
-        return 130
-    chosen = {key for keys, _ in every for key in keys}
-    print("\n".join(table([row for row in found.rows if records.key(row, KEYS) in chosen])))
-    print(f"{len(found.rows)} rows in {found.path}")
-    return 0
+    with tempfile.TemporaryDirectory() as root:
+        folders = Folders(root)
+
+        def works(options):
+            found = jobs(options, plan_words(options.precisions))
+            return [(keys, partial(measured, keys, work, folders)) for keys, work in found]
+
+        return _LISTED.main(make_parser(), arguments, works, table)
 
 
 if __name__ == "__main__":

@@ -13,18 +13,13 @@ The fold runs with conv2d in NCHW and in channels_last; the faster of the two is
 Ours is compared with the library at like precision: "default" is float32 without TF32, "tf32" with it.
 """
 
-import argparse
-import statistics
 import sys
-import time
-from pathlib import Path
-
-from tqdm import tqdm
 
 from experiments.fused import WORKLOADS
-from experiments.measuring import command, host, measure, opponents, provenance, quick, records
-from experiments.measuring.listing import Listing, of_machine
-from experiments.measuring.refusal import Parser
+from experiments.measuring import host, measure, opponents
+from experiments.measuring.classes import plan_words
+from experiments.measuring.clocks import queueing_us, wall_us
+from experiments.measuring.listed import Listed
 from numbacaps.device.target import cuda
 
 NAME = "host_cost"
@@ -33,87 +28,18 @@ KEYS = ("measured", "workload", "what", "arrays", "precision")
 VALUES = ("ours_us", "fold_us", "ratio", "note")
 LAYER = "paper-layer-5"  # whose kernels are short
 CLASSES = {"default": "ieee", "tf32": "tf32"}  # the library's precision of each
-_QUEUED, _REPEATS = 10, 50
-_WALL_REPEATS, _WALL_SECONDS = 50, 1.0
-_WARM_UPS = 5
+_LISTED = Listed(NAME, KEYS, VALUES)
+listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
 
 def make_parser():
     """The command line's parser."""
-    parser = Parser(
-        prog=f"python -m experiments.{NAME}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 done, 2 bad input or no GPU, 130 after Ctrl-C, with every finished row in the file",
-    )
-    options = {
+    choices = {
         "arrays": (host.ARRAYS, "libraries whose arrays are given"),
         "precisions": (tuple(CLASSES), "classes"),
         "workloads": (tuple(WORKLOADS), "of the wall time"),
     }
-    for name, (takes, words) in options.items():
-        parser.add_argument(
-            f"--{name}",
-            metavar="A,B",
-            type=lambda text, takes=takes: command.choice(text, takes),
-            default=takes,
-            help=f"{words}, of {', '.join(takes)} (default: all)",
-        )
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=provenance.RESULTS,
-        help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
-    )
-    command.add_sharing(parser)
-    return parser
-
-
-def listing(folder, machine=None, fresh=False):
-    """The CSV in a GPU's folder."""
-    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
-
-
-def merge(table, part):
-    """Take the rows of another such CSV, by their paths."""
-    listing(table.parent).merge(listing(part.parent))
-
-
-def is_current(folder):
-    """Whether a GPU's folder holds rows, and all of the package as it is now."""
-    return listing(folder).is_current
-
-
-def queueing_us(call, synchronize, queued=_QUEUED, repeats=_REPEATS):
-    """Median microseconds of the host for queueing a call; ``queued`` of them between two waits."""
-    taken = []
-    for turn in range(_WARM_UPS + repeats):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(queued):
-            call()
-        elapsed = time.perf_counter() - start
-        if turn >= _WARM_UPS:
-            taken.append(1e6 * elapsed / queued)
-    synchronize()
-    return statistics.median(taken)
-
-
-def wall_us(call, synchronize):
-    """Median microseconds until a call's result is there."""
-    taken, until = [], time.perf_counter() + _WALL_SECONDS
-    for turn in range(_WARM_UPS + _WALL_REPEATS):
-        synchronize()
-        start = time.perf_counter()
-        call()
-        synchronize()
-        if turn >= _WARM_UPS:
-            taken.append(1e6 * (time.perf_counter() - start))
-        if taken and time.perf_counter() > until:
-            break
-    return statistics.median(taken)
+    return _LISTED.parser(__doc__, choices)
 
 
 def cases(options):
@@ -129,12 +55,6 @@ def cases(options):
         for precision in options.precisions
         for workload in options.workloads
     ]
-
-
-def our_precision(name):
-    """What ours takes for a class: of the default "auto" where the package has it, else the tensor cores' if it has those."""
-    words = [one.precision for one in quick.choose((name,)) if one.algorithm == quick.OURS]
-    return words[-1]
 
 
 def measure_case(case, precision):
@@ -175,34 +95,19 @@ def table(rows):
     return lines
 
 
+def jobs(options):
+    """(keys, work) of every row; Refusal or ImportError where the options cannot be met here."""
+    opponents.torch_on_gpu()
+    words = plan_words(options.precisions)
+
+    def job(case):
+        return [case], lambda: [measure_case(case, words[case[-1]]["precision"])]
+
+    return list(map(job, cases(options)))
+
+
 def main(arguments=None):
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.gpus:
-        return command.launched(NAME, parser, arguments, options, merge)
-    command.refuse_without_gpu(NAME)
-    try:
-        opponents.torch_on_gpu()
-        words = {name: our_precision(name) for name in options.precisions}
-        found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
-        found.write()  # whether it can be, before anything is measured
-        mine = options.shard.part(cases(options), key=lambda case: case)
-        lacking = [case for case in mine if not found.has(case)]
-        for case in tqdm(lacking, unit="row"):
-            found.add([measure_case(case, words[case[-1]])])
-    except ImportError as missing:
-        parser.error(str(missing))
-    except LookupError as word:
-        parser.error(f"--precisions got {word.args[0]}, which ours does not have on this GPU")
-    except records.ForeignFile as foreign:
-        parser.error(str(foreign))
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
-        return 130
-    chosen = set(cases(options))
-    print("\n".join(table([row for row in found.rows if records.key(row, KEYS) in chosen])))
-    print(f"{len(found.rows)} rows in {found.path}")
-    return 0
+    return _LISTED.main(make_parser(), arguments, jobs, table)
 
 
 if __name__ == "__main__":

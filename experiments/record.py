@@ -3,7 +3,7 @@
 ``python -m experiments.record`` measures, on this machine's GPU, the rows of ``experiments/results/<gpu>/``
 that are older than their kernels or missing: first the forward pass of fused.csv, then its gradients, then the
 whole network of table1.csv, then the rest, and at last, for which there is time, the experiments that are run as a
-whole: host_cost, first_call, with a new seed drawn_speed, and routing. It compiles what a batch of groups takes in processes side by
+whole: host_cost, first_call, with a new seed drawn_speed, routing, and torch_layers. It compiles what a batch of groups takes in processes side by
 side, then measures the batch. Every group of rows is in its file as soon as it is measured; Ctrl-C
 loses none, and the next call goes on.
 
@@ -31,6 +31,7 @@ from experiments import (
     stages,
     sweep,
     table1,
+    torch_layers,
 )
 from experiments.measuring import command, contestants, provenance, records
 from experiments.measuring.problem import NETWORK_PASSES
@@ -52,6 +53,7 @@ WHOLE = {
     "first_call": first_call,
     "drawn_speed": drawn_speed,
     "routing": routing,
+    "torch_layers": torch_layers,
 }
 TESTS = {
     "gpu_tests.json": "python -m tests.record_gpu",

@@ -10,104 +10,28 @@ float64. A pass is "forward", or "training", forward and backward. The contestan
 All multiply float32 without TF32. ``--workloads digitcaps-128,em-conv1-8`` is a quick run.
 """
 
-import argparse
-import statistics
 import sys
-import time
-from pathlib import Path
 
-from tqdm import tqdm
-
-from experiments.measuring import command, measure, opponents, provenance, records, routed
-from experiments.measuring.listing import Listing, of_machine
-from experiments.measuring.refusal import Parser
+from experiments.measuring import measure, opponents, routed
+from experiments.measuring.clocks import extra_bytes, milliseconds
+from experiments.measuring.listed import Listed
 
 NAME = "routing"
 MINUTES = 12  # that a run takes, about
 KEYS = ("workload", "pass", "contestant")
 VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
-_WARM_UPS, _REPEATS, _SECONDS = 3, 30, 1.0
-_BATCH_MS = 2  # of calls between two events
+_LISTED = Listed(NAME, KEYS, VALUES)
+listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
 
 def make_parser():
     """The command line's parser."""
-    parser = Parser(
-        prog="python -m experiments.routing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 done, 2 bad input or no GPU, 130 after Ctrl-C, with every finished row in the file",
-    )
-    for name, takes in (
-        ("workloads", tuple(routed.WORKLOADS)),
-        ("passes", routed.PASSES),
-        ("contestants", tuple(routed.CONTESTANTS)),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            metavar="A,B",
-            type=lambda text, takes=takes: command.choice(text, takes),
-            default=takes,
-            help=f"of {', '.join(takes)} (default: all)",
-        )
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=provenance.RESULTS,
-        help=f"folder of the results (default experiments/results); the CSV is DIR/<gpu>/{NAME}.csv",
-    )
-    command.add_sharing(parser)
-    return parser
-
-
-def listing(folder, machine=None, fresh=False):
-    """The CSV in a GPU's folder."""
-    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES, machine, fresh)
-
-
-def merge(table, part):
-    """Take the rows of another such CSV, by their paths."""
-    listing(table.parent).merge(listing(part.parent))
-
-
-def is_current(folder):
-    """Whether a GPU's folder holds rows, and all of the package as it is now."""
-    return listing(folder).is_current
-
-
-def milliseconds(call):
-    """Median milliseconds of a call, by events around as many as take about 2 ms."""
-    cuda = opponents.torch().cuda
-
-    def batch(calls):
-        first, last = (cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(calls):
-            call()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / calls
-
-    for _ in range(_WARM_UPS):
-        one = batch(1)
-    calls, taken, until = max(1, round(_BATCH_MS / one)), [], time.perf_counter() + _SECONDS
-    while len(taken) < _REPEATS and (len(taken) < 3 or time.perf_counter() < until):
-        taken.append(batch(calls))
-    return statistics.median(taken)
-
-
-def extra_bytes(call):
-    """Most bytes that PyTorch allocates in a call, over what was there before."""
-    cuda = opponents.torch().cuda
-    cuda.synchronize()
-    cuda.empty_cache()
-    cuda.reset_peak_memory_stats()
-    before = cuda.memory_allocated()
-    call()
-    cuda.synchronize()
-    return cuda.max_memory_allocated() - before
+    choices = {
+        "workloads": (tuple(routed.WORKLOADS), "problems"),
+        "passes": (routed.PASSES, "passes"),
+        "contestants": (tuple(routed.CONTESTANTS), "who computes them"),
+    }
+    return _LISTED.parser(__doc__, choices)
 
 
 def captured(call):
@@ -187,31 +111,14 @@ def table(rows):
     return lines
 
 
+def jobs(options):
+    """(keys, work) of every row; ImportError where PyTorch is not here."""
+    opponents.torch_on_gpu()
+    return [([case], lambda case=case: [measure_case(case)]) for case in cases(options)]
+
+
 def main(arguments=None):
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.gpus:
-        return command.launched(NAME, parser, arguments, options, merge)
-    command.refuse_without_gpu(NAME)
-    try:
-        opponents.torch_on_gpu()
-        found = listing(options.results / provenance.gpu_name(), of_machine(), options.fresh)
-        found.write()  # whether it can be, before anything is measured
-        mine = options.shard.part(cases(options), key=lambda case: case)
-        lacking = [case for case in mine if not found.has(case)]
-        for case in tqdm(lacking, unit="row"):
-            found.add([measure_case(case)])
-    except ImportError as missing:
-        parser.error(str(missing))
-    except records.ForeignFile as foreign:
-        parser.error(str(foreign))
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; {found.path} holds every finished row", file=sys.stderr)
-        return 130
-    chosen = {tuple(case) for case in cases(options)}
-    print("\n".join(table([row for row in found.rows if records.key(row, KEYS) in chosen])))
-    print(f"{len(found.rows)} rows in {found.path}")
-    return 0
+    return _LISTED.main(make_parser(), arguments, jobs, table)
 
 
 if __name__ == "__main__":

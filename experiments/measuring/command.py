@@ -89,12 +89,19 @@ def add_sharing(parser):
     launcher.add_to(parser)
 
 
-def launched(name, parser, arguments, options, merge):
-    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does."""
+def launched(name, parser, arguments, options, merge, module=None):
+    """The exit status of an experiment on the GPUs that ``--gpus`` names; what it refuses, the parser does.
+
+    Parameters
+    ----------
+    name, arguments, options, merge, module
+        As :func:`experiments.measuring.launcher.launch` takes them.
+    parser : argparse.ArgumentParser
+    """
     if options.gpus == "all" and not cards.visible():
         refuse_without_gpu(name)
     try:
-        return launcher.launch(name, arguments, options, merge)
+        return launcher.launch(name, arguments, options, merge, module or None)
     except (Refusal, records.ForeignFile) as refusal:
         parser.error(str(refusal))
 

@@ -91,9 +91,14 @@ class Listing:
             provenance.write_text(self.path, text.getvalue())
 
     @property
+    def current(self):
+        """The rows of the package as it is now."""
+        return list(filter(provenance.is_current, self.rows))
+
+    @property
     def is_current(self):
         """Whether there are rows, and all of the package as it is now."""
-        return bool(self.rows) and all(map(provenance.is_current, self.rows))
+        return bool(self.rows) and self.current == self.rows
 
 
 def of_machine():

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 
-from experiments.measuring import paper
+from experiments.measuring import paper, torch_rows
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.plots.lines import FOLD, added, columns, is_ours, variants
 from experiments.plots.rows import (
@@ -342,6 +342,51 @@ def _least(rows, algorithm, precisions, layouts):
     return min(times, default=None)
 
 
+def _torch(data):
+    """Layers for PyTorch: steps beside the twin's in its faster layout, and calls of the host."""
+    found = torch_rows.steps(data["torch"])
+    parts = []
+    if found:
+        header = [
+            "workload",
+            "class",
+            "mode",
+            "PyTorch ms",
+            "ours ms",
+            "ratio",
+            "`numbacaps.nn` ms",
+        ]
+        header += ["PyTorch peak MB", "ours"]
+        cells = []
+        for step in found:
+            rows = step.twin, step.modules, step.network
+            theirs, ours, network = (torch_rows.number(row, "ms") for row in rows)
+            peaks = (torch_rows.number(row, "peak_mb") for row in rows[:2])
+            numbers = theirs, ours, step.ratio, network, *peaks
+            cells.append((step.workload, step.precision, step.mode, *map(_or_nothing, numbers)))
+        words = "A training step at batch 128, median; plain PyTorch in the faster of its layouts:"
+        parts += [_heading(data["torch"], words), _markdown(header, cells, words=3)]
+    found = torch_rows.calls(data["torch"])
+    if found:
+        header = ["layer", "class", "call", "operator us", "plan us", "ratio", "conv2d us", "ratio"]
+        cells = []
+        for call in found:
+            operator, plan, conv2d = call.operator, call.plan, call.conv2d
+            numbers = operator, plan, torch_rows.ratio(operator, plan)
+            numbers += conv2d, torch_rows.ratio(operator, conv2d)
+            cells.append((call.workload, call.precision, call.what, *map(_or_nothing, numbers)))
+        words = (
+            "What a call of a layer costs the host, median; training is forward and both gradients:"
+        )
+        parts += [_heading(data["torch"], words), _markdown(header, cells, words=3)]
+    return "\n\n".join(parts)
+
+
+def _or_nothing(value):
+    """A number's digits; nothing of None."""
+    return "" if value is None else digits(value)
+
+
 def _ceilings(data):
     rows = [row for name in EXPERIMENTS for row in data[name]]
     copy, sgemm = median(rows, "copy_gbs"), median(rows, "sgemm_tflops")
@@ -389,6 +434,7 @@ _TABLES = {
     "fused": _fused,
     "forward": _forward,
     "rungs": _rungs,
+    "torch": _torch,
     "ceilings": _ceilings,
 }
 # Which file holds which tables; {gpu} is the folder of a GPU's results. A table whose marker a file lacks is left

@@ -39,14 +39,14 @@ def name_bars(axes, bottom, names, size):
     axes.tick_params(axis="y", length=0)
 
 
-def draw_bar(axes, y, time, line, **look):
-    """One bar from the axis, with its number; or in its place the reason why there is none."""
+def draw_bar(axes, y, time, line, words="", **look):
+    """One bar from the axis, with its number and words; or in its place the reason why there is none."""
     low = axes.get_xlim()[0]
-    words = {"size": 8, "va": "center", "xytext": (4, 0), "textcoords": "offset points"}
+    how = {"size": 8, "va": "center", "xytext": (4, 0), "textcoords": "offset points"}
     if time.ms is None:
-        axes.annotate(f"× {time.reason}", (low, y), color=line.colour, **words)
+        axes.annotate(f"× {time.reason}", (low, y), color=line.colour, **how)
         return
     hatch = "" if line.precision == "ieee" else "..."
     look = {"facecolor": line.colour, "hatch": hatch, "edgecolor": "white", "lw": 0} | look
     axes.barh(y, time.ms - low, left=low, height=0.82, **look)
-    axes.annotate(str(time), (time.ms, y), **words)
+    axes.annotate(f"{time}{words}", (time.ms, y), **how)

@@ -15,6 +15,7 @@ from experiments.plots import (
     speedup,
     stages,
     table1,
+    torch_layers,
     workloads,
 )
 from experiments.plots.lines import FOLD
@@ -22,7 +23,7 @@ from experiments.plots.paper import column, dots, shares, sweep
 from experiments.plots.paper import memory as paper_memory
 from experiments.plots.paper import roofline as paper_roofline
 from experiments.plots.paper import stages as paper_stages
-from experiments.plots.rows import EXPERIMENTS, Lacking, distinct, split_sweep
+from experiments.plots.rows import EXPERIMENTS, LISTED, Lacking, distinct, of_passes, split_sweep
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Style:
         ``sweep(workload, rows, baseline)``: a figure.
     table1, workloads, roofline, memory, drawn, stages : callable
         ``draw(rows)``: a figure.
+    torch_layers : callable or None
+        The same; None where the style has no such figure.
     """
 
     settings: dict
@@ -50,6 +53,7 @@ class Style:
     memory: Callable
     drawn: Callable
     stages: Callable
+    torch_layers: Callable | None = None
 
 
 STYLES = {
@@ -63,6 +67,7 @@ STYLES = {
         memory.draw,
         distribution.draw,
         stages.draw,
+        torch_layers.draw,
     ),
     "paper": Style(
         column.STYLE,
@@ -109,7 +114,9 @@ def draw_all(data, baseline, look=STYLES["screen"]):
         ("drawn-speed", "drawn_speed", partial(look.drawn, data["drawn_speed"])),
         ("stages", "stages", partial(look.stages, data["stages"])),
     ]
-    for name in data:
+    if look.torch_layers:
+        jobs.append(("torch-layers", "torch", partial(look.torch_layers, data["torch"])))
+    for name in of_passes(data):
         if name == "fused" or name not in EXPERIMENTS:
             jobs += _of_any(name, data[name], baseline, look)
     files, skipped = {}, []
@@ -151,5 +158,6 @@ def _slug(text):
 
 
 def _skipped(name, experiment, lack):
-    made = f"; python -m experiments.{experiment} makes it" if experiment in EXPERIMENTS else ""
+    command = LISTED.get(experiment, experiment if experiment in EXPERIMENTS else "")
+    made = f"; python -m experiments.{command} makes it" if command else ""
     return f"{name} skipped: {experiment}.csv has {lack}{made}"

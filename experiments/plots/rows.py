@@ -9,10 +9,13 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.measuring import records
+from experiments.measuring import records, torch_rows
 from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
+LISTED = {
+    torch_rows.NAME: "torch_layers"
+}  # short CSVs with columns of their own, and who makes them
 ONE_CURVE = ("drawn_speed",)  # experiments whose rows all go into each of their curves
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
 LAYERS = tuple(f"layer {i}" for i in range(1, 6))  # of the published network
@@ -41,7 +44,7 @@ def load_all(folder):
     -------
     dict of str to list of dict
         Rows by experiment; none where there is no file. Behind :data:`EXPERIMENTS` come the folder's other CSVs that
-        have the columns, by their names.
+        have the columns, by their names, and those of :data:`LISTED`.
 
     Raises
     ------
@@ -52,7 +55,12 @@ def load_all(folder):
     for path in sorted(Path(folder).glob("*.csv")):
         if path.stem not in data and records.is_ours(path):
             data[path.stem] = load(path)
-    return data
+    return data | {torch_rows.NAME: torch_rows.load(folder)}
+
+
+def of_passes(data):
+    """The rows by experiment, without those of :data:`LISTED`."""
+    return {name: rows for name, rows in data.items() if name not in LISTED}
 
 
 def load(path):

@@ -13,15 +13,17 @@ COLOURS = {
     "torch-modules": "#0072b2",
     "sabour-modules": "#cc79a7",
     "sabour-torch": "#e69f00",
-    "capsnet-modules": "#0072b2",
-    "capsnet-torch": "#d55e00",
-    "matrix-capsules-modules": "#0072b2",
-    "matrix-capsules-torch": "#d55e00",
-    "matrix-capsules-small-modules": "#0072b2",
-    "matrix-capsules-small-torch": "#d55e00",
 }
+# A network with routing is trained by its modules or by its twin, whose names end so.
+_ENDINGS = {"-modules": COLOURS["torch-modules"], "-torch": COLOURS["torch"]}
 _MOST_WRONG = 30  # digits shown
 _ACROSS = 10
+
+
+def colour_of(by):
+    """The colour of who trains."""
+    ending = next((colour for end, colour in _ENDINGS.items() if by.endswith(end)), None)
+    return COLOURS.get(by, ending)
 
 
 def draw_all(rows, run, predicted, kernel):
@@ -77,13 +79,15 @@ def draw_curves(rows, images, gpu):
             epochs = [int(row["epoch"]) for row in of_run]
             for column, look in ((f"test_{name}", "-"), (name, ":")):
                 values = [float(row[column]) for row in of_run]
-                axes.plot(epochs, values, look, color=COLOURS[key[0]], lw=1.3)
+                axes.plot(epochs, values, look, color=colour_of(key[0]), lw=1.3)
         axes.set_xlabel("epoch")
     panels["loss"].set_ylim(bottom=0)
     panels["accuracy"].yaxis.set_major_formatter(PercentFormatter(1))
     names = list(dict.fromkeys(row["by"] for row in rows))
     for at, by in enumerate(names):
-        sheet.text(0.9 + min(2.9, 9.9 / len(names)) * at, 4.7, by, color=COLOURS[by], weight="bold")
+        sheet.text(
+            0.9 + min(2.9, 9.9 / len(names)) * at, 4.7, by, color=colour_of(by), weight="bold"
+        )
     return sheet.figure
 
 

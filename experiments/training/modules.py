@@ -130,9 +130,12 @@ class SabourNet(nn.Module):
 
     def forward(self, x):
         """Class capsules (N, classes, 1, 16)."""
-        features = self.conv1(x[..., 0, 0]).relu()
-        u = self.squash(self.primary(features[..., None, None]))
+        u = self.capsules(self.conv1(x[..., 0, 0]).relu())
         return self.squash(self.votes(u)).flatten(1, 3)
+
+    def capsules(self, features):
+        """PrimaryCaps: capsules (N, capsules, H, W, 1, 8) of Conv1's features (N, filters, H, W)."""
+        return self.squash(self.primary(features[..., None, None]))
 
 
 class SabourTwin(nn.Module):
@@ -152,15 +155,22 @@ class SabourTwin(nn.Module):
         self.votes = nn.Parameter(of.votes.weight.detach().squeeze(-2).squeeze(4).clone())
         with torch.no_grad():
             self.conv1.load_state_dict(of.conv1.state_dict())
-            folded = of.primary.weight.permute(0, 5, 4, 1, 2, 3)
-            self.primary.weight.copy_(folded.reshape(self.primary.weight.shape))
+            self.primary.weight.copy_(folded(of.primary.weight))
             self.primary.bias.copy_(of.primary.bias.flatten())
 
     def forward(self, x):
         """Class capsules (N, classes, 16)."""
-        y = self.primary(self.conv1(x[..., 0, 0]).relu())
-        u = _squash(y.unflatten(1, (-1, PRIMARY)).movedim(2, -1))
+        u = self.capsules(self.conv1(x[..., 0, 0]).relu())
         return _squash(torch.einsum("nchwd,pchwde->npe", u, self.votes))
+
+    def capsules(self, features):
+        """PrimaryCaps: capsules (N, capsules, H, W, 8) of Conv1's features (N, filters, H, W)."""
+        return _squash(self.primary(features).unflatten(1, (-1, PRIMARY)).movedim(2, -1))
+
+
+def folded(kernel):
+    """PrimaryCaps' kernel (capsules, filters, KH, KW, 1, 8) as ``torch.nn.Conv2d`` has it."""
+    return kernel.permute(0, 5, 4, 1, 2, 3).flatten(0, 2)
 
 
 def _squash(x):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import first_call
-from experiments.measuring import command, first
+from experiments.measuring import command, first, listed
 from experiments.measuring.workloads import square
 
 SMALL = square(1, 1, 1, 3, 2, 1, 1, 2, 1)
@@ -106,8 +106,8 @@ def machine(monkeypatch):
         return dict.fromkeys(case["names"], 2.0)
 
     monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
-    monkeypatch.setattr(first_call.provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(first_call, "of_machine", lambda: NOW)
+    monkeypatch.setattr(listed.provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
     monkeypatch.setattr(first_call, "run", run)
     return started
 

@@ -8,7 +8,7 @@ import pytest
 
 import reference
 from experiments import host_cost
-from experiments.measuring import command, host, measure, opponents, records
+from experiments.measuring import command, host, listed, measure, opponents, quick, records
 from experiments.measuring.listing import Listing
 from experiments.measuring.problem import Problem
 from experiments.measuring.workloads import square
@@ -107,8 +107,8 @@ def machine(monkeypatch):
     """A machine that says it has a GPU; arrays are Numba's, and calls take what they are told to."""
     monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
     monkeypatch.setattr(opponents, "torch_on_gpu", lambda: None)
-    monkeypatch.setattr(host_cost.provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(host_cost, "of_machine", lambda: NOW)
+    monkeypatch.setattr(listed.provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
     monkeypatch.setattr(measure, "release", lambda: None)
     monkeypatch.setattr(host_cost, "cases", lambda options: [CASE])
     monkeypatch.setattr(host_cost.host, "arrays_of", lambda library, geometry: None)
@@ -144,6 +144,18 @@ def test_what_cannot_be_called_is_noted(machine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(host_cost.host, "arrays_of", absent)
     assert host_cost.main(["--results", str(tmp_path)]) == 0
     assert "absent: host_cost takes the extra" in capsys.readouterr().out
+
+
+def test_a_class_that_ours_lacks_is_named(machine, tmp_path, monkeypatch, capsys):
+    def lacking(names):
+        raise LookupError(names[0])
+
+    monkeypatch.setattr(quick, "choose", lacking)
+    with pytest.raises(SystemExit) as stop:
+        host_cost.main(["--precisions", "tf32", "--results", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "--precisions got tf32; it takes classes that ours has" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_keeps_finished_rows(machine, tmp_path, monkeypatch, capsys):

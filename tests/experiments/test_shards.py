@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import drawn_speed, first_call, host_cost, record, sweep
+from experiments import drawn_speed, first_call, host_cost, record, sweep, torch_layers
 from experiments.measuring import cards, launcher, provenance, records, sources
 from experiments.measuring.listing import Listing
 from experiments.measuring.refusal import Refusal
@@ -149,7 +149,7 @@ def test_the_newer_rows_of_a_group_are_taken(tmp_path, monkeypatch):
     assert "setup.cfg" in table.with_suffix(".sources.json").read_text()
 
 
-@pytest.mark.parametrize("module", [host_cost, first_call])
+@pytest.mark.parametrize("module", [host_cost, first_call, torch_layers])
 def test_the_newer_rows_of_a_listing_are_taken(module, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("table", "part")]
     for folder, when in zip(folders, ("2026-02", "2026-03")):
