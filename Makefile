@@ -2,7 +2,7 @@
 #              pictures are in walk/, the page is walk.html
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
-# make test-all  run all of both tiers
+# make test-all  run all of both tiers; it installs the extras lessons and explore for that
 # make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors, and
 #              training by it, in one process and in two
 # make gpu     run the gpu tier and record it under experiments/results/
@@ -34,6 +34,7 @@ test: $(INSTALLED)
 test-all: test test-rest
 
 test-rest: $(INSTALLED)
+	$(PY) -m pip install --quiet --editable '.[lessons,explore]'
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier ptx
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
 

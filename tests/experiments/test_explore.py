@@ -15,6 +15,8 @@ from experiments.explore import __main__ as command
 from experiments.explore import gather, page
 from experiments.measuring import provenance, records, sources
 
+pytest.importorskip("vl_convert", reason="the extra 'explore' is not installed")
+pytestmark = pytest.mark.slow  # which make test-all runs: it installs the extra
 GEOMETRY = dict.fromkeys(records.GEOMETRY, 1) | {"N": 8, "C": 2, "P": 2, "H": 8, "W": 8}
 MS = {"fused": 1.0, "torch_fold": 2.0}
 

@@ -96,7 +96,7 @@ def test_a_lesson_that_is_not_there(wanted, capsys):
 
 @pytest.mark.slow
 def test_notebook_has_outputs_and_picture(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
+    nbformat = pytest.importorskip("nbformat", reason="the extra 'lessons' is not installed")
     for name in ("jupytext", "nbclient", "ipykernel"):
         pytest.importorskip(name)
     run = [sys.executable, "-m", "experiments.lessons", "2", "--notebooks", tmp_path / "books"]
