@@ -13,8 +13,9 @@ from experiments.measuring.refusal import Parser, Refusal
 from experiments.walk.image import DIGIT
 from experiments.walk.page import make as page
 from experiments.walk.pictures import draw_all
+from experiments.walk.records import Options
 from experiments.walk.report import Progress, report, verdict
-from experiments.walk.trace import Options, plan, walk
+from experiments.walk.trace import plan, walk
 from experiments.walk.watch import watching
 from numbacaps import SIMULATED
 from numbacaps.algorithms.registry import device_algorithms

@@ -12,7 +12,7 @@ def scalar_convolution(trace):
 
     Parameters
     ----------
-    trace : experiments.walk.trace.Trace
+    trace : experiments.walk.records.Trace
 
     Returns
     -------

@@ -44,7 +44,7 @@ def report(trace):
 
     Parameters
     ----------
-    trace : experiments.walk.trace.Trace
+    trace : experiments.walk.records.Trace
 
     Returns
     -------

@@ -11,6 +11,7 @@ import pytest
 from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.page import variants
+from experiments.walk.records import Options
 from experiments.walk.watch import watching
 from tests.support.page import SMALL
 
@@ -43,7 +44,7 @@ def trace():
     options = vars(command._make_parser().parse_args(SMALL))
     for name in ("out", "pictures", "html"):
         del options[name]
-    return tracing.walk(tracing.plan(tracing.Options(**options)), watch=watching)
+    return tracing.walk(tracing.plan(Options(**options)), watch=watching)
 
 
 @pytest.fixture(scope="session")

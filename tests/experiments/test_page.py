@@ -18,6 +18,7 @@ from experiments.walk import trace as tracing
 from experiments.walk.page import make, sources, variants, write
 from experiments.walk.page.errata import ERRATA
 from experiments.walk.pictures.canvas import ROLES
+from experiments.walk.records import Trace
 from experiments.walk.watch import READ, WRITE
 from numbacaps.stages import STAGES
 from tests.support.page import SMALL, hover
@@ -172,8 +173,8 @@ def test_a_failed_walk_makes_no_page(tmp_path, capsys, monkeypatch):
 
 
 def test_a_failed_run_beside_it_makes_no_page(tmp_path, monkeypatch, trace):
-    failed = tracing.Trace(trace.plan, "", True, {}, (), ())
-    monkeypatch.setattr(tracing.Trace, "failed", property(lambda self: self is failed))
+    failed = Trace(trace.plan, "", True, {}, (), ())
+    monkeypatch.setattr(Trace, "failed", property(lambda self: self is failed))
     monkeypatch.setattr(make, "walk", lambda plan, watch: failed)
     with pytest.raises(ArithmeticError, match="no page written"):
         make.make(trace.plan, trace, tmp_path / "walk.html", lambda doing: None)

@@ -13,6 +13,7 @@ from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.image import cut_patches, read_image
 from experiments.walk.pictures.canvas import shown
+from experiments.walk.records import Options
 from experiments.walk.report import Progress
 from numbacaps import ALGORITHMS, parse_product
 from numbacaps.algorithms import indexed
@@ -29,7 +30,7 @@ def walk(arguments):
     """The trace of a walk from its command line, without the command's output."""
     options = vars(command._make_parser().parse_args(arguments))
     del options["out"], options["pictures"], options["html"]
-    return tracing.walk(tracing.plan(tracing.Options(**options)))
+    return tracing.walk(tracing.plan(Options(**options)))
 
 
 def last_line(capsys):
@@ -111,7 +112,7 @@ def test_rank_3_capsules_of_an_odd_picture(tmp_path, capsys):
     assert len(list((tmp_path / "out").glob("*.png"))) == 9
 
 
-@pytest.mark.slow(but=["ba,cb->ca"])
+@pytest.mark.slow
 @pytest.mark.parametrize("product", ["ba,cb->ca", ",->", "abk,kcd->dacb"])
 def test_any_product_passes_and_draws(tmp_path, product):
     arguments = ["--crop", "8,8", "--kernel", "2", "--product", product, "--channels", "1"]

@@ -24,7 +24,7 @@ def contents(runs):
 
     Parameters
     ----------
-    runs : list of (experiments.walk.page.variants.Variant, experiments.walk.trace.Trace)
+    runs : list of (experiments.walk.page.variants.Variant, experiments.walk.records.Trace)
         The first is shown first.
 
     Returns

@@ -15,7 +15,7 @@ def check(accepted, path):
 
     Parameters
     ----------
-    accepted : experiments.walk.trace.Plan
+    accepted : experiments.walk.records.Plan
     path : Path
 
     Raises
@@ -35,8 +35,8 @@ def make(accepted, trace, path, progress):
 
     Parameters
     ----------
-    accepted : experiments.walk.trace.Plan
-    trace : experiments.walk.trace.Trace
+    accepted : experiments.walk.records.Plan
+    trace : experiments.walk.records.Trace
         What came of it, watched by :func:`experiments.walk.watch.watching`.
     path : Path
     progress : callable

@@ -19,7 +19,7 @@ def routed(trace):
 
     Parameters
     ----------
-    trace : experiments.walk.trace.Trace
+    trace : experiments.walk.records.Trace
 
     Returns
     -------

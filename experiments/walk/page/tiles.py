@@ -20,7 +20,7 @@ def tiles(plan):
 
     Parameters
     ----------
-    plan : experiments.walk.trace.Plan
+    plan : experiments.walk.records.Plan
 
     Returns
     -------

@@ -60,7 +60,7 @@ def variants(accepted):
 
     Parameters
     ----------
-    accepted : experiments.walk.trace.Plan
+    accepted : experiments.walk.records.Plan
 
     Returns
     -------

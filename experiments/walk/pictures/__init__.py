@@ -25,7 +25,7 @@ def draw_all(trace, folder, progress=lambda doing: None):
 
     Parameters
     ----------
-    trace : experiments.walk.trace.Trace
+    trace : experiments.walk.records.Trace
     folder : Path
         Exists already. Each picture is written under another name first and then renamed.
     progress : callable
