@@ -125,8 +125,9 @@ assert (
 # %% [markdown]
 # ## The toolkit's own kernels
 #
-# `precision` chooses: `tf32` is one term, `tf32x3` three, `ieee` ordinary arithmetic. The digit's
-# convolution in each, and the error that the tests allow:
+# `precision` chooses: `tf32` is one term, `tf32x3` three, `ieee` ordinary arithmetic. `auto`, the default,
+# takes three terms for large products on a GPU, and sums again what three terms cannot tell: infinities, NaN and
+# numbers near the ends of float32's range. The digit's convolution, and the error that the tests allow:
 
 # %%
 g = GEOMETRY
