@@ -40,7 +40,8 @@ test-rest: $(INSTALLED)
 
 test-torch: $(INSTALLED)
 	$(PY) -m pip install --quiet '$(TORCH)'
-	$(PY) -m pytest --tier simulator tests/torch tests/experiments/test_modules.py
+	$(PY) -m pytest --tier simulator tests/torch tests/experiments/test_modules.py tests/experiments/test_capsnets.py \
+		tests/experiments/test_torch_layers.py
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu
