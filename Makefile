@@ -7,6 +7,8 @@
 #              training by it, in one process and in two
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
+# make campaign  hours of drawn cases on the GPU, recorded as they come: convolutions, networks, training that is broken
+#              off, threads, memory; the next call goes on
 # make records list the results and test records that are older than their kernels; needs no GPU
 # make record  measure such results again on the GPU, most important first, for MINUTES=10
 #
@@ -22,7 +24,7 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 MINUTES ?= 10
 TORCH ?= torch==2.13.0
 
-.PHONY: walk test test-all test-rest test-torch gpu drawn records record clean
+.PHONY: walk test test-all test-rest test-torch gpu drawn campaign records record clean
 
 walk: $(INSTALLED)
 	$(PY) -m experiments.walk --html walk.html
@@ -48,6 +50,9 @@ gpu: $(INSTALLED)
 
 drawn: $(INSTALLED)
 	$(PY) -m tests.record_drawn
+
+campaign: $(INSTALLED)
+	$(PY) -m tests.record_campaign
 
 records: $(INSTALLED)
 	$(PY) -m experiments.record --list

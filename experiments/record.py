@@ -58,6 +58,7 @@ WHOLE = {
 TESTS = {
     "gpu_tests.json": "python -m tests.record_gpu",
     "gpu_drawn.json": "python -m tests.record_drawn",
+    "gpu_campaign.json": "python -m tests.record_campaign",
 }
 _NONE_OLDER = "no row and no record is older than its kernels"
 

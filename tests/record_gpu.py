@@ -31,7 +31,9 @@ _SIDE_BY_SIDE = [
 _SANITIZED = ["-m", "sanitize", "-q"]
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 # racecheck is several times slower, and no type of the elements changes who writes where.
-_TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
+TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
+# Those that the campaign runs beside them: barriers, and memory that is read before it is written.
+MORE_TOOLS = {"synccheck": "primes and float32", "initcheck": "primes or strided"}
 
 
 def _counts(output):
@@ -55,17 +57,24 @@ def _run(command):
     return process.wait(), "".join(lines)
 
 
-def _sanitize(tool, cases, noted):
+def _noted(tool, cases, noted):
     """What compute-sanitizer says of one case of every kernel; a file holds it once it is nothing bad."""
     if noted.exists():
         return json.loads(noted.read_text())
-    found = _sanitized(tool, cases)
+    found = sanitized(tool, cases)
     if found["status"] == 0:
         provenance.write_text(noted, json.dumps(found))
     return found
 
 
-def _sanitized(tool, cases):
+def sanitized(tool, cases):
+    """What compute-sanitizer's ``tool`` says of the cases that pytest's ``-k`` chooses.
+
+    Returns
+    -------
+    dict
+        ``passed``, ``failed``, ``skipped``, ``status`` and ``summary``; clean is ``status`` 0.
+    """
     found = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
     )
@@ -84,11 +93,11 @@ def main():
         return 2
     folder, source = provenance.RESULTS / provenance.gpu_name(), provenance.source_sha256()
     folder.mkdir(parents=True, exist_ok=True)
-    noted = {name: folder / f"gpu_tests-{source[:12]}.{name}" for name in ("passed", *_TOOLS)}
+    noted = {name: folder / f"gpu_tests-{source[:12]}.{name}" for name in ("passed", *TOOLS)}
     with ThreadPoolExecutor() as side_by_side:  # none of them asks how long anything took
         sanitized = {
-            tool: side_by_side.submit(_sanitize, tool, cases, noted[tool])
-            for tool, cases in _TOOLS.items()
+            tool: side_by_side.submit(_noted, tool, cases, noted[tool])
+            for tool, cases in TOOLS.items()
         }
         status, output = _run([*_PYTEST, *_SIDE_BY_SIDE, "--passed", str(noted["passed"]), "tests"])
         sanitized = {tool: result.result() for tool, result in sanitized.items()}

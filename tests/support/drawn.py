@@ -87,13 +87,13 @@ def convolution(number):
     rng, of_all = np.random.default_rng(number), kinds()
     turn, kind = divmod(number, len(of_all))
     small = of_all[kind] == _IN_REGISTERS and turn % 2 == 1 and not SIMULATED  # few others have it
-    geometry = _geometry(rng)
+    geometry = any_geometry(rng)
     while geometry.flop > _MOST_FLOP or small and not is_swapped(geometry):
-        geometry = _geometry(rng)
+        geometry = any_geometry(rng)
     return Convolution(geometry, *of_all[kind], number)
 
 
-def _geometry(rng):
+def any_geometry(rng):
     """A geometry of any sizes; more than half have capsules, and channels, for the tensor cores."""
 
     def number(low, high):

@@ -55,9 +55,9 @@ def canonical(net, kernels):
     ]
 
 
-def expected(net, x, labels):
-    """The reference's loss, and its gradients in the layout (P, C, KH, KW, G, D2, D3)."""
-    layers = [
+def layers_of(net):
+    """The network's layers, as the reference takes them."""
+    return [
         {
             "input": (layer.geometry.G, layer.geometry.D1, layer.geometry.D2),
             "stride": layer.geometry.stride,
@@ -68,5 +68,9 @@ def expected(net, x, labels):
         }
         for layer in net.layers
     ]
+
+
+def expected(net, x, labels):
+    """The reference's loss, and its gradients in the layout (P, C, KH, KW, G, D2, D3)."""
     x = x.astype(np.float64)
-    return network_loss_and_gradients(x, labels, canonical(net, net.kernels), layers)
+    return network_loss_and_gradients(x, labels, canonical(net, net.kernels), layers_of(net))

@@ -1,0 +1,43 @@
+"""What a part of the campaign is: cases that are known by a seed and a number."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numbacaps.device.target import SIMULATED
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cases of one kind.
+
+    Attributes
+    ----------
+    summary : str
+        What is looked at, in a line.
+    unit : str
+        What a case is.
+    check : callable
+        ``check(seed, number)``: the kinds that the case was of, as words to count; AssertionError where something is
+        wrong.
+    amount : int
+        How much by default: of cases, or, where the part is ``timed``, of minutes.
+    few : float
+        The same on the simulator.
+    timed : bool
+        Whether cases are checked until the minutes are over.
+    compile : callable, optional
+        ``compile(seed, number)``: compile what a case takes, in a process that pretends a GPU.
+    """
+
+    summary: str
+    unit: str
+    check: Callable
+    amount: int
+    few: float
+    timed: bool = False
+    compile: Callable | None = None
+
+    @property
+    def default(self):
+        """How much on this machine."""
+        return self.few if SIMULATED else self.amount

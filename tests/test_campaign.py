@@ -1,0 +1,348 @@
+"""The campaign in miniature: each part finds what is wrong, and the record goes on where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.measuring import provenance
+from numbacaps.device.target import cuda
+from numbacaps.nn import CapsNet
+from numbacaps.plan import Plan
+from tests import record_campaign
+from tests.support import campaign
+from tests.support.campaign import convolutions, large, memory, networks, threads, training
+from tests.support.campaign.layouts import LAYOUTS, laid_out, on_host, repeated
+from tests.support.campaign.part import Part
+
+_KINDS = len(convolutions.kinds())
+
+
+@pytest.fixture
+def part(monkeypatch):
+    """A part of numbers, of which 3 is wrong; a function that changes it."""
+    checked = []
+
+    def check(seed, number):
+        checked.append((seed, number))
+        if number == 3:
+            raise AssertionError("three is wrong")
+        return ["even" if number % 2 == 0 else "odd"]
+
+    def change(**how):
+        made = Part("numbers", "number", check, amount=6, few=6)
+        monkeypatch.setitem(campaign.PARTS, "networks", replace(made, **how))
+        return checked
+
+    return change
+
+
+def _run(tmp_path, *arguments):
+    return record_campaign.main(
+        ["--results", str(tmp_path), "--parts", "networks", *map(str, arguments)]
+    )
+
+
+def _found(tmp_path):
+    (path,) = tmp_path.glob(f"*/{record_campaign.FILE}")
+    return json.loads(path.read_text())
+
+
+# ---- the record
+
+
+def test_a_record_has_what_repeats_each_failure(part, tmp_path, capsys):
+    checked = part()
+    assert _run(tmp_path, "--seed", 7) == 1
+    assert checked == [(7, number) for number in range(6)]
+    found = _found(tmp_path)
+    assert found["seed"] == 7 and found["source_sha256"] == provenance.source_sha256()
+    assert found["parts"]["networks"]["checked"] == 6
+    assert found["parts"]["networks"]["of_each_kind"] == {"even": 3, "odd": 2}
+    assert found["parts"]["networks"]["failed"] == [{"number": 3, "why": "three is wrong"}]
+    said = capsys.readouterr().out
+    assert "python -m tests.record_campaign --seed 7 --only networks:3: three is wrong" in said
+    assert record_campaign.main(["--seed", "7", "--only", "networks:3"]) == 1
+    assert "networks:3: three is wrong" in capsys.readouterr().err
+    assert record_campaign.main(["--seed", "7", "--only", "networks:4"]) == 0
+
+
+def test_it_goes_on_where_it_was(part, tmp_path):
+    checked = part()
+    assert _run(tmp_path, "--networks", 2) == 0
+    assert _run(tmp_path, "--networks", 3) == 0
+    assert [number for _, number in checked] == [0, 1, 2]
+    assert _run(tmp_path, "--networks", 3, "--fresh") == 0
+    assert [number for _, number in checked[3:]] == [0, 1, 2]
+    assert _run(tmp_path, "--networks", 3, "--seed", 1) == 0
+    assert checked[6:] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_other_sources_begin_anew(part, tmp_path, monkeypatch):
+    checked = part()
+    assert _run(tmp_path, "--networks", 2) == 0
+    monkeypatch.setattr(provenance, "source_sha256", lambda: "others")
+    assert _run(tmp_path, "--networks", 2) == 0
+    assert [number for _, number in checked] == [0, 1, 0, 1]
+
+
+def test_ctrl_c_keeps_what_was_checked(part, tmp_path, capsys):
+    def check(seed, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return []
+
+    part(check=check)
+    assert _run(tmp_path) == 130
+    assert _found(tmp_path)["parts"]["networks"]["next"] == 2
+    assert "the next call goes on" in capsys.readouterr().err
+
+
+def test_sigterm_is_as_ctrl_c(part, tmp_path):
+    def check(seed, number):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    part(check=check)
+    assert _run(tmp_path) == 130
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("error", "checked"), [(RuntimeError, 1), (ValueError, 6)])
+def test_behind_an_error_of_the_device_nothing_is_checked(error, checked, part, tmp_path):
+    """Behind one of Python's everything is."""
+
+    def check(seed, number):
+        if number == 0:
+            raise error("as of a device")
+        return []
+
+    part(check=check)
+    assert _run(tmp_path) == 1
+    found = _found(tmp_path)["parts"]["networks"]
+    assert found["checked"] == checked and "as of a device" in found["failed"][0]["why"]
+    assert _run(tmp_path) == 1 and _found(tmp_path)["parts"]["networks"]["checked"] == 6
+
+
+def test_a_timed_part_has_minutes(part, tmp_path):
+    def check(seed, number):
+        time.sleep(0.05)
+        return []
+
+    part(check=check, timed=True)
+    assert _run(tmp_path, "--networks", 0.005) == 0
+    found = _found(tmp_path)["parts"]["networks"]
+    assert 1 <= found["checked"] <= 6 and found["seconds"] >= 0.3
+
+
+def test_bad_input(capsys):
+    for arguments, said in (
+        (["--only", "nothing:3"], "--only: got 'nothing:3'; it takes a part and a number"),
+        (["--only", "networks:x"], "it takes a part and a number, as networks:17"),
+        (["--networks", "-1"], "--networks: got '-1'; it takes a number of 0 or more"),
+        (["--seed", "1.5"], "--seed: got '1.5'; it takes an integer of 0 or more"),
+        (["--parts", "all"], "--parts: got 'all'; it takes convolutions, networks,"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            record_campaign.main(arguments)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+# ---- convolutions
+
+
+@pytest.mark.parametrize("number", range(0, 3 * _KINDS, 9))
+def test_a_convolution(number):
+    assert convolutions.check(0, number)
+
+
+def test_drawn_calls_are_of_every_kind():
+    few = [convolutions.draw(0, number) for number in range(12 * _KINDS)]
+    assert few[5] == convolutions.draw(0, 5) != convolutions.draw(1, 5)
+    chosen = {(one.algorithm, one.dtype, one.precision) for one in few}
+    assert chosen == set(convolutions.kinds())
+    assert {one.way for one in few} == {"call", "plan", "packed plan"}
+    assert {one.stream for one in few} == {"default", "own", "address"}
+    assert {layout for one in few for layout in one.layouts} == set(LAYOUTS)
+    assert len({one.geometry for one in few}) > len(few) // 6
+    assert any(one.has_out for one in few) and len({one.product for one in few}) > 50
+    longest = max(len(capsule) for one in few for capsule in one.capsules)
+    assert longest >= 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_layout_has_the_same_elements(layout, dtype, on_device, rng):
+    array = rng.standard_normal((3, 2, 4, 3, 2)).astype(convolutions.dtype_of(dtype))
+    array = repeated(array) if layout == "repeated" else array
+    found = laid_out(array, layout, on_device)
+    assert found.shape == array.shape and found.dtype == array.dtype
+    assert np.array_equal(on_host(found), array.astype(np.float32))
+    if not on_device:
+        differs = found.strides != array.strides
+        assert differs is (layout in ("every second", "backwards", "repeated"))
+
+
+@pytest.mark.parametrize("which", ["y", "dx", "dw"])
+def test_a_wrong_element_of_a_convolution_is_found(which, monkeypatch):
+    number = _of_kind(("fused", "float32", "ieee"))
+    call, right = convolutions.draw(0, number), convolutions.Call.launch
+
+    def wrong(*arguments):
+        results = [on_host(result).copy() for result in right(*arguments)]
+        results[("y", "dx", "dw").index(which)].flat[0] += 1e-2
+        return results
+
+    monkeypatch.setattr(convolutions.Call, "launch", wrong)
+    with pytest.raises(AssertionError, match=rf"{which} of Call\(geometry=.*above the tolerance"):
+        convolutions.check(0, number)
+    assert call.product in repr(call)
+
+
+def _of_kind(kind):
+    """The number of a call of public functions of that kind."""
+    first = convolutions.kinds().index(kind)
+    numbers = range(first, first + 100 * _KINDS, _KINDS)
+    return next(number for number in numbers if convolutions.draw(0, number).way == "call")
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_large_images_are_compared_row_by_row(shift, rng):
+    """With the reference's own result at a size that fits."""
+    part = rng.integers(-4, 5, (8, 3, 1, 2)).astype(np.float32)
+    w = rng.integers(-2, 3, (3, 2, 2)).astype(np.float32)
+    x = np.tile(part, (4, 1, 1, 1))
+    y = sum(np.roll(x, 1 - at, 0) @ w[at] for at in range(3))
+    y[8 + shift] += shift
+    compare = [4, part, w, part.size * 2]
+    if shift:
+        with pytest.raises(AssertionError, match="6 elements of y are wrong in the rows from 8 on"):
+            large.compare("y", cuda.to_device(y), *compare)
+    else:
+        large.compare("y", cuda.to_device(y), *compare)
+
+
+@pytest.mark.slow
+@pytest.mark.tiers("ptx")
+def test_cases_are_compiled_where_there_is_no_gpu(tmp_path):
+    """As processes do that pretend one: calls and a network."""
+    script = "from tests import record_campaign as r\n"
+    for name in ("convolutions", "networks"):
+        script += f"r._begin({name!r}, 0, 4, (9, 0), 132)\nr._compile_one(0)\nr._compile_one(1)\n"
+    where = {"PYTHONPATH": str(provenance.ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | where | {"NUMBACAPS_TARGET": "cuda"}
+    how = {"env": environment, "capture_output": True, "text": True, "timeout": 500}
+    done = subprocess.run([sys.executable, "-c", script], check=False, **how)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*.nbc"))
+
+
+# ---- networks
+
+
+@pytest.mark.parametrize("number", range(0, 24, 3))
+def test_a_network(number):
+    assert networks.check(0, number)
+
+
+def test_drawn_networks_differ():
+    drawn = [networks.draw(0, number) for number in range(40)]
+    assert {str(net.dtype) for net, _ in drawn} == {"float32", "float64"}
+    assert {len(net.layers) for net, _ in drawn} == {1, 2, 3}
+    assert len({str(net) for net, _ in drawn}) == 40
+    layers = [placed.layer for net, _ in drawn for placed in net.layers]
+    for name in ("stride", "padding", "dilation", "slope", "squash", "algorithm"):
+        assert len({getattr(layer, name) for layer in layers}) > 1, name
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    right = CapsNet.loss_and_gradients
+
+    def wrong(net, x, labels):
+        loss, gradients = right(net, x, labels)
+        gradients[-1].flat[0] += np.abs(gradients[-1]).max()
+        return loss, gradients
+
+    monkeypatch.setattr(CapsNet, "loss_and_gradients", wrong)
+    with pytest.raises(AssertionError, match="layer 0 of <CapsNet .*above the tolerance"):
+        networks.check(0, next(i for i in range(20) if len(networks.draw(0, i)[0].layers) == 1))
+
+
+# ---- training
+
+
+@pytest.mark.slow
+def test_training_that_is_broken_off_ends_alike():
+    kinds = [kind for number in range(2) for kind in training.check(0, number)]
+    assert kinds.count("run to its end") == 2
+
+
+def test_files_are_compared_with_an_undisturbed_run_s(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        log = training.training.Log(tmp_path / name / "training.csv", "gpu")
+        np.savez(tmp_path / name / "numbacaps-seed0.npz", weights_0=np.ones(3))
+    training.compare(tmp_path / "a", tmp_path / "b", 0)
+    np.savez(tmp_path / "a" / "numbacaps-seed0.npz", weights_0=np.array([1, 1, 1 + 1e-15]))
+    with pytest.raises(AssertionError, match="weights_0 differs from an undisturbed run's"):
+        training.compare(tmp_path / "a", tmp_path / "b", 0)
+    np.savez(tmp_path / "a" / "numbacaps-seed0.npz", weights_0=np.ones(3))
+    (tmp_path / "a" / "other").write_text("")
+    with pytest.raises(AssertionError, match=r"files were left: \['other'\]"):
+        training.compare(tmp_path / "a", tmp_path / "b", 0)
+    assert log.rows == []
+
+
+# ---- threads
+
+
+@pytest.mark.slow
+def test_threads_have_what_one_has():
+    said = threads.check(0, 0)
+    assert len(said) >= 6
+
+
+@pytest.mark.slow
+def test_other_bits_in_a_thread_are_found(monkeypatch):
+    threads.check(0, 0)  # what one thread has is known
+    right = Plan.forward_operands
+
+    def wrong(plan, x, w, out, *rest):
+        right(plan, x, w, out, *rest)
+        array = out.array.reshape(out.array.size)
+        array[0] += 1
+
+    monkeypatch.setattr(Plan, "forward_operands", wrong)
+    with pytest.raises(AssertionError, match="other bits than alone"):
+        threads.check(0, 0)
+
+
+# ---- memory
+
+
+@pytest.mark.slow
+def test_memory_is_flat():
+    assert len(memory.check(0, 0)) == 2
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_left_behind_is_found(where, monkeypatch):
+    grown = iter([(0, 0), tuple((at == where) << 30 for at in range(2))])
+    monkeypatch.setattr(memory, "_turn", lambda seed, number: None)
+    monkeypatch.setattr(memory, "used", lambda: next(grown))
+    place = ("device", "host")[where]
+    with pytest.raises(AssertionError, match=f"networks left 1073741824 bytes on the {place}"):
+        memory.check(0, 0)
+
+
+def test_what_this_process_holds_is_known():
+    before = memory.used()[1]
+    kept = np.ones(8 << 20)
+    assert memory.used()[1] - before > 32 << 20 and kept.size
