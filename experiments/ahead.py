@@ -32,6 +32,7 @@ EXPERIMENTS = {"fused": fused, "rungs": rungs, "table1": table1, "sweep": sweep}
 _BY_DEFAULT = ("fused", "rungs", "table1")
 _OURS = (OurRun, PackedRun, rungs.RungRun, networks.OurNetwork)
 _ALIGNED = 512  # bytes; where memory begins is a multiple
+_MEMORY = 1 << 36  # bytes; workspaces, which are cut to it, are never written
 _STREAM = 0
 _cases = []  # of this process
 
@@ -76,6 +77,9 @@ def pretend(capability, multiprocessors):
         def create_module_image(self, *binary):
             function = SimpleNamespace(module=module, kernel=None, handle=None)
             return SimpleNamespace(get_function=lambda name: function)
+
+        def get_memory_info(self):
+            return SimpleNamespace(free=_MEMORY, total=_MEMORY)
 
         def create_stream(self):
             return _STREAM

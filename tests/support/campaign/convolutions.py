@@ -29,7 +29,6 @@ _SELDOM = 0.1  # of the calls may take the most
 _WAYS = ("call", "call", "plan", "packed plan")
 _STREAMS = ("default", "own", "address")
 _SHARED = 4  # calls of a kind that have one geometry
-_ANY = 1 << 50  # bytes of workspace: do not ask the GPU for what is free
 _LARGE_EVERY = 2500  # a call beyond 2^31 elements, of these
 
 
@@ -49,7 +48,6 @@ class Call:
     on_device: bool
     has_out: bool
     draws: tuple
-    workspace_limit: int | None = None
 
     @property
     def options(self):
@@ -57,8 +55,7 @@ class Call:
         g = self.geometry
         moves = {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
         chosen = {"algorithm": self.algorithm, "precision": self.precision}
-        chosen |= {"product": self.product, "workspace_limit": self.workspace_limit}
-        return moves | chosen
+        return moves | chosen | {"product": self.product}
 
     @property
     def kinds(self):
@@ -257,7 +254,7 @@ def compile_call(seed, number):
     call = draw(seed, number)
     if call.algorithm in ("numpy", "cublas") or _is_large(number):
         return
-    call = replace(call, on_device=True, workspace_limit=_ANY)
+    call = replace(call, on_device=True)
     call.launch(*call.place(call.operands()), None)
 
 

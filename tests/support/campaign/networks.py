@@ -1,10 +1,12 @@
 """Drawn networks of :mod:`numbacaps.nn`: loss and gradients of every kernel against float64."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from numbacaps import ALGORITHMS
 from numbacaps.algorithms.registry import device_algorithms
-from numbacaps.device.target import SIMULATED
+from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn import CapsNet, Layer
 from reference import assert_close, network
 from tests.support.campaign.part import Part
@@ -95,28 +97,32 @@ def clear_batch(net, N, rng):
 
 
 def check(seed, number):
-    """Compare loss and gradients, and those of a second batch of the size, which a graph may compute."""
+    """Compare loss and gradients of two batches, with a step of each in between."""
     net, N = draw(seed, number)
-    rng = np.random.default_rng((seed, number, 1))
+    rng, losses = np.random.default_rng((seed, number, 1)), []
     for _ in range(2):
         x, labels = clear_batch(net, N, rng)
         loss, gradients = net.loss_and_gradients(x, labels)
         want_loss, want = expected(net, x, labels)
+        losses.append(want_loss)
         assert_close(np.array([loss], net.dtype), [want_loss], _TERMS)
         for at, (have, gradient) in enumerate(zip(canonical(net, gradients), want)):
             try:
                 assert_close(have.astype(net.dtype), gradient, _TERMS)
             except AssertionError as wrong:
                 raise AssertionError(f"layer {at} of {net}, N = {N}: {wrong}") from None
+        net.step(x, labels)
+    assert_close(net.history()[0].astype(net.dtype), losses, _TERMS)
     algorithms = (placed.layer.algorithm for placed in net.layers)
     return f"{len(net.layers)} layers {net.dtype}", *(f"layer {name}" for name in algorithms)
 
 
 def compile_network(seed, number):
-    """Compile what a network's gradients take."""
+    """Compile what a network's step takes."""
     net, N = draw(seed, number)
-    x = np.zeros((N, *net.input_shape), net.dtype)
-    net._training(N).differentiate(x, np.zeros(N, np.int64))
+    x = cuda.device_array((N, *net.input_shape), net.dtype)
+    batch = SimpleNamespace(x=x, labels=cuda.device_array(N, np.int64))
+    net._training(N)._step.launch(batch)
 
 
 PART = Part(
