@@ -45,9 +45,7 @@ class ModuleNet:
         self._device, self._job = device, job
         self._parameters = list(self.module.parameters())
         self.dtype = np.dtype(str(self._parameters[0].dtype).removeprefix("torch."))
-        self._together = self.module
-        if job.count > 1:
-            self._together = torch.nn.parallel.DistributedDataParallel(self.module)
+        self._together = job.together(self.module)
         betas = adam.beta1, adam.beta2
         self._optimiser = torch.optim.Adam(self._parameters, adam.rate, betas, adam.epsilon)
         self.steps, self._began, self._totals = 0, 0, []

@@ -3,9 +3,11 @@
 What they add and agree on goes through torch.distributed; where one process trains alone nothing of it is imported.
 """
 
+import gc
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 
 from experiments.measuring import opponents
 
@@ -24,6 +26,7 @@ class Job:
 
     rank: int = 0
     count: int = 1
+    _together: list = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def is_first(self):
@@ -42,6 +45,14 @@ class Job:
             return is_so
         return bool(self.add(opponents.torch().tensor(int(is_so))))
 
+    def together(self, module):
+        """A function of a module, whose gradients become the mean over all processes until the job ends."""
+        if self.count == 1:
+            return module
+        made = _Together(opponents.torch().nn.parallel.DistributedDataParallel(module))
+        self._together.append(made)
+        return made
+
     def agrees_on(self, number):
         """Whether it is the same in all processes; all of them ask at the same place."""
         if self.count == 1:
@@ -49,6 +60,32 @@ class Job:
         numbers = [None] * self.count
         opponents.torch().distributed.all_gather_object(numbers, number)
         return len(set(numbers)) == 1
+
+    def end(self):
+        """Give the processes' group back, with all that holds it, so that its threads end here.
+
+        A thread of gloo's frees the tensors of the last sum when it gets around to it, and takes Python's lock for
+        that. If Python is about to leave by then, the process aborts ("terminate called without an active
+        exception", pytorch/pytorch#190489). ``destroy_process_group`` waits for the threads only where nothing else
+        holds the group, as each DistributedDataParallel does.
+        """
+        for one in self._together:
+            one.let_go()
+        opponents.torch().distributed.destroy_process_group()
+        gc.collect()  # of what circles hold, too
+
+
+class _Together:
+    """A call of a module by DistributedDataParallel, which it can let go."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __call__(self, *arguments):
+        return self._module(*arguments)
+
+    def let_go(self):
+        self._module = None
 
 
 ALONE = Job()
@@ -78,17 +115,22 @@ def launched():
 
 @contextmanager
 def joined(on_gpu):
-    """This process's :class:`Job`; each takes a GPU of its own if ``on_gpu``."""
+    """This process's :class:`Job`, which ends behind it; each takes a GPU of its own if ``on_gpu``."""
     if launched() == 1:
         yield ALONE
         return
     distributed = opponents.torch().distributed
     if on_gpu:
         _take_gpu(int(os.environ["LOCAL_RANK"]))
+    # Before there is a group, which defaults of its functions would hold for good.
+    import_module("torch.distributed.nn")
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    yield Job(distributed.get_rank(), distributed.get_world_size())
-    distributed.barrier()  # all leave together; not after a failure, where the others would not come
-    distributed.destroy_process_group()
+    job = Job(distributed.get_rank(), distributed.get_world_size())
+    try:
+        yield job
+        distributed.barrier()  # all leave together; not after a failure, where the others would not come
+    finally:
+        job.end()
 
 
 def _take_gpu(number):
