@@ -7,6 +7,9 @@ whole: host_cost, first_call, with a new seed drawn_speed, routing, and torch_la
 side, then measures the batch. Every group of rows is in its file as soon as it is measured; Ctrl-C
 loses none, and the next call goes on.
 
+``--gpus`` shares the rows out among processes, one a GPU, that write the same files; ``--shard`` takes a part of them.
+Experiments that are run as a whole take a process without either: neighbours disturb the host's times.
+
 ``--list`` needs no GPU: it says which rows and which records of tests are older than their kernels.
 """
 
@@ -33,9 +36,17 @@ from experiments import (
     table1,
     torch_layers,
 )
-from experiments.measuring import command, contestants, provenance, records
+from experiments.measuring import (
+    cards,
+    command,
+    contestants,
+    launcher,
+    provenance,
+    records,
+    shard,
+)
 from experiments.measuring.problem import NETWORK_PASSES
-from experiments.measuring.refusal import Parser
+from experiments.measuring.refusal import Parser, Refusal
 from experiments.training import training
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -138,13 +149,15 @@ def tell(results):
 # ---- what is measured
 
 
-def missing(folder):
+def missing(folder, part=shard.WHOLE):
     """What is older than its kernels or was not measured yet, most important first.
 
     Parameters
     ----------
     folder : path
         Of this GPU's results.
+    part : experiments.measuring.shard.Shard
+        To which the rows fall.
 
     Returns
     -------
@@ -156,6 +169,7 @@ def missing(folder):
         parser = module.make_parser()
         groups = module.groups(parser, parser.parse_args([]))
         jobs += [(table, group) for group in command.lacking(table, groups, absent)]
+    jobs = part.part(jobs, key=lambda job: job[1].key)
     return sorted(jobs, key=lambda job: rank(job[1].experiment, job[1].wanted))
 
 
@@ -186,10 +200,10 @@ def _compile(jobs, processes):
     ahead.compile_chosen(options, processes)
 
 
-def measure(folder, minutes, processes):
-    """Measure what is missing, until the time is over; the exit status."""
+def measure(folder, minutes, processes, part=shard.WHOLE):
+    """Measure what is missing of a shard, until the time is over; the exit status."""
     until = time.monotonic() + 60 * minutes
-    jobs, done, longest, compiled = missing(folder), 0, 0.0, 0.0
+    jobs, done, longest, compiled = missing(folder, part), 0, 0.0, 0.0
     try:
         for batch in batches(jobs, 4 * processes):
             begun = time.monotonic()
@@ -209,7 +223,18 @@ def measure(folder, minutes, processes):
         table, group = jobs[done]
         print(f"next: {table.path.name}, {group.workload}, {group.wanted}")
         return 0
-    return _measure_whole(folder, until)
+    return _measure_whole(folder, until) if part == shard.WHOLE else 0
+
+
+def measure_on_gpus(options, arguments):
+    """Measure in a process for each GPU that ``--gpus`` names, all into the same files; the exit status."""
+    gpus = cards.chosen(options.gpus)
+    parts = list(map(str, options.shard.split(len(gpus))))
+    processes = str(max(1, options.processes // len(gpus)))
+    rest = ["experiments.record", *launcher.without_gpus(arguments), "--processes", processes]
+    commands = [[*rest, "--shard", part] for part in parts]
+    named = [f"shard {part}" for part in parts]
+    return launcher.tell(*launcher.run("record", gpus, named, commands), options.results)
 
 
 def _measure_whole(folder, until):
@@ -253,6 +278,8 @@ def _parser():
         default=provenance.RESULTS,
         help="folder of the results (default experiments/results)",
     )
+    shard.add_to(made)
+    launcher.add_to(made)
     return made
 
 
@@ -262,11 +289,13 @@ def main(arguments=None):
     try:
         if options.list:
             return tell(options.results)
+        if options.gpus:
+            return measure_on_gpus(options, arguments)
         if SIMULATED or not cuda.is_available():
             parser.error("there is no GPU here to measure on; --list says what is older")
         folder = options.results / provenance.gpu_name()
-        return measure(folder, options.minutes, options.processes)
-    except records.ForeignFile as foreign:
+        return measure(folder, options.minutes, options.processes, options.shard)
+    except (records.ForeignFile, Refusal) as foreign:
         parser.error(str(foreign))
 
 

@@ -22,11 +22,13 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 
 import reference.nn
-from experiments.measuring import provenance, records, shard
+from experiments.measuring import cards, launcher, provenance, records, shard
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.plots import training as plots
 from experiments.training import digits, processes, training
@@ -122,6 +124,7 @@ def make_parser():
     add("--epochs", metavar="N", type=_count, help=f"default {FULL.epochs}; tiny {TINY.epochs}")
     add("--seeds", metavar="A,B", type=_seeds, help="default 0,1,2; tiny 0")
     shard.add_to(parser)
+    launcher.add_to(parser)
     add(
         "--network",
         choices=NETWORKS,
@@ -183,6 +186,11 @@ def main(argv=None):
     task = TINY if options.tiny else FULL
     _check_who(options, parser)
     try:
+        if options.gpus:
+            status = _on_gpus(task, options, argv)
+            if status:
+                return status
+            options.resume = True  # of all runs; what is left is to report and to draw
         with processes.joined(on_gpu=not SIMULATED) as job:
             return _main(task, options, job)
     except (Refusal, records.ForeignFile, ImportError) as refusal:
@@ -204,17 +212,38 @@ def _check_who(options, parser):
             parser.error(f"--{name} got {getattr(options, name)}; --network {network} takes none")
 
 
-def _main(task, options, job):
-    """Train where the options say; the exit status."""
-    batch = _batch(task, options.network)
-    if batch < job.count:
-        raise Refusal("--nproc-per-node", job.count, f"{batch} at most, the images of a batch")
+def _on_gpus(task, options, argv):
+    """Train the seeds in a process for each GPU that ``--gpus`` names; the exit status."""
+    if processes.launched() > 1:
+        raise Refusal("--gpus", options.gpus, "one process; torchrun has started more")
+    folder, _ = _folders(options)
+    count, seeds = len(cards.chosen(options.gpus)), options.seeds or task.seeds
+    shares = [("--seeds", ",".join(map(str, seeds[i::count]))) for i in range(count) if seeds[i:]]
+    told = SimpleNamespace(gpus=options.gpus, shard=options.shard, results=folder.parent)
+    with TemporaryDirectory() as figures:
+        argv = [*(sys.argv[1:] if argv is None else argv), "--figures", figures]
+        how = "experiments.train_digits", shares, folder.name
+        return launcher.launch("training", argv, told, training.merge, *how)
+
+
+def _folders(options):
+    """(folder of the results, folder of the figures), made."""
     gpu = "simulator" if SIMULATED else provenance.gpu_name()
     usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
     folder = options.results or usual or provenance.RESULTS / gpu / "digits"
     figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
     _make_folder("--results", folder)
     _make_folder("--figures", figures)
+    return folder.resolve(), figures
+
+
+def _main(task, options, job):
+    """Train where the options say; the exit status."""
+    batch = _batch(task, options.network)
+    if batch < job.count:
+        raise Refusal("--nproc-per-node", job.count, f"{batch} at most, the images of a batch")
+    gpu = "simulator" if SIMULATED else provenance.gpu_name()
+    folder, figures = _folders(options)
     path = folder / "training.csv"
     with records.alone(path, seconds=_WAIT) if job.is_first else nullcontext():
         log = training.Log(path, gpu) if job.is_first else training.Unlogged()

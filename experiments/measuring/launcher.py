@@ -42,12 +42,13 @@ class Worker:
     ----------
     gpu : str
         As ``CUDA_VISIBLE_DEVICES`` takes it.
-    shard : experiments.measuring.shard.Shard
+    share : str
+        Which rows are its own, in words.
     command : list of str
     """
 
-    def __init__(self, gpu, shard, command):
-        self.gpu, self.shard, self.done, self.total, self.label = gpu, shard, 0, 0, ""
+    def __init__(self, gpu, share, command):
+        self.gpu, self.share, self.done, self.total, self.label = gpu, share, 0, 0, ""
         self._lines, self._heard = deque(maxlen=_LAST_LINES), deque()
         self.process = subprocess.Popen(
             command,
@@ -101,12 +102,12 @@ class Worker:
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         said = "; ".join(self._lines)
         return (
-            f"GPU {self.gpu}: process {self.process.pid}, shard {self.shard}, ended by {how}"
+            f"GPU {self.gpu}: process {self.process.pid}, {self.share}, ended by {how}"
             f"{f' ({said})' if said else ''}; the next run measures the rows that it left"
         )
 
 
-def launch(name, arguments, options, merge, module=None):
+def launch(name, arguments, options, merge, module=None, shares=None, inside=""):
     """Run an experiment's processes to their end, and merge their CSVs.
 
     Parameters
@@ -121,6 +122,10 @@ def launch(name, arguments, options, merge, module=None):
         ``merge(table, part)``: take the rows of the CSV ``part`` into the CSV ``table``, by their paths.
     module : str, optional
         What each process runs; by default ``experiments.NAME``.
+    shares : list of (str, str), optional
+        An option and its value for each process, which are its rows; by default ``--shard``. No more processes begin.
+    inside : str
+        Where in a folder of results a process writes, if it takes that as ``--results``.
 
     Returns
     -------
@@ -135,32 +140,68 @@ def launch(name, arguments, options, merge, module=None):
         Another launcher is at work, or a CSV is not ours or cannot be written.
     """
     gpus = cards.chosen(options.gpus)
+    shares = shares or [("--shard", str(part)) for part in options.shard.split(len(gpus))]
     folder = options.results / "shards" / name
-    stripped = ArgumentParser(add_help=False)
-    stripped.add_argument("--gpus")
-    _, rest = stripped.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    rest = without_gpus(arguments)
     with records.alone(folder, seconds=1.0):
         _collect(folder, options.results, name, merge)
-        workers = []
+        commands = []
+        for number, (option, share) in zip(range(len(gpus)), shares):
+            own = folder / f"{number + 1}-of-{len(gpus)}"
+            _give(options.results, name, own)
+            where = ["--results", str((own / inside).resolve())]
+            commands.append([module or f"experiments.{name}", *rest, option, share, *where])
+        named = [f"{option.strip('-')} {share}" for option, share in shares]
         try:
-            for gpu, shard in zip(gpus, options.shard.split(len(gpus))):
-                own = folder / f"{shard.number}-of-{shard.of}"
-                _give(options.results, name, own)
-                command = [sys.executable, "-m", module or f"experiments.{name}", *rest]
-                command += ["--shard", str(shard), "--results", str(own.resolve())]
-                workers.append(Worker(gpu, shard, command))
-            interrupted = _watch(workers, name)
+            workers, interrupted = run(name, gpus, named, commands)
         finally:
-            for worker in workers:
-                worker.stop()
-                worker.process.wait()
             tables = _collect(folder, options.results, name, merge)
     with suppress(OSError):  # another experiment's launcher may be at work there
         folder.parent.rmdir()
+    return tell(workers, interrupted, ", ".join(map(str, tables)) or "no file")
+
+
+def without_gpus(arguments):
+    """A command line, None for that of this process, without ``--gpus``."""
+    stripped = ArgumentParser(add_help=False, allow_abbrev=False)
+    stripped.add_argument("--gpus")
+    return stripped.parse_known_args(sys.argv[1:] if arguments is None else arguments)[1]
+
+
+def run(name, gpus, shares, commands):
+    """Run a module with arguments on each GPU, as far as there are both, to the end of all.
+
+    Parameters
+    ----------
+    name : str
+        Shown.
+    gpus, shares : list of str
+        As of :class:`Worker`.
+    commands : list of list of str
+        A module's name and its arguments.
+
+    Returns
+    -------
+    workers : list of Worker
+    interrupted : bool
+        Whether Ctrl-C was pressed.
+    """
+    workers = []
+    try:
+        for gpu, share, command in zip(gpus, shares, commands):
+            workers.append(Worker(gpu, share, [sys.executable, "-m", *command]))
+        return workers, _watch(workers, name)
+    finally:
+        for worker in workers:
+            worker.stop()
+            worker.process.wait()
+
+
+def tell(workers, interrupted, where):
+    """Say how the processes ended, and where their rows are; the exit status."""
     deaths = list(filter(None, (worker.epitaph() for worker in workers)))
     for words in deaths:
         print(words, file=sys.stderr)
-    where = ", ".join(map(str, tables)) or "no file"
     if interrupted:
         print(f"interrupted; {where} holds every finished row", file=sys.stderr)
         return 130
@@ -198,12 +239,14 @@ def _show(bar, workers):
 
 
 def _give(results, name, own):
-    """Give a process what was measured before, so that it is kept."""
+    """Give a process what was measured before, so that it is kept, and networks' files to go on from."""
     for path in results.glob(f"*/{name}.csv"):
         (own / path.parent.name).mkdir(parents=True, exist_ok=True)
-        for file in (path, path.with_suffix(".sources.json")):
+        for file in (path, path.with_suffix(".sources.json"), *path.parent.glob("*.npz")):
             if file.exists():
-                shutil.copyfile(file, own / path.parent.name / file.name)
+                shutil.copy2(
+                    file, own / path.parent.name / file.name
+                )  # with the time of its last change
 
 
 def _collect(folder, results, name, merge):

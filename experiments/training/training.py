@@ -9,6 +9,8 @@ import csv
 import io
 import json
 import math
+import os
+import shutil
 import signal
 import threading
 import time
@@ -20,9 +22,10 @@ import numpy as np
 from tqdm import tqdm
 
 import reference.nn
-from experiments.measuring import provenance, records
+from experiments.measuring import cards, provenance, records
 from experiments.training.digits import as_input
 from experiments.training.processes import ALONE, Agreed, Job
+from numbacaps.device.target import SIMULATED
 
 _SHOWN_EVERY = 0.2  # seconds between two looks at the device
 RUN = ("by", "seed")
@@ -44,7 +47,10 @@ COLUMNS = {
     "versions": "JSON: versions of Python and of the packages that matter",
     "source_sha256": "of numbacaps/**/*.py",
     "timestamp": "UTC, ISO 8601",
+    "gpu_uuid": "UUID of the GPU, which tells it from others of its name",
+    "busy_neighbours": "how many other GPUs of the host were at work; empty where it is not known",
 }
+_LATER = ("gpu_uuid", "busy_neighbours")  # which older files lack
 
 
 class Diverged(ArithmeticError):
@@ -143,7 +149,13 @@ class Log:
         row["versions"] = json.dumps(provenance.versions())
         row["source_sha256"] = provenance.source_sha256()
         row["timestamp"] = records.now()
+        row |= _cards()
         self.rows.append({column: _cell(row[column]) for column in COLUMNS})
+        self._write()
+
+    def replace(self, run, rows):
+        """Put rows in the place of those of a run, by its :data:`RUN`, and write the file."""
+        self.rows = [row for row in self.rows if records.key(row, RUN) != run] + rows
         self._write()
 
     def _write(self):
@@ -155,6 +167,14 @@ class Log:
             provenance.write_text(self.path, text.getvalue())
         except OSError as failure:
             raise records.ForeignFile(f"{self.path} cannot be written: {failure}") from failure
+
+
+def _cards():
+    """The cells of :data:`_LATER` now; empty on the simulator."""
+    if SIMULATED:
+        return dict.fromkeys(_LATER, "")
+    busy = cards.busy_neighbours()
+    return {"gpu_uuid": cards.gpu_uuid(), "busy_neighbours": "" if busy is None else busy}
 
 
 class Unlogged:
@@ -185,12 +205,47 @@ def read(path):
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
         raise records.ForeignFile(f"{path} cannot be read: {failure}") from failure
     whole = all(None not in row and None not in row.values() for row in rows)
-    if columns != list(COLUMNS) or not whole or not all(row["step"].isdecimal() for row in rows):
+    known = [list(COLUMNS), [column for column in COLUMNS if column not in _LATER]]
+    if columns not in known or not whole or not all(row["step"].isdecimal() for row in rows):
         raise records.ForeignFile(
             f"{path} is no log of training, which has the columns {', '.join(COLUMNS)}. It was "
             "left as it is"
         )
-    return rows
+    return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
+
+
+def merge(path, part):
+    """Take over from another folder the runs that are further there: their rows, and their networks' files.
+
+    Parameters
+    ----------
+    path, part : path
+        Of the log that is written, and of the other.
+
+    Raises
+    ------
+    experiments.measuring.records.ForeignFile
+        One is no log, or cannot be read or written.
+    """
+    path, part = Path(path), Path(part)
+    with records.alone(path):
+        log, found = Log(path, None), {}
+        for row in read(part):
+            found.setdefault(records.key(row, RUN), []).append(row)
+        for run, rows in found.items():
+            mine = [row["timestamp"] for row in log.rows if records.key(row, RUN) == run]
+            if max(mine, default="") < max(row["timestamp"] for row in rows):
+                log.replace(run, rows)
+        for file in part.parent.glob("*.npz"):
+            _take_newer(file, path.parent / file.name)
+
+
+def _take_newer(file, target):
+    """Put a file in the place of an older one, whole or not at all."""
+    if not target.exists() or target.stat().st_mtime_ns < file.stat().st_mtime_ns:
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        shutil.copy2(file, temporary)
+        os.replace(temporary, target)
 
 
 def _cell(value):

@@ -11,6 +11,7 @@ import pytest
 from experiments import drawn_speed, first_call, host_cost, record
 from experiments.measuring import command, contestants, provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
+from experiments.measuring.shard import WHOLE
 from experiments.measuring.workloads import square
 
 GPU = "NVIDIA-Test-1"
@@ -78,6 +79,44 @@ def test_the_most_important_comes_first(machine, tmp_path):
     assert (first.experiment, first.wanted) == ("fused", "forward")
     assert last[-1].experiment == "table1" and last[-1].wanted in NETWORK_PASSES
     assert not list(tmp_path.iterdir())
+
+
+def test_shards_are_the_whole(machine, tmp_path):
+    keys = [[group.key for _, group in record.missing(tmp_path, part)] for part in WHOLE.split(2)]
+    whole = [group.key for _, group in record.missing(tmp_path)]
+    assert sorted(keys[0] + keys[1]) == sorted(whole) and all(keys)
+
+
+def test_a_shard_leaves_what_is_run_as_a_whole(machine, tmp_path, monkeypatch):
+    whole = {"a": _whole()}
+    monkeypatch.setattr(record, "WHOLE", whole)
+    monkeypatch.setattr(record, "EXPERIMENTS", {})
+    assert record.measure(tmp_path / GPU, 5, 1, WHOLE.split(2)[0]) == 0 and not whole["a"].ran
+    assert record.measure(tmp_path / GPU, 5, 1) == 0 and whole["a"].ran
+
+
+def test_a_process_for_each_gpu(monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr(record.cards, "visible", lambda: ["4", "7"])
+    monkeypatch.setattr(record.launcher, "run", lambda *about: told.append(about) or ([], False))
+    assert record.main(["--gpus", "all", "--minutes", "3", "--processes", "9"]) == 0
+    ((name, gpus, shares, commands),) = told
+    assert name == "record" and gpus == ["4", "7"] and shares == ["shard 1/2", "shard 2/2"]
+    same = [
+        "experiments.record",
+        "--minutes",
+        "3",
+        "--processes",
+        "9",
+        "--processes",
+        "4",
+        "--shard",
+    ]
+    assert commands == [[*same, "1/2"], [*same, "2/2"]]
+    with pytest.raises(SystemExit) as stop:
+        record.main(["--gpus", "0,2"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("record: --gpus got '0,2'")
 
 
 def test_batches_have_one_rank():

@@ -17,6 +17,7 @@ from experiments.measuring import cards, launcher, provenance, records, sources
 from experiments.measuring.listing import Listing
 from experiments.measuring.refusal import Refusal
 from experiments.measuring.shard import WHOLE, Shard, shard
+from experiments.training import training
 from tests.support import stub_experiment
 
 _MODULE = "tests.support.stub_experiment"
@@ -260,7 +261,7 @@ def test_ctrl_c_merges_what_was_measured(tmp_path, whole):
     told = {"cwd": provenance.ROOT, "env": environment, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **told)
     said = b""
-    while said.count(b"waiting on") < 2:
+    while not all(b"waiting on %d" % gpu in said for gpu in (0, 1)):
         said += (piece := os.read(process.stderr.fileno(), 1 << 12))
         assert piece, said
     process.send_signal(signal.SIGINT)
@@ -290,6 +291,70 @@ def test_geometries_are_drawn_by_one_seed(monkeypatch):
         told["drawn_speed"][:3] == ["--gpus", "all", "--seed"]
         and told["drawn_speed"][3].isdecimal()
     )
+
+
+# ---- training
+
+
+def _tiny(folder, *arguments):
+    command = [sys.executable, "-m", "experiments.train_digits", "--tiny", "--epochs", "1"]
+    command += ["--seeds", "0,1,2", "--results", str(folder), *arguments]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "NUMBACAPS_TARGET": "sim"}
+    told = {"cwd": provenance.ROOT, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run(command, check=False, timeout=300, **told)
+
+
+def _runs(folder):
+    varies = "images_per_s", "timestamp"
+    rows = training.read(folder / "training.csv")
+    return sorted([value for key, value in row.items() if key not in varies] for row in rows)
+
+
+@pytest.mark.slow
+def test_seeds_are_trained_on_a_gpu_each(tmp_path):
+    pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
+    alone, shared = _tiny(tmp_path / "alone"), _tiny(tmp_path / "shared", "--gpus", "all")
+    assert alone.returncode == shared.returncode == 0, alone.stderr + shared.stderr
+    assert _runs(tmp_path / "shared") == _runs(tmp_path / "alone")
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("alone", "shared")]
+    assert names[0] == names[1] and "numbacaps-seed2.npz" in names[0]
+    assert "2 of 2 processes ended well" in shared.stdout and "mean of 3 seeds" in shared.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"alone", "shared"}
+
+
+def _log(folder, **rows):
+    """A log of runs by their names: their timestamps."""
+    log = training.Log(folder / "training.csv", "gpu")
+    for name, times in rows.items():
+        run = SimpleNamespace(by=name, seed=0)
+        cells = dict.fromkeys(training.COLUMNS, 0)
+        new = [cells | {"by": name, "seed": 0, "timestamp": time} for time in times]
+        cell = {key: str for key in training.COLUMNS}
+        log.replace((run.by, "0"), [{key: cell[key](row[key]) for key in row} for row in new])
+    return log.path
+
+
+def test_logs_are_merged_by_their_runs(tmp_path):
+    path = _log(tmp_path / "a", torch=["2", "3"], numbacaps=["5"])
+    part = _log(tmp_path / "b", torch=["2", "3", "4"], numbacaps=["4", "4"])
+    for folder, content, time_of in (("a", "old", 1), ("b", "new", 2)):
+        for name in ("torch-seed0.npz", "numbacaps-seed0.npz"):
+            (tmp_path / folder / name).write_text(content)
+            os.utime(tmp_path / folder / name, (time_of, time_of))
+    os.utime(tmp_path / "a" / "numbacaps-seed0.npz", (3, 3))
+    training.merge(path, part)
+    found = [(row["by"], row["timestamp"]) for row in training.read(path)]
+    assert sorted(found) == [("numbacaps", "5"), ("torch", "2"), ("torch", "3"), ("torch", "4")]
+    assert (tmp_path / "a" / "torch-seed0.npz").read_text() == "new"
+    assert (tmp_path / "a" / "numbacaps-seed0.npz").read_text() == "old"
+
+
+def test_a_log_without_cards_is_read(tmp_path):
+    path = _log(tmp_path, torch=["2"])
+    before = path.read_text().splitlines()
+    path.write_text("".join(line.rsplit(",", 2)[0] + "\n" for line in before))
+    (row,) = training.read(path)
+    assert row["gpu_uuid"] == row["busy_neighbours"] == "" and row["timestamp"] == "2"
 
 
 # ---- cards
