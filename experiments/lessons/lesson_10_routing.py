@@ -53,7 +53,7 @@ for r in ITERATIONS:
 
 # %% [markdown]
 # Most capsules at the edge of the picture have no ink. Their votes are zero, so they agree with
-# nobody, and their couplings stay as they are. Of the others, how much does the strongest parent have?
+# no parent, and their couplings stay as they are. Of the others, how much does the strongest parent have?
 
 # %%
 ink = X.sum(axis=(4, 5, 6)).reshape(-1) > 1

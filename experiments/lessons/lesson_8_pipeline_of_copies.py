@@ -125,12 +125,12 @@ assert np.array_equal(careful_seen, numbered[:, 0]) and not np.array_equal(seen,
 
 # %% [markdown]
 # What the consumer reads first is already a later piece, and then it waits for a phase that is long
-# over. The simulator notices that nobody can come.
+# over. The simulator notices that no thread is left that could end it.
 #
 # ## Phases
 #
 # A barrier is used again whenever the ring comes round. What tells one round from the next is its *phase*, a bit
-# that changes when the barrier completes. Who waits names the phase that must be over. A thread therefore
+# that changes when the barrier completes. A thread that waits names the phase that must be over. A thread therefore
 # goes round with two numbers.
 
 # %%

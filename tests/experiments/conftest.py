@@ -4,7 +4,6 @@
 """
 
 import json
-import shutil
 
 import pytest
 
@@ -13,6 +12,7 @@ from experiments.walk import trace as tracing
 from experiments.walk.page import variants
 from experiments.walk.records import Options
 from experiments.walk.watch import watching
+from tests.support.browser import open_chromium
 from tests.support.page import SMALL
 
 
@@ -49,20 +49,8 @@ def trace():
 
 @pytest.fixture(scope="session")
 def browser():
-    """A headless Chromium; skipped, loudly, where there is none."""
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    if missing:
-        reason = f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian's packages)"
-        pytest.skip(reason)
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="selenium: the extra 'test' has it"
-    )
-    options = webdriver.ChromeOptions()
-    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{option}")
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    """A headless Chromium without scrollbars."""
+    driver = open_chromium("hide-scrollbars")
     yield driver
     driver.quit()
 

@@ -14,6 +14,7 @@ import pytest
 from experiments.explore import __main__ as command
 from experiments.explore import gather, page
 from experiments.measuring import provenance, records, sources
+from tests.support.browser import open_chromium
 
 pytest.importorskip("vl_convert", reason="the extra 'explore' is not installed")
 pytestmark = pytest.mark.slow  # which make test-all runs: it installs the extra
@@ -153,19 +154,8 @@ def test_absent_library_is_named_with_its_extra(results, tmp_path, capsys, monke
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A headless Chromium that saves to a folder; skipped, loudly, where there is none."""
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"NOT TESTED IN A BROWSER: no {' and no '.join(missing)} (Debian's packages)")
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="selenium: the extra 'test' has it"
-    )
-    options = webdriver.ChromeOptions()
-    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1400,1000"):
-        options.add_argument(f"--{option}")
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    """A headless Chromium that saves to a folder."""
+    driver = open_chromium("window-size=1400,1000")
     driver.saved = tmp_path_factory.mktemp("saved")
     driver.execute_cdp_cmd(
         "Browser.setDownloadBehavior",

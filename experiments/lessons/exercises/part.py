@@ -32,11 +32,11 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             lambda split, splits, M, BK: _part(split, M // splits, M),
-            "M // splits rounds down, so the last rows belong to nobody: a lost tail",
+            "M // splits rounds down, so the last rows are in no split: a lost tail",
         ),
         Mistake(
             lambda split, splits, M, BK: _part(split, M // splits // BK * BK, M),
-            "rounding down leaves rows that belong to nobody: a lost tail",
+            "rounding down leaves rows that are in no split: a lost tail",
         ),
         Mistake(
             lambda split, splits, M, BK: _part(split, ceil_div(M, splits), M),

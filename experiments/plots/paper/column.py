@@ -44,7 +44,7 @@ def name(line):
 
 
 def short(words, most):
-    """Words of at most so many letters, cut where they have no room."""
+    """A text, cut to at most ``most`` letters."""
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
