@@ -9,6 +9,7 @@ from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
 from numbacaps.forms import DTYPE_NAMES, is_taken
 from numbacaps.fused.choose import GATHERING, SPLIT_K
+from numbacaps.fused.choose_input import RUNGS
 from numbacaps.geometry import Pair
 from numbacaps.limits import check_limits
 from numbacaps.messages import did_you_mean, shown
@@ -16,7 +17,7 @@ from numbacaps.plan import Plan
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
 
-_RUNGS = {"forward": GATHERING, "backward_input": GATHERING, "backward_kernel": SPLIT_K}
+_RUNGS = {"forward": GATHERING, "backward_input": RUNGS, "backward_kernel": SPLIT_K}
 
 
 def plan(

@@ -17,7 +17,8 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
+from numbacaps.fused.choose import Job, choose, choose_split_k
+from numbacaps.fused.choose_input import choose_input
 from numbacaps.fused.guard import Guard
 from numbacaps.fused.precision import AUTO, chosen_for
 
@@ -64,10 +65,9 @@ class FusedPasses(Passes):
     def _gather(self, wanted, job):
         return self._launcher(wanted, choose(job, *self._forced.get(wanted, ())))
 
-    def _job(self, wanted, product, precision, activation=None, follows=False):
+    def _job(self, wanted, product, precision, activation=None):
         g, result = self.geometry, prod(self._result_of(wanted))
-        how = self.dtype, precision, activation, follows
-        return Job(product, g.N, g.G, *how, result=result)
+        return Job(product, g.N, g.G, self.dtype, precision, activation, result=result)
 
     def _result_of(self, wanted):
         g = self.geometry
@@ -113,19 +113,13 @@ class FusedPasses(Passes):
         return self._input_launchers(None)
 
     def _input_launchers(self, activation):
-        launchers, self.choices["backward_input"] = [], []
+        self.choices["backward_input"] = []
         products = implicit_gemm.backward_input(self.geometry)
         most = max(product.K for product in products)
         precision = self._precision("backward_input", products[0].N, most)
-        jobs = [self._job("backward_input", product, precision) for product in products]
-        together = choose_together(jobs, *self._forced.get("backward_input", ()))
-        if together:
-            return [self._launcher("backward_input", together)]
-        for product in products:
-            follows = any(launcher.packed for launcher in launchers)
-            job = self._job("backward_input", product, precision, activation, follows)
-            launchers.append(self._gather("backward_input", job))
-        return launchers
+        jobs = [self._job("backward_input", product, precision, activation) for product in products]
+        chosen = choose_input(jobs, self.geometry, *self._forced.get("backward_input", ()))
+        return [self._launcher("backward_input", one) for one in chosen]
 
     @cached_property
     def kernel_launcher(self):

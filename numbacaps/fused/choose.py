@@ -16,6 +16,7 @@ from numbacaps.device.gpu import GH100, multiprocessors
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
+from numbacaps.fused.clear import ClearLauncher
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
 from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
@@ -39,6 +40,8 @@ from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
+_SURELY = 1.3  # times as many cycles: more than the models of two rungs err by
+_AROUND = 17_500  # cycles of a launch that the models of TMA's rungs do not count (measured)
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 
 
@@ -206,6 +209,11 @@ def _one_of(tiles, tile, rung):
     return found[0]
 
 
+def forced_tile(terms, tile):
+    """The tile of the warps' kernel that has the sizes; None if none is asked for."""
+    return _one_of(mma_sync_tiles.TILES[terms], tile, "mma_sync")
+
+
 def _refuse_many_images(job):
     if job.images >= _MOST_COUNTED:
         raise NotPossible(f"{job.images} images; TMA's coordinates have 32 bits")
@@ -217,16 +225,17 @@ def _refuse(why):
 
 
 def _mma_sync(job, tile=None):
-    return _mma_sync_together([job], tile)
+    return mma_sync_together([job], tile)
 
 
-def _mma_sync_together(jobs, tile=None):
+def mma_sync_together(jobs, tile=None):
+    """One launch of the warps' kernel for products of one gathered array, one kernel and one result."""
     job, terms = jobs[0], jobs[0].terms
     if not terms:
         raise NotPossible(f"mma_sync takes no {job.dtype} at precision {job.precision!r}")
     if not has_tensor_cores():
         raise NotPossible("mma_sync takes a GPU of compute capability 8.0 or later")
-    forced = _one_of(mma_sync_tiles.TILES[terms], tile, "mma_sync")
+    forced = forced_tile(terms, tile)
     products = [job.product for job in jobs]
     which = products, job.images, job.G, job.dtype, terms
     how, why = mma_sync.choose(*which, tile=forced)
@@ -270,13 +279,15 @@ def choose(job, rung=None, tile=None):
     """
     if rung is not None:
         return GATHERING[rung](job, tile)
-    fastest = _on_hopper(job)
-    if fastest:
+    if job.product.taps == 0:
+        return _clear(job)
+    fastest = on_hopper(job)
+    found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
+    slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])
+    if fastest and not slow:
         return fastest
-    if job.terms and not SIMULATED:
-        found = _possible(_mma_sync, job)
-        if found:
-            return found
+    if found:
+        return found
     if job.precision == "tf32" and job.product.K >= _FEWEST_K:
         found = _possible(_wgmma, job)
         if found:
@@ -284,31 +295,18 @@ def choose(job, rung=None, tile=None):
     return _register_tiles(job)
 
 
-def choose_together(jobs, rung=None, tile=None):
-    """One launch for all products of a pass, where that should take less time than one for each; or None.
-
-    Parameters
-    ----------
-    jobs : sequence of Job
-        Of one gathered array, one kernel and one result.
-    rung, tile : optional
-        As for :func:`choose`.
-
-    Returns
-    -------
-    Choice or None
-    """
-    if rung is not None:
-        return _mma_sync_together(jobs, tile) if rung == "mma_sync" and jobs else None
-    if len(jobs) < 2 or SIMULATED or all(map(_on_hopper, jobs)):
-        return None
-    try:
-        return _mma_sync_together(jobs)
-    except NotPossible:
-        return None
+def much_faster(predicted, choices):
+    """Whether cycles by the warps' model are so few beside those of TMA's rungs that the models' errors do not matter."""
+    return _SURELY * predicted < sum(one.predicted + _AROUND for one in choices)
 
 
-def _on_hopper(job):
+def _clear(job):
+    differentiates = job.activation is not None and job.activation.backward
+    make = partial(ClearLauncher, job.result, job.dtype, differentiates)
+    return Choice("clear", make, None, None, "no tap reaches some pixels")
+
+
+def on_hopper(job):
     """The choice of the rungs whose copies are TMA's; None where none of them is possible."""
     if not job.terms or not has_warpgroups() or SIMULATED:
         return None

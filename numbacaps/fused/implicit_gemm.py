@@ -87,6 +87,28 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class ColumnsOfTaps(Columns):
+    """The n side of columns that col2im adds: those of every tap, n counts (tap * capsules + capsule) * D + d.
+
+    In the other array they lie one after the other.
+
+    Attributes
+    ----------
+    taps, tap_step : int
+        Window positions, and elements of the kernel from one to the next.
+    """
+
+    taps: int
+    tap_step: int
+
+    def offsets(self):
+        n = np.arange(self.N)
+        tap, column = np.divmod(n, self.N // self.taps)
+        capsule, d = column // self.D, column % self.D
+        return tap * self.tap_step + capsule * self.kernel[0] + d * self.kernel[1], n
+
+
+@dataclass(frozen=True)
 class KernelSteps:
     """Where in the kernel the first tap of channel 0 lies, and how far it is to the next of each, in elements.
 
@@ -387,3 +409,45 @@ def _zeros(g):
     """The product without taps that writes zeros to every pixel of dx."""
     none = np.zeros(0, np.int64)
     return _of_residue(g, *(Residue(size, 1, 0, 0, none, none) for size in (g.H, g.W)))
+
+
+def input_columns(geometry):
+    """The product of the columns that col2im adds to dx (:mod:`numbacaps.fused.col2im`).
+
+    Its other array is (G, N, OH, OW, D1, KH, KW, C, D2). It has a pixel for each of dy, and a window of one.
+
+    Parameters
+    ----------
+    geometry : numbacaps.geometry.Geometry
+
+    Returns
+    -------
+    Product
+    """
+    g = geometry
+    row = g.Q * g.D2
+    pixels = Pixels(
+        rows=g.OH,
+        columns=g.OW,
+        D1=g.D1,
+        gathered=(g.P * g.L * g.E3, g.OW * g.E3, g.E3, g.D3),
+        unit=(g.OW * g.E3, g.E3),
+        other=(g.L * g.D1 * row, g.OW * g.D1 * row, g.D1 * row, row),
+        first=0,
+        top=(1, 0),
+        left=(1, 0),
+        extent=(g.OH, g.OW),
+        steps=(g.D1 * g.D3, g.D2 * g.D3, g.N * g.L * g.D1 * row),
+    )
+    taps, one = g.KH * g.KW, np.zeros(1, np.int64)
+    n = ColumnsOfTaps(row, g.D2, (taps * g.E2, g.D3), 0, taps, g.E2)
+    return Product(
+        *(pixels, g.P, g.D3),
+        channel_steps=(g.L * g.E3, g.Q * g.E2),
+        element_steps=(1, 1),
+        tap_rows=one,
+        tap_columns=one,
+        kernel_rows=one,
+        kernel_columns=one,
+        n=n,
+    )

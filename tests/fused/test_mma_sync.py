@@ -14,7 +14,8 @@ from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, NotPossible
 from numbacaps.fused.choose import choose as choose_rung
-from numbacaps.fused.mma_sync import launcher, split_k_tile, table, tile
+from numbacaps.fused.clear import ClearLauncher
+from numbacaps.fused.mma_sync import edges, launcher, split_k_tile, table, tile
 from numbacaps.fused.mma_sync.launcher import MmaSyncLauncher, choose
 from numbacaps.fused.mma_sync.split_k_launcher import MmaSyncSplitK, choose_split_k
 from numbacaps.fused.precision import has_tensor_cores
@@ -54,6 +55,10 @@ class Run:
         self.dtype = dtype_of(name)
         self.x, self.w, self.dy = arrays
 
+    def clears(self, wanted):
+        """Whether some pixels are cleared, and the others written behind that."""
+        return wanted == "backward_input" and not implicit_gemm.backward_input(self.g)[0].taps
+
     def launcher(self, wanted, packs=(), splits=None):
         """The launcher of a pass; ``packs`` of the kernel's gradient says whether to pack."""
         g, how = self.g, None
@@ -65,11 +70,11 @@ class Run:
                 each = ceil_div(ceil_div(M, splits), BK) * BK
                 how = replace(how, splits=ceil_div(M, each), per_split=each)
             return MmaSyncSplitK(*which, how)
-        products = implicit_gemm.backward_input(g)
+        products = [one for one in implicit_gemm.backward_input(g) if one.taps]
         products = [implicit_gemm.forward(g)] if wanted == "forward" else products
         which = products, g.N, g.G, self.dtype, self.terms
         how, _ = choose(*which, packs)
-        how = replace(how, splits=splits or how.splits)
+        how = replace(how, splits=1 if self.clears(wanted) else splits or how.splits)
         size = (self.dy if wanted == "forward" else self.x).size
         return MmaSyncLauncher(*which, size, how)
 
@@ -85,6 +90,8 @@ class Run:
         result = nan(out.size + shifts[2], self.dtype)[shifts[2] :]
         by_splits = wanted == "backward_kernel"
         room = launch.partial_shape.get("partial", (0,))[0] if by_splits else launch.packed
+        if self.clears(wanted):
+            ClearLauncher(out.size, self.dtype, False)(*arrays, result, 0, None)
         launch(*arrays, result, 0, nan(max(4, room), np.float32))
         return result.copy_to_host().reshape(out.shape)
 
@@ -111,6 +118,7 @@ def _packings(wanted):
         "*-float16-1-primes",
         "forward-bfloat16-1-rank3",
         "forward-float32-1-primes",
+        "forward-float32-1-padded",
     ]
 )
 @pytest.mark.parametrize("case", _CASES)
@@ -148,7 +156,7 @@ def test_splits(case, splits, kind, rng):
     for wanted in ("forward", "backward_input"):
         for packs in _PACKS[::3]:
             launch = run.launcher(wanted, packs, splits)
-            assert f"{splits} splits" in str(launch)
+            assert (f"{splits} splits" in str(launch)) != run.clears(wanted)
             run.check(wanted, run.result(wanted, launch))
 
 
@@ -313,51 +321,7 @@ def test_a_residue_alone_is_not_split(monkeypatch):
         choose_rung(job, "mma_sync")
 
 
-@pytest.mark.parametrize("terms", [1, 3])
-def test_a_sum_of_nothing_is_one_part(terms):
-    """The product that clears pixels, alone."""
-    g = SMALL["gaps"]
-    cleared = implicit_gemm.backward_input(g)[0]
-    assert cleared.taps == 0
-    how, _ = choose([cleared], g.N, g.G, np.dtype(np.float32), terms)
-    assert how.splits == 1
-
-
 # What float32 cannot hold.
-
-
-def _kinds_of(array):
-    """0 where finite, 1 at infinity, -1 at minus infinity, 2 at NaN."""
-    return np.where(np.isnan(array), 2, np.where(np.isinf(array), np.sign(array), 0))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the simulator's threads
-@pytest.mark.slow(but=["forward-0-*", "backward_kernel-1-inf"])
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize(
-    "wanted, operand",  # beyond the edges of dy a kernel meets zeros that the input's gradient does not have
-    [
-        ("forward", 0),
-        ("forward", 1),
-        ("backward_input", 0),
-        ("backward_kernel", 0),
-        ("backward_kernel", 1),
-    ],
-)
-def test_infinities_and_nan_flow_as_ieee_754_has_it(wanted, operand, value, rng):
-    g = Geometry(2, 2, 3, 3, 3, 2, 2, 1, 2, 3, 2)
-    arrays = operands(g, "float32", rng)
-    taken = {"forward": (0, 1), "backward_input": (2, 1), "backward_kernel": (0, 2)}[wanted]
-    first, other = (arrays[which].reshape(-1) for which in (taken[operand], taken[1 - operand]))
-    first[3], first[-2], other[::5] = value, -value, 0
-    run = Run(g, "float32-3", arrays)
-    want = oracle(g, *arrays)[_PASSES.index(wanted)]
-    have = run.result(wanted, run.launcher(wanted))
-    np.testing.assert_array_equal(_kinds_of(have), _kinds_of(want))
-    finite = np.isfinite(want)
-    assert finite.any() and not finite.all()
-    which = sums(g)[_PASSES.index(wanted)]
-    reference.assert_close(have[finite], want[finite], which, precision="tf32x3")
 
 
 @pytest.mark.parametrize("wanted", _PASSES)
@@ -410,12 +374,12 @@ _EDGES = {
     "columns": (lambda n: _walk(in_other=np.array([n])), 2**31, "a kernel, or columns"),
     "row": (
         lambda n: _pixels(_walk(), top=(1, n - 3 - 1 - 4)),
-        table.BIAS,
+        edges.FARTHEST,
         "a row or column",
     ),
     "column": (
         lambda n: _pixels(_walk(), left=(1, -(n - 3 - 1 - 4))),
-        table.BIAS,
+        edges.FARTHEST,
         "a row or column",
     ),
 }

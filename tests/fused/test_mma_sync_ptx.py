@@ -15,7 +15,8 @@ from numbacaps import Geometry
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import Job, choose, choose_split_k, choose_together
+from numbacaps.fused.choose import Job, choose, choose_split_k
+from numbacaps.fused.choose_input import choose_input
 from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import GUARDS, WARP_HELPERS, warp_ptx, warp_split_k_ptx
@@ -173,8 +174,8 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
         text = make(dtype_of(dtype), cc)
         assert "__local_depot" not in text and not re.search(r"\.f64\b", text), name
         assert ("griddepcontrol" in text) == (cc >= (9, 0))
-        if name != "add_splits":
-            assert "st.global.v4" in text  # 16 bytes
+        if name not in ("add_splits", "col2im"):
+            assert re.search(r"st\.global\.v(4\.|2\.b64)", text)  # 16 bytes
 
 
 @pytest.mark.parametrize("wanted", GUARDS)
@@ -224,8 +225,15 @@ def test_older_ones_keep_ordinary_arithmetic(of_capability):
     assert precisions(np.dtype(np.float32)) == ("ieee",)
     for dtype in ("float32", "float16"):
         assert _rungs(_EM, dtype, "ieee") == ordinary
-    jobs = [_job(_EM, "float16", "ieee")] * 2
-    assert choose_together(jobs) is None
+    found = _of_the_input(replace(_EM, stride=(2, 2)), "float16")
+    assert found == ["register_tiles"] * 4
+
+
+def _of_the_input(g, dtype):
+    """The rungs of the input's gradient."""
+    products = implicit_gemm.backward_input(g)
+    jobs = [_job(g, dtype, "ieee", product) for product in products]
+    return [one.rung for one in choose_input(jobs, g)]
 
 
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
@@ -238,11 +246,21 @@ def test_hopper_takes_them_where_its_copies_cannot(dtype, precision):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 def test_residues_of_a_stride_are_one_launch(capability, of_capability):
     of_capability(capability)
-    g = replace(_ODD[3], stride=(2, 2))
-    jobs = [_job(g, "float16", "ieee", product) for product in implicit_gemm.backward_input(g)]
-    assert len(jobs) == 4 and choose_together(jobs).rung == "mma_sync"
-    assert choose_together(jobs[:1]) is None  # one product is chosen for itself
-    g = replace(_EM, stride=(2, 2))
-    jobs = [_job(g, "float16", "ieee", product) for product in implicit_gemm.backward_input(g)]
-    together = choose_together(jobs)
-    assert together is None if capability == (9, 0) else together.rung == "mma_sync"
+    assert _of_the_input(replace(_ODD[3], stride=(2, 2)), "float16") == ["mma_sync"]
+    found = _of_the_input(replace(_EM, stride=(2, 2)), "float16")
+    assert found == ["warp_specialized"] * 4 if capability == (9, 0) else ["mma_sync"]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_what_no_tap_reaches_is_cleared_first(capability, of_capability):
+    of_capability(capability)
+    g = Geometry(64, 20, 8, 33, 33, 1, 1, 1, 5, 5, 5, (2, 2))
+    assert _of_the_input(g, "float16") == ["clear", "mma_sync"]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_few_columns_of_a_large_window_are_added(capability, of_capability):
+    """49 taps, of which most of a pixel's lie outside of dy, and six columns."""
+    of_capability(capability)
+    g = Geometry(8, 1, 49, 26, 26, 7, 7, 1, 6, 6, 6, 1, 0, 2)
+    assert _of_the_input(g, "float16") == ["col2im"]

@@ -17,6 +17,9 @@ from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
+from numbacaps.device.instructions import CHUNK
+from numbacaps.fused.clear import make_clear
+from numbacaps.fused.col2im import make_col2im
 from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
@@ -282,6 +285,12 @@ WARP_HELPERS = {
     "add_splits": lambda dtype, cc: _of_dtypes(
         warp_sums.make_add_splits(dtype), (np.float32, dtype), 2, cc
     ),
+    "col2im": lambda dtype, cc: _of_dtypes(
+        make_col2im(dtype), (np.float32, dtype, np.int32), 2, cc
+    ),
+    "clear": lambda dtype, cc: _of_dtypes(
+        make_clear(dtype, CHUNK // dtype.itemsize), (dtype,), 1, cc
+    ),
 }
 GUARDS = {
     wanted: lambda dtype, cc, wanted=wanted: _of_dtypes(
@@ -291,7 +300,7 @@ GUARDS = {
 }
 # Compiled in test_mma_sync_ptx.
 WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
-WARPS |= {warp_sums.make_add_splits, make_guard}
+WARPS |= {warp_sums.make_add_splits, make_guard, make_col2im, make_clear}
 
 
 def factories():

@@ -32,8 +32,9 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
-from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
+from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
     A_D1,
@@ -43,7 +44,6 @@ from numbacaps.fused.mma_sync.table import (
     ABSENT,
     B_COLUMNS_AT,
     B_G,
-    BIAS,
     C_COLUMN,
     C_COLUMNS_AT,
     C_D1,
@@ -126,8 +126,6 @@ def make_mma_sync(spec):
     DOWN, BESIDE = WM // 16, WN // 8
     SUMS = DOWN * BESIDE * 4
     TERMS = spec.terms
-    LOW = SUMS if TERMS == 3 else 0  # where the sums with low parts are
-    ALL_SUMS = SUMS + LOW
     PARTS = 2 if TERMS == 3 else 1
     A_HELD, B_PARTS = PARTS * DOWN * 4, PARTS * BESIDE * 2
     load_a = make_load_along_k(itemsize, TERMS, DOWN, A_PITCH)
@@ -137,13 +135,14 @@ def make_mma_sync(spec):
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
     multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
-    join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
+    store = make_store(spec.result, spec.paired, DOWN, BESIDE)
     ZERO = np.float32(0)
+    BOUNDS = THREADS, tile.BLOCKS
     held = np.dtype(stored(spec.dtype))
     copy_a, copy_b = make_copy(A_RUN, spec.dtype), make_copy(B_RUN, spec.dtype)
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=BOUNDS)
     def mma_sync_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel
@@ -160,7 +159,7 @@ def make_mma_sync(spec):
         shared = cuda.shared.array(
             0, held, CHUNK
         )  # STAGES of (BM, PITCH) words, then of the kernel's
-        acc = cuda.local.array(ALL_SUMS, np.float32)
+        acc = cuda.local.array(SUMS, np.float32)
         a_part = cuda.local.array(A_HELD, np.float32)
         b_part = cuda.local.array(B_PARTS, np.float32)
         base = cuda.local.array(A_COPIES, np.int32)
@@ -191,7 +190,8 @@ def make_mma_sync(spec):
         a_image = table[at(head + A_IMAGE)]
         a_from = a_first + np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
         b_from = b_first + np.int64(g) * table[at(head + B_G)]
-        height, width = np.uint32(table[at(head + HEIGHT)]), np.uint32(table[at(head + WIDTH)])
+        a_here, b_here = a[a_from:], b[b_from:]
+        extent = short((table[at(head + HEIGHT)] << 16) + table[at(head + WIDTH)])
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
         a_lane, a_row = thread % A_LANES, thread // A_LANES
@@ -205,9 +205,9 @@ def make_mma_sync(spec):
                 + w * table[at(head + A_COLUMN)]
                 + d1 * table[at(head + A_D1)]
             )
-            h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)] + BIAS
-            w = w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)] + BIAS
-            edge[i] = short((h << 16) + w) if m0 + row < M else short(0)
+            h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)]
+            w = w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)]
+            edge[i] = side_by_side(h, w) if m0 + row < M else short(NO_PIXEL)
         for i in range(B_HELD):
             n = short(n0 + (b_row + i * B_APART if ALONG_K else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
@@ -215,7 +215,7 @@ def make_mma_sync(spec):
         stages = short((K + BK - 1) // BK)
         first = short(split * per_split)
         last = min(stages, short(first + per_split))
-        for i in range(ALL_SUMS):
+        for i in range(SUMS):
             acc[i] = ZERO
         a_to = short(a_row * A_PITCH + a_lane * A_RUN)
         b_to = short(B_FIRST + b_row * B_PITCH + b_lane * B_RUN)
@@ -244,19 +244,16 @@ def make_mma_sync(spec):
                 offset, where = tap[0], tap[1]
                 for i in range(A_COPIES):
                     reached = short(edge[i] + where)
-                    inside = np.uint32((reached >> 16) - BIAS) < height
-                    inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
-                    source = a_from + short(base[i] + offset) if inside else np.int64(0)
                     a_slot = to + a_to + i * (A_APART * A_PITCH)
-                    copy_a(shared, start, a_slot, a, source, inside)
+                    source = short(base[i] + offset)
+                    copy_a(shared, start, a_slot, a_here, source, is_inside(reached, extent))
                 for i in range(B_COPIES):
                     row = b_rows[0 if ALONG_K else i]
                     column = b_column[i if ALONG_K else 0]
                     known = row >= 0 and column >= 0
-                    source = b_from + short(row + column) if known else np.int64(0)
                     if B_WHOLE or b_row + i * B_APART < B_ROWS:
                         b_slot = to + b_to + i * (B_APART * B_PITCH)
-                        copy_b(shared, start, b_slot, b, source, known)
+                        copy_b(shared, start, b_slot, b_here, short(row + column), known)
                 # The table's next entries, while products are under way.
                 for i in range(B_ROWS_HELD):
                     b_rows[i] = table[at(b_table + (ahead + 1) * BK + i * B_APART)]
@@ -272,7 +269,6 @@ def make_mma_sync(spec):
                         k_first = half * (8 * 4 // SIZE * B_PITCH)
                         load_b_across(b_part, shared, start, (stage + b_at + k_first) // SIZE)
                     multiply(acc, a_part, b_part)
-        join(acc)
         c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
         c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store

@@ -1,7 +1,5 @@
 """The launcher of the warps' tensor core kernel: one launch of products for a pass, whatever its residues.
 
-Where some pixels have no tap, one more launch clears them first: no block may write where another one does.
-
 Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.mma_sync.pack`).
 """
 
@@ -18,7 +16,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.fused.epilogue import Epilogue
 from numbacaps.fused.launcher import Launcher
-from numbacaps.fused.mma_sync.add_splits import THREADS, make_add_splits
+from numbacaps.fused.mma_sync.add_splits import AddSplits
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.packing import (
     MatrixPacking,
@@ -91,8 +89,6 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None):
     best, reason, first, itemsize = None, None, products[0], dtype.itemsize
     rows = tuple(product.M(images) for product in products)
     for way in WAYS if packs is None else (packs,):
-        if way == ("pixels", "matrix") and packs is None and first.taps == 0:
-            continue
         walks = walks_of(products, images, dtype, way)
         reason = why_not(walks, images, LARGEST_BM)
         if reason:
@@ -126,12 +122,14 @@ class MmaSyncLauncher(Launcher):
     terms : int
         1, or 3 of float32.
     size : int
-        Elements of the result.
+        Elements of the result, or of a split's sums.
     how : How
         What :func:`choose` says.
+    finish : callable, optional
+        ``finish(sums, result, stream)`` makes the result of the sums, which lie in the workspace in float32.
     """
 
-    def __init__(self, products, images, G, dtype, terms, size, how):
+    def __init__(self, products, images, G, dtype, terms, size, how, finish=None):
         self._dtype, self.terms, self.size, self._images = dtype, terms, size, images
         self.tile, self.splits, self.packs, self.why = how.tile, how.splits, how.packs, how.why
         itemsize, first = dtype.itemsize, products[0]
@@ -144,12 +142,13 @@ class MmaSyncLauncher(Launcher):
         if "matrix" in how.packs:
             self._matrix = MatrixPacking(walks, G, dtype)
             walks = self._matrix.walks(walks)
-        apart = len(products) > 1 and first.taps == 0  # it writes where the others do
-        self._parts = [walks[:1], walks[1:]] if apart else [walks]
+        self._walks = walks
         self._K, self._N, self._G = max(walk.K for walk in walks), first.N, G
-        self._result = dtype if self.splits == 1 else _SUMS
+        if finish is None and self.splits > 1:
+            finish = AddSplits(size, dtype, self.splits)
+        self._finish, self._result = finish, _SUMS if finish else dtype
         # The workspace, in elements of float32: sums, pixels, kernel.
-        sums = self.splits * size if self.splits > 1 else 0
+        sums = self.splits * size if finish else 0
         pixels = self._pixels.elements if self._pixels else 0
         self._pixels_at = round_up(sums, 4)
         self._matrix_at = self._pixels_at + round_up(ceil_div(pixels * itemsize, 4), 4)
@@ -157,31 +156,22 @@ class MmaSyncLauncher(Launcher):
         self.packed = self._matrix_at + round_up(ceil_div(matrix * itemsize, 4), 4)
         self.epilogue, self._behind = Epilogue(), ""
         self._whole = self._made(a_run, b_run, self._result_pairs, self.tile)
-        if self.splits > 1:
-            add = make_add_splits(dtype)
-            grid = ceil_div(size, THREADS)
-            self._add = Compiled(add, (_SUMS, dtype), 2, early=True).on(grid, THREADS)
 
     def _made(self, a_run, b_run, paired, tile):
-        """The launches where copies take this many elements.
-
-        Of each: itself, its table as an argument, its products, stages of a split; and the table, to keep it.
-        """
+        """(launch, its table as an argument, its first numbers, the table) where copies take this many elements."""
         itemsize = self._dtype.itemsize
         which = a_run * itemsize, b_run * itemsize, self._along_k, paired, tile
         kernel = make_mma_sync(Spec(self._dtype, self._result, self.terms, *which))
         types = self._dtype, self._dtype, self._result, np.int32
         shared = tile.shared_bytes(self._along_k, itemsize)
+        made = Compiled(kernel, types, 6, shared, early=True)
         per_split = ceil_div(ceil_div(self._K, tile.WORDS * 4 // itemsize), self.splits)
-        made, launches = Compiled(kernel, types, 6, shared, early=True), []
-        for walks in self._parts:
-            table = cuda.to_device(make_table(walks, self._images, a_run))
-            rows = max(walk.product.M(self._images) for walk in walks)
-            deep = self._G * self.splits * len(walks)
-            grid = ceil_div(rows, tile.BM), ceil_div(self._N, tile.BN), deep
-            launch = made.on(grid, tile.threads, shared)
-            launches.append((launch, as_argument(table), len(walks), per_split, table))
-        return launches
+        table = cuda.to_device(make_table(self._walks, self._images, a_run))
+        rows = max(walk.product.M(self._images) for walk in self._walks)
+        deep = self._G * self.splits * len(self._walks)
+        grid = ceil_div(rows, tile.BM), ceil_div(self._N, tile.BN), deep
+        launch, numbers = made.on(grid, tile.threads, shared), (len(self._walks), self.splits)
+        return launch, as_argument(table), (*numbers, per_split), table
 
     @cached_property
     def _unaligned(self):
@@ -200,7 +190,7 @@ class MmaSyncLauncher(Launcher):
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the products on arrays as arguments."""
-        out = result if self.splits == 1 else packed
+        out = packed if self._finish else result
         a_first = b_first = 0
         if self._pixels:
             a_first = self._pixels_at * 4 // self._dtype.itemsize
@@ -211,15 +201,12 @@ class MmaSyncLauncher(Launcher):
             b_first = self._matrix_at * 4 // self._dtype.itemsize
             kernel = seen_as(packed, self._dtype)
         fits = aligned(CHUNK, gathered, kernel, out)
-        begin = self.size, a_first, b_first
-        for launch, table, products, per_split, _ in self._whole if fits else self._unaligned:
-            numbers = products, self.splits, per_split, *begin
-            launch(stream, (*gathered, *kernel, *out, *table, *numbers))
-        if self.splits > 1:
-            self._add(stream, (*packed, *result, self.splits, self.size))
+        launch, table, numbers, _ = self._whole if fits else self._unaligned
+        launch(stream, (*gathered, *kernel, *out, *table, *numbers, self.size, a_first, b_first))
+        if self._finish:
+            self._finish(packed, result, stream)
 
     def __str__(self):
         terms = f", {self.terms} terms" if self.terms > 1 else ""
-        splits = f", {self.splits} splits" if self.splits > 1 else ""
         packs = f", {' and '.join(self.packs)} packed" if self.packs else ""
-        return f"mma_sync {self.tile}{terms}{splits}{packs} ({self.why})"
+        return f"mma_sync {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
-from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.compiled import Compiled, as_argument, run_as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED, cuda
@@ -14,8 +14,11 @@ from numbacaps.fused.mma_sync.table import ABSENT
 
 
 def seen_as(workspace, dtype):
-    """Workspace as an argument of elements of a dtype; a compiled kernel knows only where it begins."""
-    return (workspace[0].view(stored(dtype)),) if SIMULATED else workspace
+    """Workspace, of float32, as an argument of elements of a dtype."""
+    if SIMULATED:
+        return (workspace[0].view(stored(dtype)),)
+    address, size, itemsize = workspace[-3:]
+    return run_as_argument(address, size * itemsize // dtype.itemsize, dtype.itemsize)
 
 
 def round_up(count, each):

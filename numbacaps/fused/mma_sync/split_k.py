@@ -26,9 +26,10 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
-from numbacaps.fused.mma_sync.sums import make_join, make_multiply, make_store
+from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
     A_D1,
@@ -38,7 +39,6 @@ from numbacaps.fused.mma_sync.table import (
     ABSENT,
     B_COLUMNS_AT,
     B_G,
-    BIAS,
     C_COLUMN,
     C_COLUMNS_AT,
     C_D1,
@@ -49,7 +49,6 @@ from numbacaps.fused.mma_sync.table import (
     KERNEL_AT,
     LEFT_START,
     LEFT_STEP,
-    NOWHERE,
     PIXEL_COLUMNS,
     PIXEL_D1,
     PIXEL_ROWS,
@@ -111,8 +110,6 @@ def make_mma_sync_split_k(spec):
     DOWN, BESIDE = WM // 16, WN // 8
     SUMS = DOWN * BESIDE * 4
     TERMS = spec.terms
-    LOW = SUMS if TERMS == 3 else 0
-    ALL_SUMS = SUMS + LOW
     PARTS = 2 if TERMS == 3 else 1
     A_HELD, B_HELD = PARTS * DOWN * 4, PARTS * BESIDE * 2
     load_a = make_load_across_k(itemsize, TERMS, DOWN, A_PITCH, True)
@@ -122,13 +119,14 @@ def make_mma_sync_split_k(spec):
     OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
     PENDING = STAGES - 2
     multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
-    join, store = make_join(TERMS, SUMS), make_store(spec.result, spec.paired, DOWN, BESIDE)
+    store = make_store(spec.result, spec.paired, DOWN, BESIDE)
     copy_a, copy_c = make_copy(A_RUN, spec.dtype), make_copy(C_RUN, spec.dtype)
     held = np.dtype(stored(spec.dtype))
     ZERO = np.float32(0)
+    BOUNDS = THREADS, tile.BLOCKS
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=BOUNDS)
     def mma_sync_split_k_kernel(
         a,  # in   x
         c,  # in   dy
@@ -145,7 +143,7 @@ def make_mma_sync_split_k(spec):
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
         other = cuda.shared.array(PLACES, np.int64)
         edge = cuda.shared.array(PLACES, np.int32)
-        acc = cuda.local.array(ALL_SUMS, np.float32)
+        acc = cuda.local.array(SUMS, np.float32)
         a_part = cuda.local.array(A_HELD, np.float32)
         b_part = cuda.local.array(B_HELD, np.float32)
         a_offset = cuda.local.array(A_OWN, np.int32)
@@ -163,7 +161,7 @@ def make_mma_sync_split_k(spec):
         M, N, K = table[at(0)], table[at(1)], table[at(2)]
         rows, columns = np.uint32(table[at(PIXEL_ROWS)]), np.uint32(table[at(PIXEL_COLUMNS)])
         D1 = np.uint32(table[at(PIXEL_D1)])
-        height, width = np.uint32(table[at(HEIGHT)]), np.uint32(table[at(WIDTH)])
+        extent = short((table[at(HEIGHT)] << 16) + table[at(WIDTH)])
         first = short(split * per_split)
         last = min(M, short(first + per_split))
         steps = short((last - first + BK - 1) // BK)
@@ -191,7 +189,7 @@ def make_mma_sync_split_k(spec):
                 (lane // 16 * 8 + lane % 8) * A_PITCH + warp // ACROSS * WM + lane // 8 % 2 * 8
             )
             b_at = short(C_FIRST + lane % 16 * C_PITCH + warp % ACROSS * WN + lane // 16 * 8)
-        for i in range(ALL_SUMS):
+        for i in range(SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
         for step in range(short(-STAGES), steps):
@@ -219,9 +217,9 @@ def make_mma_sync_split_k(spec):
                     if m < last
                     else np.int64(ABSENT)
                 )
-                h = h * table[at(TOP_STEP)] + table[at(TOP_START)] + BIAS
-                w = w * table[at(LEFT_STEP)] + table[at(LEFT_START)] + BIAS
-                edge[at(place)] = short((h << 16) + w) if m < last else short(0)
+                h = h * table[at(TOP_STEP)] + table[at(TOP_START)]
+                w = w * table[at(LEFT_STEP)] + table[at(LEFT_START)]
+                edge[at(place)] = side_by_side(h, w) if m < last else short(NO_PIXEL)
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
@@ -230,19 +228,16 @@ def make_mma_sync_split_k(spec):
                     source, around = base[at(place + m)], edge[at(place + m)]
                     for own in range(A_OWN):
                         reached = short(around + tap[own])
-                        inside = np.uint32((reached >> 16) - BIAS) < height
-                        inside = inside and np.uint32((reached & 0xFFFF) - BIAS) < width
-                        where = source + a_offset[own] if inside else np.int64(0)
+                        inside = is_inside(reached, extent)
                         a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
-                        copy_a(shared, start, a_to * SIZE, a, where, inside)
+                        copy_a(shared, start, a_to * SIZE, a, source + a_offset[own], inside)
                 for i in range(C_COPIES):
                     m = short(c_m + i * C_APART)
                     source = other[at(place + m)]
                     for own in range(C_OWN):
                         known = source >= 0 and c_offset[own] >= 0
-                        where = source + c_offset[own] if known else np.int64(0)
                         c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
-                        copy_c(shared, start, c_to * SIZE, c, where, known)
+                        copy_c(shared, start, c_to * SIZE, c, source + c_offset[own], known)
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
@@ -252,7 +247,6 @@ def make_mma_sync_split_k(spec):
                     load_a(a_part, shared, start, a_first)
                     load_b(b_part, shared, start, b_first)
                     multiply(acc, a_part, b_part)
-        join(acc)
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store

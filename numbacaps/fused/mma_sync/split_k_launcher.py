@@ -12,7 +12,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.mma_sync import split_k_tile
-from numbacaps.fused.mma_sync.add_splits import THREADS, make_add_splits
+from numbacaps.fused.mma_sync.add_splits import AddSplits
 from numbacaps.fused.mma_sync.packing import PixelPacking, round_up, seen_as
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.mma_sync.table import (
@@ -51,8 +51,6 @@ class SplitKHow:
 def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None):
     """The :class:`SplitKHow` that should take the least time; or None, and why there is none.
 
-    x and dy are packed where their rows come in runs of 2 bytes, which no asynchronous copy takes.
-
     Parameters
     ----------
     product : numbacaps.fused.implicit_gemm.Product
@@ -65,19 +63,26 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
     packs : bool, optional
         Whether to pack.
     """
-    each = CHUNK // dtype.itemsize
-    runs = gcd(each, product.D), gcd(each, product.n.D)
-    packs = min(runs) * dtype.itemsize < 4 if packs is None else packs
-    walk = packed_walk(product, images, each) if packs else Walk.of(product)
-    reason = why_not([walk], images, LARGEST_BM)
-    if reason:
-        return None, reason
-    sizes = product.M(images), product.N, walk.K, G, terms
-    runs = (each, each) if packs else runs
-    found = split_k_tile.choose_tile(*sizes, runs, dtype.itemsize, tile)
-    return (
-        (SplitKHow(packs, *found), None) if found else (None, "copies that are not shared evenly")
-    )
+    best, reason, itemsize = None, None, dtype.itemsize
+    each, p = CHUNK // itemsize, product.pixels
+    for packing in (False, True) if packs is None else (packs,):
+        walk = packed_walk(product, images, each) if packing else Walk.of(product)
+        reason = why_not([walk], images, LARGEST_BM)
+        if reason:
+            continue
+        M, N = product.M(images), product.N
+        runs, packed = (gcd(each, product.D), gcd(each, product.n.D)), 0
+        if packing:
+            runs, pixels = (each, each), images * p.extent[0] * p.extent[1] * p.D1
+            packed = pixels * round_up(product.channels * product.D, each)
+            packed = itemsize * G * (packed + M * round_up(N, each))
+        sizes = M, N, walk.K, G, terms, runs, itemsize, packed
+        found = split_k_tile.choose_tile(*sizes, tile)
+        if found and (best is None or found[0] < best[0]):
+            best = found[0], SplitKHow(packing, *found[1:])
+    if best is None:
+        return None, reason or "copies that are not shared evenly"
+    return best[1], None
 
 
 class MmaSyncSplitK(SplitKLauncher):
@@ -126,9 +131,7 @@ class MmaSyncSplitK(SplitKLauncher):
         self._first = self._pixels_at * 4 // itemsize if how.packs else 0  # of x in its array
         self._result = _SUMS if self.splits > 1 else dtype
         self._whole = self._made(*runs, self._pairs)
-        if self.splits > 1:
-            add = Compiled(make_add_splits(dtype), (_SUMS, dtype), 2, early=True)
-            self._add = add.on(ceil_div(size, THREADS), THREADS)
+        self._finish = AddSplits(size, dtype, self.splits) if self.splits > 1 else None
 
     def _made(self, a_run, c_run, paired):
         """(launch, its table as an argument, the table) where copies take this many elements."""
@@ -165,14 +168,13 @@ class MmaSyncSplitK(SplitKLauncher):
             launch, table, _ = self._unaligned
         numbers = self.splits, self._per_split, self.size, self._first, c_first
         launch(stream, (*x, *dy, *out, *table, *numbers))
-        if self.splits > 1:
-            self._add(stream, (*partial, *dw, self.splits, self.size))
+        if self._finish:
+            self._finish(partial, dw, stream)
 
     def __str__(self):
         terms = f", {self.terms} terms" if self.terms > 1 else ""
-        splits = f", {self.splits} splits" if self.splits > 1 else ""
         packs = ", operands packed" if self.packs else ""
-        return f"mma_sync_split_k {self.tile}{terms}{splits}{packs} ({self.why})"
+        return f"mma_sync_split_k {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"
 
 
 def _as_gathered(product, G):

@@ -12,11 +12,40 @@ _MOST_SPLITS = 3 if SIMULATED else 4 * H100.multiprocessors
 _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
 _WORDS = 16  # of 4 bytes: pixels of a stage, side by side as the products take them
 
-# For the rough count of time, in multiplications of a multiprocessor; as rung_4_wgmma's split_k_tile has them.
-_AROUND = 8  # stages that a block's beginning and end take
-_WAIT = 200_000  # the least that a stage takes
-_ALONE = 1.7  # how many blocks it takes the time of, where more would have room beside it
-_PARTIAL = 2  # an element of a split's sum, written and read
+
+@dataclass(frozen=True)
+class Costs:
+    """What the parts of a kernel take, in cycles of a multiprocessor that is full of blocks.
+
+    H100, 2026-11-25; fitted as those of :class:`numbacaps.fused.mma_sync.tile.Costs`: where a product was no part of the
+    fit, what they choose takes 4 % (three terms) to 10 % (2 bytes) longer than the fastest.
+
+    Attributes
+    ----------
+    multiplied : tuple of float
+        An element of a tile for 64 bytes of pixels, where a warp has 2048 elements, 1024, or fewer.
+    copied : dict of int to float
+        64 bytes of a row, by the bytes that one copy takes.
+    alone : float
+        Blocks more that a multiprocessor's last one takes the time of.
+    """
+
+    multiplied: tuple
+    copied: dict
+    alone: float
+
+
+_COSTS = {  # by terms and bytes of an element
+    (3, 4): Costs((0.069, 0.068, 0.074), {16: 1.6, 8: 1.7, 4: 2.6}, 1.0),
+    (1, 4): Costs((0.007, 0.019, 0.012), {16: 2.0, 8: 2.1, 4: 2.9}, 1.3),
+    (1, 2): Costs((0.001, 0.016, 0.012), {16: 1.5, 8: 1.5, 4: 1.6, 2: 11.4}, 2.8),
+}
+_STAGE = 130  # of a block, besides copies and products
+_LAUNCH = 2500  # one more
+_SPLIT = 50  # one more partial sum of each element
+# Bytes read and written a cycle.
+_SUMMED = 10  # partial sums
+_PACKED = 3
 
 
 @dataclass(frozen=True)
@@ -74,15 +103,16 @@ TILES = (
     else {
         1: (
             SplitKTile(128, 128, 64, 64, 4, 2),
+            SplitKTile(128, 128, 64, 32, 4, 2),
             SplitKTile(128, 64, 64, 32, 4, 3),
             SplitKTile(64, 64, 32, 32, 4, 4),
             SplitKTile(64, 32, 32, 16, 4, 6),
             SplitKTile(32, 32, 16, 16, 4, 8),
         ),
         3: (
-            SplitKTile(128, 128, 64, 32, 4, 1),
-            SplitKTile(128, 64, 64, 32, 4, 2),
-            SplitKTile(64, 64, 32, 32, 4, 3),
+            SplitKTile(128, 128, 64, 32, 4, 2),
+            SplitKTile(128, 64, 64, 32, 4, 3),
+            SplitKTile(64, 64, 32, 32, 4, 4),
             SplitKTile(64, 32, 32, 16, 4, 5),
             SplitKTile(32, 32, 16, 16, 4, 8),
         ),
@@ -105,8 +135,8 @@ def fits(tile, elements, itemsize):
     return True
 
 
-def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
-    """(tile, splits, pixels a split, why): what should take the least time, by a rough count.
+def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
+    """(cycles, tile, splits, pixels a split, why): what should take the least time.
 
     It depends on the geometry alone, so that the order of the sum is the same on every GPU.
 
@@ -119,6 +149,8 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
     elements : tuple of int
         That one copy takes of x and of dy.
     itemsize : int
+    packed : int
+        Bytes that packing writes.
     forced : SplitKTile, optional
 
     Returns
@@ -126,33 +158,31 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, forced=None):
     tuple, or None
         None where threads would not share the copies evenly.
     """
-    best = None
+    best, costs = None, _COSTS[terms, itemsize]
+    a_row, c_row = (costs.copied[each * itemsize] for each in elements)
+    takes_packing = 2 * (_LAUNCH + packed / (_PACKED * _MULTIPROCESSORS)) if packed else 0
     for tile in [forced] if forced else TILES[terms]:
         if not fits(tile, elements, itemsize):
             continue
-        BK = tile.pixels(itemsize)
+        BK, of_warp = tile.pixels(itemsize), tile.WM * tile.WN
+        multiplied = costs.multiplied[0 if of_warp >= 2048 else 1 if of_warp >= 1024 else 2]
+        stage = tile.BM * (tile.BN * multiplied + a_row) + tile.BN * c_row + _STAGE
         tiles = G * ceil_div(K, tile.BM) * ceil_div(N, tile.BN)
         least = 1 if terms == 1 else ceil_div(M, 8 * _MOST_ADDS)
         most = max(least, min(_MOST_SPLITS, M // (_FEWEST_STAGES * BK)))
         for splits in range(least, most + 1):
-            cost = _cost(tile, BK, tiles, M, splits) + _PARTIAL * K * N * G * splits
-            if best is None or cost < best[0]:
-                best = cost, tile, splits, tiles
+            each = ceil_div(tiles * splits, _MULTIPROCESSORS) + costs.alone
+            cycles = each * ceil_div(ceil_div(M, splits), BK) * stage + takes_packing
+            if splits > 1:
+                sums = 4 * K * N * G * (splits + 1) / (_SUMMED * _MULTIPROCESSORS)
+                cycles += _LAUNCH + _SPLIT * splits + sums
+            if best is None or cycles < best[0]:
+                best = cycles, tile, splits, tiles
     if best is None:
         return None
-    _, tile, splits, tiles = best
+    cycles, tile, splits, tiles = best
     BK = tile.pixels(itemsize)
     per_split = ceil_div(ceil_div(M, splits), BK) * BK
     filled = K * N * G / (tiles * tile.BM * tile.BN)
-    return tile, ceil_div(M, per_split), per_split, f"{tiles} tiles, {filled:.0%} filled"
-
-
-def _cost(tile, BK, tiles, M, splits):
-    """Multiplications that a multiprocessor could have made in the time that the blocks take."""
-    blocks = tiles * splits
-    together = min(tile.BLOCKS, ceil_div(blocks, _MULTIPROCESSORS))  # on a multiprocessor
-    waves = ceil_div(blocks, _MULTIPROCESSORS * together)
-    stages = ceil_div(ceil_div(M, splits), BK) + _AROUND
-    # What is read for each multiplication is the more, the smaller the tile.
-    stage = tile.BM * tile.BN * 16 * (1 + 32 / tile.BM + 32 / tile.BN)
-    return waves * stages * max(max(together, min(tile.BLOCKS, _ALONE)) * stage, _WAIT)
+    why = f"{tiles} tiles, {filled:.0%} filled, about {int(cycles)} cycles"
+    return cycles, tile, ceil_div(M, per_split), per_split, why

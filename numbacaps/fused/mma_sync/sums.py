@@ -1,7 +1,7 @@
 """A warp's sums: what multiplies into them, what becomes of their parts, and how they are stored.
 
 A thread holds DOWN x BESIDE products of 16 rows by 8 columns, four sums of each: two neighbours of a row, and the same
-eight rows on. In three terms the sums with a low part come behind all others.
+eight rows on.
 """
 
 import numpy as np
@@ -12,54 +12,38 @@ from numbacaps.device.target import at, cuda
 
 
 def make_multiply(dtype, terms, down, beside):
-    """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums; those with a low part first.
+    """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums.
 
-    Tensor cores cut what they add to. In three terms they add to the low parts' sums alone, where that is lost below
-    float32's last bit; sums of high parts are added by ordinary arithmetic, which rounds.
+    Tensor cores cut what they add to. So in three terms they add up those of 8 words of k, from the smallest term to the
+    largest, and ordinary arithmetic, which rounds, adds that to the sum.
     """
     product = WARP_PRODUCTS[dtype.name]
     THREE, DOWN, BESIDE = terms == 3, down, beside
-    LOW, A_LOW, B_LOW = down * beside * 4, down * 4, beside * 2
+    A_LOW, B_LOW, FRESH = down * 4, beside * 2, down * 4
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, a, b):
         if THREE:
-            for i in range(DOWN):
-                for j in range(BESIDE):
-                    product(acc, LOW + (i * BESIDE + j) * 4, a, A_LOW + i * 4, b, j * 2)
-            for i in range(DOWN):
-                for j in range(BESIDE):
-                    product(acc, LOW + (i * BESIDE + j) * 4, a, i * 4, b, B_LOW + j * 2)
-            four = cuda.local.array(4, np.float32)
-            for i in range(DOWN):
-                for j in range(BESIDE):
+            fresh = cuda.local.array(FRESH, np.float32)
+            for j in range(BESIDE):
+                for i in range(FRESH):
+                    fresh[i] = ZERO
+                for i in range(DOWN):
+                    product(fresh, i * 4, a, A_LOW + i * 4, b, j * 2)
+                for i in range(DOWN):
+                    product(fresh, i * 4, a, i * 4, b, B_LOW + j * 2)
+                for i in range(DOWN):
+                    product(fresh, i * 4, a, i * 4, b, j * 2)
+                for i in range(DOWN):
                     for q in range(4):
-                        four[q] = ZERO
-                    product(four, 0, a, i * 4, b, j * 2)
-                    for q in range(4):
-                        acc[(i * BESIDE + j) * 4 + q] += four[q]
+                        acc[(i * BESIDE + j) * 4 + q] += fresh[i * 4 + q]
         else:
             for i in range(DOWN):
                 for j in range(BESIDE):
                     product(acc, (i * BESIDE + j) * 4, a, i * 4, b, j * 2)
 
     return multiply
-
-
-def make_join(terms, count):
-    """``join(acc)``: the low parts added to ``count`` sums; an infinity or NaN is what the high parts make of it."""
-    THREE, COUNT = terms == 3, count
-    ZERO = np.float32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def join(acc):
-        if THREE:
-            for i in range(COUNT):
-                finite = acc[i] - acc[i] == ZERO
-                acc[i] += acc[COUNT + i] if finite else ZERO
-
-    return join
 
 
 def make_store(result, paired, down, beside):

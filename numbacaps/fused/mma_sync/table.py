@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numbacaps.device.launch import ceil_div
+from numbacaps.fused.mma_sync.edges import FARTHEST, NOWHERE
 
 HEADER = 32  # numbers of a product's header
 (
@@ -44,8 +45,6 @@ HEADER = 32  # numbers of a product's header
     C_COLUMNS_AT,
 ) = range(28)
 
-BIAS = 1 << 14  # added to rows and columns, which lie side by side in 32 bits
-NOWHERE = -(1 << 30)  # a tap that lies over every edge
 ABSENT = -1  # the offset of a column, or of a row of the kernel, that there is not
 _PADDED = 256  # entries behind a table's end that copies may ask for
 
@@ -160,8 +159,8 @@ def why_not(walks, images, rows_of_tile):
             p.extent, taps, (p.top, p.left), (p.rows, p.columns)
         ):
             far = abs(start) + step * count + abs(taps).max(initial=0) + size
-            if far >= BIAS:
-                return f"a row or column {far} from the first; it takes fewer than {BIAS}"
+            if far >= FARTHEST:
+                return f"a row or column {far} from the first; it takes fewer than {FARTHEST}"
     return None
 
 

@@ -67,6 +67,7 @@ TILES = (
     else {
         1: (
             Tile(128, 128, 64, 64, 16, 4, 2),
+            Tile(128, 128, 64, 32, 16, 4, 2),
             Tile(128, 64, 32, 32, 32, 3, 2),
             Tile(64, 64, 32, 32, 32, 3, 4),
             Tile(128, 32, 32, 32, 32, 3, 3),
@@ -75,9 +76,9 @@ TILES = (
             Tile(32, 32, 16, 16, 32, 3, 7),
         ),
         3: (
-            Tile(128, 128, 64, 32, 16, 4, 1),
-            Tile(128, 64, 64, 32, 16, 4, 2),
-            Tile(64, 64, 32, 32, 32, 3, 3),
+            Tile(128, 128, 64, 32, 16, 4, 2),
+            Tile(128, 64, 64, 32, 16, 4, 3),
+            Tile(64, 64, 32, 32, 32, 3, 4),
             Tile(128, 32, 32, 32, 32, 3, 3),
             Tile(128, 16, 32, 16, 32, 3, 5),
             Tile(64, 32, 32, 16, 32, 3, 5),
@@ -91,16 +92,42 @@ _FEWEST_STAGES = 8  # of a split
 _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
-# For the count of time, in cycles of a multiprocessor. H100, 2026-11-24, fitted to 12 geometries.
-_MULTIPLIED = 430  # products of 4 bytes a cycle
-_ROW = {16: 3.3, 8: 4.8, 4: 5.5, 2: 14}  # a row of 64 bytes, by the bytes of a copy
-_BEGIN = 1500  # of a block, besides its stages
-_WRITTEN = 28  # bytes of results
-_SCATTERED = (
-    2.5  # times longer take rows of a kernel as it lies, and results that are stored one by one
-)
-_PACKED = 10  # bytes read and written by packing
-_LAUNCH = 2000  # one more
+
+@dataclass(frozen=True)
+class Costs:
+    """What the parts of a kernel take, in cycles of a multiprocessor that is full of blocks.
+
+    H100, 2026-11-25; fitted to 44 drawn products of each kind with every tile and way of packing. Where a product was
+    no part of the fit, the tile that they choose takes 5 % (three terms) to 13 % (2 bytes) longer than the fastest.
+
+    Attributes
+    ----------
+    multiplied : tuple of float
+        An element of a tile for 64 bytes of k, where a warp has 2048 elements, 1024, or fewer.
+    copied : dict of int to float
+        64 bytes of a row, by the bytes that one copy takes.
+    paired, single : float
+        An element of the result, stored in a pair or by itself.
+    """
+
+    multiplied: tuple
+    copied: dict
+    paired: float
+    single: float
+
+
+_COSTS = {  # by terms and bytes of an element
+    (3, 4): Costs((0.090, 0.112, 0.132), {16: 0.27, 8: 0.7, 4: 1.6}, 0.37, 0.47),
+    (1, 4): Costs((0.012, 0.020, 0.027), {16: 0.7, 8: 1.0, 4: 2.0}, 0.37, 0.47),
+    (1, 2): Costs((0.015, 0.024, 0.035), {16: 0.97, 8: 1.2, 4: 1.9, 2: 7.4}, 0.27, 0.42),
+}
+_STAGE = 100  # of a block, besides copies and products
+_BEGIN = 1200  # of a block, besides its stages
+_FIRST = 2500  # of a launch alone
+_LAUNCH = 5500  # one more, behind it
+# Bytes read and written a cycle.
+_SUMMED = 20  # sums of splits
+_PACKED = 2.8
 
 
 @dataclass(frozen=True)
@@ -162,18 +189,18 @@ def choose_tile(sizes, multiprocessors, forced=None):
 
 def _cycles(tile, s, blocks, stages, splits, multiprocessors):
     """About how many cycles a product takes."""
-    multiplied = tile.BM * tile.BN * 16 * s.terms / _MULTIPLIED
-    kernel = _ROW[s.b_run * s.itemsize] * (1 if s.packed else _SCATTERED)
-    copied = tile.BM * _ROW[s.a_run * s.itemsize] + tile.BN * kernel
-    stage = max(multiplied, copied) * tile.WORDS / 16
-    written = tile.BM * min(tile.BN, s.N) * s.itemsize / _WRITTEN * (1 if s.paired else _SCATTERED)
-    busy = ceil_div(stages, splits) * stage + written + _BEGIN
-    # A multiprocessor's blocks share it, but each waits for itself at least as long as two take.
-    each = ceil_div(blocks * splits, multiprocessors)
-    takes = max(each, min(tile.BLOCKS, 2)) * busy + _LAUNCH
+    costs, of_warp = _COSTS[s.terms, s.itemsize], tile.WM * tile.WN
+    multiplied = costs.multiplied[0 if of_warp >= 2048 else 1 if of_warp >= 1024 else 2]
+    a_row, b_row = (costs.copied[run * s.itemsize] for run in (s.a_run, s.b_run))
+    copied = tile.BM * a_row + tile.BN * b_row
+    stage = (tile.BM * tile.BN * multiplied + copied) * tile.WORDS / 16 + _STAGE
+    stored = tile.BM * min(tile.BN, s.N) * (costs.paired if s.paired else costs.single)
+    busy = ceil_div(stages, splits) * stage + stored + _BEGIN
+    # A multiprocessor's blocks share it; the last waits for itself once more.
+    takes = (ceil_div(blocks * splits, multiprocessors) + 1) * busy + _FIRST
     if splits > 1:
         sums = 4 * s.G * sum(s.M) * s.N * (splits + 1)
-        takes += _LAUNCH + sums / (_WRITTEN * multiprocessors)
+        takes += _LAUNCH + sums / (_SUMMED * multiprocessors)
     if s.packed:
         takes += _LAUNCH + 2 * s.packed / (_PACKED * multiprocessors)
     return takes
