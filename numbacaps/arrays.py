@@ -352,12 +352,12 @@ def contiguous(array):
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
-def permuted(array, shape, order, stream):
-    """A device result seen as ``shape``, with its axes in ``order``; copied if that moves them."""
+def permuted(array, shape, order, stream, out=None):
+    """A device result seen as ``shape``, with its axes in ``order``; copied, to ``out`` if given, if that moves them."""
     array = array.reshape(*shape)
-    if order == tuple(range(len(shape))):
+    if out is None and order == tuple(range(len(shape))):
         return array
-    return gather(describe("result", array), order, stream)
+    return gather(describe("result", array), order, stream, out)
 
 
 def resolve_stream(stream, operands):

@@ -25,7 +25,7 @@ class Form:
     size, nbytes : int
         Elements, and the bytes that these take.
     is_contiguous : bool
-        C-contiguous, axes of size 1 apart.
+        C-contiguous, axes of size 1 apart; without elements always.
     refusal : Exception type and str, or None
         Why no array of the form is taken.
     """
@@ -34,7 +34,7 @@ class Form:
         self.shape, self.strides, self.dtype = shape, strides, dtype
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        self.is_contiguous = all(
+        self.is_contiguous = not self.size or all(
             size <= 1 or stride == wanted
             for size, stride, wanted in zip(
                 shape, strides, contiguous_strides(shape, dtype.itemsize)
