@@ -87,6 +87,14 @@ def test_options(case):
         capsule_conv2d_backward(_array(_X), _array(_W), _array(_Y), **how)
 
 
+@pytest.mark.parametrize("limit", [True, 1.0])
+def test_a_limit_that_is_equal_to_one_that_was_taken(limit):
+    """Calls that are alike are checked once, and 1, 1.0 and True are equal."""
+    capsule_conv2d(_array(_X), _array(_W), algorithm="numpy", workspace_limit=1)
+    with pytest.raises(TypeError, match=f"workspace_limit is {limit}; it takes"):
+        capsule_conv2d(_array(_X), _array(_W), algorithm="numpy", workspace_limit=limit)
+
+
 def test_naive_has_no_votes():
     with pytest.raises(ValueError, match="algorithm is 'naive'; it takes .* for votes"):
         capsule_votes(_array(_X), _array(_W), algorithm="naive")
