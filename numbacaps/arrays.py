@@ -166,7 +166,7 @@ def describe(name, array):
     ImportError
         It is a device array of bfloat16, and the package that brings that dtype is not here.
     ValueError
-        Its strides are not whole elements.
+        Its strides are not whole elements, or on a GPU it begins amid one.
     """
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
@@ -189,6 +189,11 @@ def describe(name, array):
     if operand.form.refusal is not None:
         error, said = operand.form.refusal
         raise error(f"{name} {said}")
+    address = operand._address  # on a GPU, where no instruction loads elements that lie across
+    if address is not None and address % operand.form.dtype.itemsize:
+        raise ValueError(
+            f"{name} begins at address {address}; it takes a multiple of {operand.form.dtype.itemsize}"
+        )
     return operand
 
 
