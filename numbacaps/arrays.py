@@ -166,7 +166,7 @@ def describe(name, array):
     ImportError
         It is a device array of bfloat16, and the package that brings that dtype is not here.
     ValueError
-        Its strides are not whole elements.
+        Its strides are not whole elements, or on a GPU it begins amid one.
     """
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
@@ -189,6 +189,11 @@ def describe(name, array):
     if operand.form.refusal is not None:
         error, said = operand.form.refusal
         raise error(f"{name} {said}")
+    address = operand._address  # on a GPU, where no instruction loads elements that lie across
+    if address is not None and address % operand.form.dtype.itemsize:
+        raise ValueError(
+            f"{name} begins at address {address}; it takes a multiple of {operand.form.dtype.itemsize}"
+        )
     return operand
 
 
@@ -352,12 +357,12 @@ def contiguous(array):
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
-def permuted(array, shape, order, stream):
-    """A device result seen as ``shape``, with its axes in ``order``; copied if that moves them."""
+def permuted(array, shape, order, stream, out=None):
+    """A device result seen as ``shape``, with its axes in ``order``; copied, to ``out`` if given, if that moves them."""
     array = array.reshape(*shape)
-    if order == tuple(range(len(shape))):
+    if out is None and order == tuple(range(len(shape))):
         return array
-    return gather(describe("result", array), order, stream)
+    return gather(describe("result", array), order, stream, out)
 
 
 def resolve_stream(stream, operands):

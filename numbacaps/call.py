@@ -184,11 +184,9 @@ class Call:
             return result.operand.array
         shape, axes = _kernels_axes(result)
         if on_device:
-            array = permuted(result.operand.array, shape, axes, self.stream)
-            if out is None:
-                return array.bind(self.stream)  # whoever takes it next is ordered behind the stream
-            out.reshaped(out.shape).copy_to_device(self._passing(array), stream=self.stream)
-            return out.array
+            array = permuted(result.operand.array, shape, axes, self.stream, out)
+            # whoever takes it next is ordered behind the stream
+            return array.bind(self.stream) if out is None else out.array
         host = result.operand.array
         if not self._on_host:
             host = host.copy_to_host(stream=self.stream)

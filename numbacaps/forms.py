@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from numbacaps.device.bfloat16 import dtype_of, is_bfloat16
+from numbacaps.geometry import is_int
 
 FULL_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _DTYPES = (np.dtype(np.float16), *FULL_DTYPES)
@@ -25,7 +26,7 @@ class Form:
     size, nbytes : int
         Elements, and the bytes that these take.
     is_contiguous : bool
-        C-contiguous, axes of size 1 apart.
+        C-contiguous, axes of size 1 apart; without elements always.
     refusal : Exception type and str, or None
         Why no array of the form is taken.
     """
@@ -34,7 +35,7 @@ class Form:
         self.shape, self.strides, self.dtype = shape, strides, dtype
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        self.is_contiguous = all(
+        self.is_contiguous = not self.size or all(
             size <= 1 or stride == wanted
             for size, stride, wanted in zip(
                 shape, strides, contiguous_strides(shape, dtype.itemsize)
@@ -59,7 +60,11 @@ def form_of(shape, strides, dtype):
 
 @lru_cache(_KEPT)
 def form_of_interface(shape, strides, typestr):
-    """The form that a ``__cuda_array_interface__`` describes."""
+    """The form that a ``__cuda_array_interface__`` describes; TypeError or ValueError where it describes none."""
+    if not all(map(is_int, (*shape, *(strides or ())))) or min(shape, default=0) < 0:
+        raise TypeError(f"shape {shape}, strides {strides}")
+    if strides and len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides of {len(shape)} axes")
     return form_of(shape, strides, dtype_of(typestr))
 
 

@@ -23,6 +23,8 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.messages import shown
+
 Pair = int | tuple[int, int]  # (vertical, horizontal), or one number for both
 
 
@@ -36,7 +38,7 @@ class Geometry:
     Raises
     ------
     TypeError
-        A stride, padding or dilation is neither an int nor a pair of ints.
+        A size is no int, or a stride, padding or dilation neither an int nor a pair of ints.
     ValueError
         A number is out of range, or the window is larger than the padded input.
     """
@@ -57,11 +59,14 @@ class Geometry:
     dilation: Pair = 1
 
     def __post_init__(self):
-        for name in ("C", "P", "H", "W", "KH", "KW", "G", "D1", "D2", "D3"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes 1 or more")
-        if self.N < 0:
-            raise ValueError(f"N is {self.N}; it takes 0 or more")
+        for name in ("N", "C", "P", "H", "W", "KH", "KW", "G", "D1", "D2", "D3"):
+            size, least = getattr(self, name), 0 if name == "N" else 1
+            if type(size) is not int:
+                if not is_int(size):
+                    raise TypeError(f"{name} is {shown(size)}; it takes an int")
+                object.__setattr__(self, name, int(size))
+            if size < least:
+                raise ValueError(f"{name} is {size}; it takes {least} or more")
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
             object.__setattr__(self, name, _pair(name, getattr(self, name), least))
         for axis, size, window, at in (
@@ -187,13 +192,16 @@ class Geometry:
         }[operand]
 
 
+def is_int(value):
+    """Whether a value is an int, Python's or NumPy's; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _pair(name, value, least):
     """``value`` as a pair (vertical, horizontal) of ints."""
     given = value.tolist() if isinstance(value, np.ndarray) else value
     pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
-    if len(pair) != 2 or not all(
-        isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in pair
-    ):
+    if len(pair) != 2 or not all(map(is_int, pair)):
         raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
     if min(pair) < least:
         raise ValueError(f"{name} is {value!r}; it takes {least} or more")

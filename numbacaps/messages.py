@@ -4,13 +4,15 @@ import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+import numpy as np
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 
 
 def shown(value: object) -> str:
     """A value as a message shows it: never long, and of an array its type, shape and dtype."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
         return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return _short.repr(value)
 

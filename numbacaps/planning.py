@@ -1,6 +1,6 @@
 """From shapes and options to a plan: the public functions :func:`plan` and :func:`explain`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from numbacaps.algorithms.registry import ALGORITHMS, resolve
 from numbacaps.arrays import Array
@@ -10,7 +10,7 @@ from numbacaps.device.workspace import check_limit
 from numbacaps.forms import DTYPE_NAMES, is_taken
 from numbacaps.fused.choose import GATHERING, SPLIT_K
 from numbacaps.fused.choose_input import RUNGS
-from numbacaps.geometry import Pair
+from numbacaps.geometry import Pair, is_int
 from numbacaps.limits import check_limits
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.plan import Plan
@@ -65,13 +65,7 @@ def plan(
     """
     if dtype is None:
         dtype = getattr(x_shape, "dtype", "float32")
-    x_shape, w_shape = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
-    try:
-        dtype = dtype_of(str(dtype).removeprefix("torch.") if _is_of_torch(dtype) else dtype)
-    except TypeError:
-        raise TypeError(f"dtype is {shown(dtype)}; it takes {DTYPE_NAMES}") from None
-    if not is_taken(dtype):
-        raise TypeError(f"dtype is {dtype}; it takes {DTYPE_NAMES}")
+    x_shape, w_shape, dtype = _shape("x_shape", x_shape), _shape("w_shape", w_shape), _dtype(dtype)
     product = parse_product(product)
     geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
     if geometry.N == 0:
@@ -95,8 +89,16 @@ def plan(
     return made
 
 
-def _is_of_torch(dtype):
-    return type(dtype).__module__.partition(".")[0] == "torch"
+def _dtype(dtype):
+    """A ``numpy.dtype`` that there is an algorithm for, from its name, PyTorch's too."""
+    is_of_torch = type(dtype).__module__.partition(".")[0] == "torch"
+    try:
+        found = dtype_of(str(dtype).removeprefix("torch.") if is_of_torch else dtype)
+    except (TypeError, ValueError):
+        raise TypeError(f"dtype is {shown(dtype)}; it takes {DTYPE_NAMES}") from None
+    if not is_taken(found):
+        raise TypeError(f"dtype is {found}; it takes {DTYPE_NAMES}")
+    return found
 
 
 def _check_rungs(rungs):
@@ -149,10 +151,7 @@ def explain(
 def _shape(name, shape):
     """A shape, or an array's, as a tuple of int."""
     given = getattr(shape, "shape", shape)
-    try:
-        sizes = tuple(int(size) for size in given)
-        if min(sizes, default=0) < 0 or sizes != tuple(given):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {shown(shape)}; it takes a tuple of sizes") from None
-    return sizes
+    sizes = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(is_int(size) and size >= 0 for size in sizes):
+        raise TypeError(f"{name} is {shown(shape)}; it takes a tuple of sizes")
+    return tuple(map(int, sizes))

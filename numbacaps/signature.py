@@ -104,7 +104,7 @@ def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):
     """The signature of a call, kept if there was a call like it; parameters as those of :class:`Signature`."""
     pairs = stride, padding, dilation
     typed = pairs if type(stride) is type(padding) is type(dilation) is int else map(_typed, pairs)
-    key = x_shape, w_shape, dtype, *typed, *options
+    key = x_shape, w_shape, dtype, *typed, *options, *map(type, options)  # a limit of 1 is not True
     try:
         found = _kept.get(key)
     except TypeError:  # of an option that is no key: it is refused by name

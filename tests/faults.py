@@ -73,14 +73,14 @@ FAULTS = [
     ),
     Fault(
         "dx without the dilation",
-        "numbacaps/algorithms/indexed.py",
+        "numbacaps/algorithms/gradients.py",
         "top = row + PH - kh * DH",
         "top = row + PH - kh",
         _ALGORITHMS,
     ),
     Fault(
         "dx of the votes without the dilation",
-        "numbacaps/votes/backward_input.py",
+        "numbacaps/algorithms/gradients.py",
         "left = column + PW - kw * DW",
         "left = column + PW - kw",
         _VOTES,
@@ -108,7 +108,7 @@ FAULTS = [
     ),
     Fault(
         "missing barrier: lane 0 adds sums that are not there yet",
-        "numbacaps/algorithms/indexed.py",
+        "numbacaps/algorithms/gradients.py",
         "cuda.syncthreads()  # every lane's sum is there before lane 0 adds them up",
         "pass",
         _ALGORITHMS,

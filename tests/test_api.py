@@ -13,11 +13,13 @@ from numbacaps import (
     available_algorithms,
     capsule_conv2d,
     capsule_conv2d_backward,
+    capsule_routing,
     capsule_votes,
+    capsule_votes_backward,
     plan,
 )
 from numbacaps.arrays import contiguous
-from numbacaps.device.bfloat16 import dtype_of
+from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.kept import kept_plan
 from numbacaps.signature import signature_of
@@ -197,6 +199,46 @@ def test_out(product, where, rng):
         how = {"stride": 2, "product": product, "algorithm": _QUICK, "out": out}
         assert function(place(x), place(w), **how) is out
         reference.assert_close(out if where == "host" else out.copy_to_host(), want, 64)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("N", [0, 2])
+def test_results_whose_axes_move_go_to_out_on_the_device(N, dtype, rng):
+    """As they are without ``out``, of every function that has one."""
+    product = "ba,cb->ca"
+    x, w, _ = (array.astype(dtype_of(dtype)) for array in _random(product, rng))
+    how = {"stride": 2, "product": product}
+    dvotes = capsule_votes(x[:N], w, algorithm="numpy", **how)
+    x, w, dvotes = map(to_device, (x[:N], w, dvotes))
+    calls = {
+        capsule_conv2d: ((x, w), "fused"),
+        capsule_votes: ((x, w), "indexed"),
+        capsule_votes_backward: ((x, w, dvotes), "indexed"),
+        capsule_routing: ((x, w), "fused"),
+    }
+    for function, (arrays, algorithm) in calls.items():
+        wanted = _as_tuple(function(*arrays, algorithm=algorithm, **how))
+        outs = tuple(to_device(np.full(one.shape, np.nan, one.dtype)) for one in wanted)
+        out = outs if function is capsule_votes_backward else outs[0]
+        found = _as_tuple(function(*arrays, algorithm=algorithm, out=out, **how))
+        for have, given, want in zip(found, outs, wanted, strict=True):
+            assert have is given
+            bits = [one.view("u1").copy_to_host() for one in (have, want) if one.size]
+            assert not bits or np.array_equal(*bits)
+
+
+@pytest.mark.parametrize("make", [np.empty, cuda.device_array])
+def test_out_of_no_images(make):
+    """NumPy's strides of an array without elements are 0."""
+    x, w, out = (
+        make(shape, np.float32)
+        for shape in ((0, 1, 3, 3, 2, 2), (1, 1, 3, 3, 2, 2), (0, 1, 1, 1, 2, 2))
+    )
+    assert capsule_conv2d(x, w, out=out) is out
+
+
+def _as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
 
 
 def test_out_from_staged(rng):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps import arrays, capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
 
@@ -85,6 +85,14 @@ def test_options(case):
             function(_array(_X), _array(_W), **how)
     with pytest.raises(error, match=message):
         capsule_conv2d_backward(_array(_X), _array(_W), _array(_Y), **how)
+
+
+@pytest.mark.parametrize("limit", [True, 1.0])
+def test_a_limit_that_is_equal_to_one_that_was_taken(limit):
+    """Calls that are alike are checked once, and 1, 1.0 and True are equal."""
+    capsule_conv2d(_array(_X), _array(_W), algorithm="numpy", workspace_limit=1)
+    with pytest.raises(TypeError, match=f"workspace_limit is {limit}; it takes"):
+        capsule_conv2d(_array(_X), _array(_W), algorithm="numpy", workspace_limit=limit)
 
 
 def test_naive_has_no_votes():
@@ -191,10 +199,31 @@ def test_host_and_device(monkeypatch):
         capsule_conv2d(cuda.to_device(_array(_X)), on_device, out=_array(_Y))
 
 
-@pytest.mark.parametrize("interface", [{}, {"typestr": "zz", "shape": (1,), "data": (0, False)}])
-def test_broken_interface(interface):
+_INTERFACE = {"typestr": "<f4", "shape": _X, "data": (4096, False)}
+
+
+@pytest.mark.parametrize(
+    "interface",
+    [
+        {},
+        _INTERFACE | {"typestr": "zz"},
+        _INTERFACE | {"shape": (*_X[:-1], 4.5)},
+        _INTERFACE | {"shape": (*_X[:-1], -4)},
+        _INTERFACE | {"strides": (16, 4)},
+    ],
+)
+def test_broken_interface(interface, monkeypatch):
+    monkeypatch.setattr(arrays, "SIMULATED", False)  # there no other library's array is looked at
     array = type("Tensor", (), {"__cuda_array_interface__": interface})()
-    with pytest.raises(TypeError, match="x has a __cuda_array_interface__|x is a Tensor on a GPU"):
+    with pytest.raises(TypeError, match="x has a __cuda_array_interface__ that cannot be read"):
+        capsule_conv2d(array, _array(_W))
+
+
+def test_an_array_on_a_gpu_that_begins_amid_an_element(monkeypatch):
+    monkeypatch.setattr(arrays, "SIMULATED", False)
+    interface = _INTERFACE | {"data": (4098, False)}
+    array = type("Tensor", (), {"__cuda_array_interface__": interface})()
+    with pytest.raises(ValueError, match="x begins at address 4098; it takes a multiple of 4"):
         capsule_conv2d(array, _array(_W))
 
 

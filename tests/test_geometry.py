@@ -1,6 +1,7 @@
 """Shapes, slabs and counts, against numbers worked out by hand."""
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from math import prod
 
 import numpy as np
@@ -107,6 +108,16 @@ def test_refusals(change, message):
     sizes = {name: getattr(_LAYER_3, name) for name in ("N", "C", "P", "H", "W", "KH", "KW")}
     with pytest.raises(ValueError, match=message):
         Geometry(**(sizes | {"G": 1, "D1": 1, "D2": 1, "D3": 1} | change))
+
+
+@pytest.mark.parametrize("size", [1.0, True, "1", None, np.float64(1)])
+@pytest.mark.parametrize("name", ["N", "C", "D3"])
+def test_sizes_are_ints(name, size):
+    sizes = asdict(_LAYER_3)
+    with pytest.raises(TypeError, match=f"{name} is {re.escape(repr(size))}; it takes an int"):
+        Geometry(**(sizes | {name: size}))
+    of_numpy = Geometry(**(sizes | {name: np.int64(sizes[name])}))
+    assert of_numpy == _LAYER_3 and type(getattr(of_numpy, name)) is int
 
 
 def test_a_window_as_large_as_the_input_makes_every_capsule_a_channel(rng):

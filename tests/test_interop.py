@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 import reference
-from numbacaps import capsule_conv2d, capsule_conv2d_backward, capsule_votes
+from numbacaps import (
+    capsule_conv2d,
+    capsule_conv2d_backward,
+    capsule_routing,
+    capsule_routing_backward,
+    capsule_votes,
+)
 from numbacaps.arrays import Operand, resolve_stream
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
@@ -115,6 +121,33 @@ def test_strided_torch_tensors(rng):
     reversed_w = torch.from_numpy(w).cuda().transpose(4, 5).contiguous()
     y = capsule_conv2d(channels_last, reversed_w, stride=2, product="ab,cb->ac")
     reference.assert_close(y.copy_to_host(), want, 4096)
+
+
+def _of_torch():
+    """(to the device, back) by PyTorch."""
+    torch = pytest.importorskip("torch")
+    return lambda array: torch.from_numpy(array).cuda(), lambda tensor: tensor.cpu().numpy()
+
+
+def _of_cupy():
+    """The same by CuPy."""
+    cupy = pytest.importorskip("cupy")
+    return cupy.asarray, cupy.asnumpy
+
+
+@pytest.mark.parametrize("library", [_of_torch, _of_cupy])
+def test_routing_takes_arrays_of_other_libraries(library, rng):
+    """The same bits as of Numba's, also where they are written to."""
+    arrays, _ = _problem(rng, 2)
+    found = []
+    for put, get in (library(), (cuda.to_device, lambda array: array.copy_to_host())):
+        x, w, dy = map(put, arrays)
+        out = put(np.full_like(arrays[2], np.nan))
+        assert capsule_routing(x, w, stride=2, out=out) is out
+        gradients = capsule_routing_backward(x, w, dy, stride=2)
+        found.append([get(out), gradients.x.copy_to_host(), gradients.w.copy_to_host()])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_every_kind_of_stream():

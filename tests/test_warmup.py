@@ -60,7 +60,10 @@ def test_each_convolution_is_asked_for_once():
     plain = Geometry(2, 2, 3, 6, 5, 3, 2, 1, 2, 4, 3)
     assert jobs == [(package._make_ready, (g, *word)) for g in (_SMALL, plain) for word in words]
     assert package._jobs(_SMALL, ("float64",), None) == [
-        (package._make_ready, (_SMALL, "float64", word)) for word in ("auto", "ieee")
+        (package._make_ready, (_SMALL, "float64", "ieee"))
+    ]
+    assert package._jobs(_SMALL, ("float16",), ["auto"]) == [
+        (package._make_ready, (_SMALL, "float16", "ieee"))
     ]
 
 
@@ -70,7 +73,7 @@ def test_the_network_trains_and_infers_too():
         (package._network, ("float32", "tf32", what)) for what in ("step", "forward")
     ]
     assert len(jobs) == 2 + 4
-    assert len(package._jobs("network", ("float16",), ["ieee"])) == 4  # networks take no float16
+    assert len(package._jobs("network", ("float16",), None)) == 4  # networks take no float16
     assert len(package._jobs(("network", "workloads"), ("float32",), ["tf32"])) == 2 + 11
 
 

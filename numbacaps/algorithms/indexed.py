@@ -15,16 +15,19 @@ and read consecutive elements of one operand and the same one of the other. Its 
 
 from functools import cache
 
+from numbacaps.algorithms.gradients import (
+    kernel_gradient_grid,
+    make_input_gradient,
+    make_kernel_gradient,
+)
 from numbacaps.algorithms.indices import make_index_functions
 from numbacaps.device.kernel_cache import kept_on_disk
-from numbacaps.device.launch import BLOCKS, ceil_div, flat_operands, launch
-from numbacaps.device.target import SIMULATED, at, cuda
+from numbacaps.device.launch import flat_operands, launch
+from numbacaps.device.target import at, cuda
 from numbacaps.votes.backward import votes_backward
 from numbacaps.votes.forward import votes
 
 __all__ = ["backward", "forward", "votes", "votes_backward"]
-_LANES = 4 if SIMULATED else 16
-_ELEMENTS = 16
 
 
 @cache
@@ -79,15 +82,7 @@ def make_forward(geometry, dtype):
 @cache
 def make_backward_input(geometry, dtype):
     """Kernel for one geometry (its N apart): the gradient that reaches an input element."""
-    C, P, H, W, KH, KW = (getattr(geometry, name) for name in ("C", "P", "H", "W", "KH", "KW"))
-    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
-    E1 = geometry.E1
-    SH, SW = geometry.stride
-    PH, PW = geometry.padding
-    DH, DW = geometry.dilation
-    IMAGE = C * H * W * E1
-    ZERO = dtype.type(0)
-    _, calculate_weight_index, calculate_output_index = make_index_functions(geometry)
+    input_gradient = make_input_gradient(geometry, dtype, _make_gradient_at(geometry))
 
     @kept_on_disk
     @cuda.jit
@@ -97,38 +92,7 @@ def make_backward_input(geometry, dtype):
         dx,  # out  (N, C, H, W, G, D1, D2)
         N,
     ):
-        i = cuda.grid(1)  # (c, h, w, g, d1, d2)
-        if i >= IMAGE:
-            return
-        d2 = i % D2
-        d1 = i // D2 % D1
-        g = i // (D2 * D1) % (E1 // (D2 * D1))
-        column = i // E1 % W
-        row = i // (E1 * W) % H
-        c = i // (E1 * W * H)
-        n = cuda.blockIdx.y
-        while n < N:
-            total = ZERO
-            for kh in range(KH):
-                top = row + PH - kh * DH
-                oh = top // SH
-                if top % SH != 0 or oh < 0 or oh >= OH:
-                    continue
-                for kw in range(KW):
-                    left = column + PW - kw * DW
-                    ow = left // SW
-                    if left % SW != 0 or ow < 0 or ow >= OW:
-                        continue
-                    for p in range(P):
-                        idx = calculate_weight_index(p, c, kh, kw)
-                        o_idx = calculate_output_index(n, p, oh, ow)
-                        for d3 in range(D3):
-                            total += (
-                                dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
-                                * w[at(idx + (g * D2 + d2) * D3 + d3)]
-                            )
-            dx[at(n * IMAGE + i)] = total
-            n += cuda.gridDim.y
+        input_gradient(w, dy, dx, N)
 
     return indexed_backward_input_kernel
 
@@ -136,15 +100,7 @@ def make_backward_input(geometry, dtype):
 @cache
 def make_backward_kernel(geometry, dtype):
     """Kernel for one geometry (its N apart): the gradient that reaches a kernel element."""
-    C, P, KH, KW = (getattr(geometry, name) for name in ("C", "P", "KH", "KW"))
-    OH, OW, D1, D2, D3 = (getattr(geometry, name) for name in ("OH", "OW", "D1", "D2", "D3"))
-    E2 = geometry.E2
-    SIZE = P * C * KH * KW * E2
-    L = OH * OW
-    LANES, ELEMENTS = _LANES, _ELEMENTS
-    SHARED = LANES * ELEMENTS
-    ZERO = dtype.type(0)
-    calculate_input_index, _, calculate_output_index = make_index_functions(geometry)
+    kernel_gradient = make_kernel_gradient(geometry, dtype, _make_gradient_at(geometry))
 
     @kept_on_disk
     @cuda.jit
@@ -154,44 +110,20 @@ def make_backward_kernel(geometry, dtype):
         dw,  # out  (P, C, KH, KW, G, D2, D3)
         N,
     ):
-        partial = cuda.shared.array(SHARED, dtype)
-        element = cuda.threadIdx.x
-        lane = cuda.threadIdx.y
-        first = cuda.blockIdx.x * ELEMENTS
-        while first < SIZE:
-            i = first + element  # (p, c, kh, kw, g, d2, d3)
-            total = ZERO
-            if i < SIZE:
-                d3 = i % D3
-                d2 = i // D3 % D2
-                g = i // (D3 * D2) % (E2 // (D3 * D2))
-                kw = i // E2 % KW
-                kh = i // (E2 * KW) % KH
-                c = i // (E2 * KW * KH) % C
-                p = i // (E2 * KW * KH * C)
-                nl = lane
-                while nl < N * L:
-                    n = nl // L
-                    oh = nl % L // OW
-                    ow = nl % L % OW
-                    i_idx = calculate_input_index(n, c, oh, ow, kh, kw)
-                    o_idx = calculate_output_index(n, p, oh, ow)
-                    for d1 in range(D1):
-                        value = ZERO
-                        if i_idx >= 0:
-                            value = x[at(i_idx + (g * D1 + d1) * D2 + d2)]
-                        total += value * dy[at(o_idx + (g * D1 + d1) * D3 + d3)]
-                    nl += LANES
-            partial[at(lane * ELEMENTS + element)] = total
-            cuda.syncthreads()  # every lane's sum is there before lane 0 adds them up
-            if lane == 0 and i < SIZE:
-                for other in range(1, LANES):
-                    total += partial[at(other * ELEMENTS + element)]
-                dw[at(i)] = total
-            cuda.syncthreads()  # the sums are read before they are written again
-            first += cuda.gridDim.x * ELEMENTS
+        kernel_gradient(x, dy, dw, N)
 
     return indexed_backward_kernel_kernel
+
+
+def _make_gradient_at(geometry):
+    """Device function: the offset of the gradient that products of a position have in common."""
+    _, _, calculate_output_index = make_index_functions(geometry)
+
+    @cuda.jit(device=True, inline="always")
+    def gradient_at(n, p, oh, ow, c, tap):
+        return calculate_output_index(n, p, oh, ow)
+
+    return gradient_at
 
 
 def forward(geometry, x, w, out, *, stream, workspace):
@@ -211,6 +143,5 @@ def backward(geometry, x, w, dy, dx, dw, *, stream, workspace):
         launch(kernel, g.C * g.H * g.W * g.E1, g.N, arguments, stream)
     if dw is not None:
         kernel = make_backward_kernel(g.of_one_image, dy.dtype)
-        blocks = min(BLOCKS, ceil_div(g.P * g.Q * g.E2, _ELEMENTS))
         arguments = (*flat_operands(g, x=x, dy=dy, dw=dw), g.N)
-        kernel[blocks, (_ELEMENTS, _LANES), stream](*arguments)
+        kernel[*kernel_gradient_grid(g), stream](*arguments)

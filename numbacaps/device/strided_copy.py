@@ -55,8 +55,8 @@ def merge_axes(shape, strides):
     return tuple(zip(*merged)) if merged else ((1,), (1,))
 
 
-def gather(operand, order, stream):
-    """A new C-contiguous device array with the operand's axes in another order.
+def gather(operand, order, stream, out=None):
+    """A C-contiguous device array with the operand's axes in another order.
 
     Parameters
     ----------
@@ -65,11 +65,13 @@ def gather(operand, order, stream):
     order : tuple of int
         For each axis of the result, which of the operand's it is.
     stream : Numba stream
+    out : numbacaps.arrays.Operand, optional
+        Where to write it, C-contiguous and of the operand's dtype; by default it is a new array.
     """
     shape = tuple(operand.shape[axis] for axis in order)
     strides = tuple(operand.strides[axis] // operand.dtype.itemsize for axis in order)
     memory, first = operand.memory()
-    out = cuda.device_array(shape, operand.dtype, stream=stream)
-    arguments = (bits(memory), bits(out.reshape(out.size)), first, *merge_axes(shape, strides))
-    launch(make_gather(), out.size, 1, arguments, stream)
-    return out
+    made = out.reshaped(shape) if out else cuda.device_array(shape, operand.dtype, stream=stream)
+    arguments = (bits(memory), bits(made.reshape(made.size)), first, *merge_axes(shape, strides))
+    launch(make_gather(), made.size, 1, arguments, stream)
+    return made

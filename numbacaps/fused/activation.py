@@ -61,26 +61,11 @@ def squash_factor(square):
 
 
 @cuda.jit(device=True, inline="always")
-def squash_slopes(square):
-    """(f, h) of squash's gradient dy * f + a * (a . dy) * h, from the same.
-
-    With n the length, f is :func:`squash_factor` and h is f'(n) / n = (exp(-n) - f) / n^2; 0 where |a|^2 overflows.
-    """
-    overflows = square == _INFINITY
-    square = LARGEST if overflows else square
-    inverse = inverse_root(square)
-    length = square * inverse
-    less = expm1(-length)
-    f = -less * inverse
-    h = (_ONE + less - f) * (inverse * inverse)
-    return f, _ZERO if overflows else h
-
-
-@cuda.jit(device=True, inline="always")
 def squash_slopes_of_result(square):
-    """(f, k) of the same gradient told by the result y: dy * f + y * (y . dy) * k.
+    """(f, k) of squash's gradient told by the result y = a * f: dy * f + y * (y . dy) * k; from |a|^2 + :data:`EPSILON`.
 
-    Since y is a * f, k is h / f^2 = (exp(-n) - f) / (1 - exp(-n))^2; 0 where |a|^2 overflows.
+    With n the length, f is :func:`squash_factor` and k is f'(n) / (n * f^2) = (exp(-n) - f) / (1 - exp(-n))^2; 0 where
+    |a|^2 overflows.
     """
     overflows = square == _INFINITY
     square = LARGEST if overflows else square
@@ -93,7 +78,22 @@ def squash_slopes_of_result(square):
 
 
 @cuda.jit(device=True, inline="always")
+def squash_slopes(square, dot):
+    """(f, along) of squash's gradient dy * f + a * along, from |a|^2 + :data:`EPSILON` and a . dy.
+
+    With n the length, f is :func:`squash_factor` and along is (a . dy) * h, where h = f'(n) / n = (exp(-n) - f) / n^2.
+    Where n is large h is about -1 / n^3, which float32 does not hold; so it is taken in two factors, f and f * k of
+    :func:`squash_slopes_of_result`.
+    """
+    f, k = squash_slopes_of_result(square)
+    along = _ZERO
+    if k != _ZERO:  # an overflow, whose dot may be infinite
+        along = dot * f * (f * k)
+    return f, along
+
+
+@cuda.jit(device=True, inline="always")
 def squash_gradient(x, dy, f, along, slope):
-    """What reaches an element x before LeakyReLU and squash; ``along`` is (a . dy) * h of its group."""
+    """What reaches an element x before LeakyReLU and squash; f and ``along`` are its group's :func:`squash_slopes`."""
     gradient = dy * f + leaky(x, slope) * along
     return gradient if x > _ZERO else slope * gradient

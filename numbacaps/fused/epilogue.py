@@ -16,7 +16,13 @@ import numpy as np
 
 from numbacaps.device.instructions import shuffle
 from numbacaps.device.target import cuda
-from numbacaps.fused.activation import EPSILON, leaky, squash_factor, squash_gradient, squash_slopes
+from numbacaps.fused.activation import (
+    EPSILON,
+    leaky,
+    squash_factor,
+    squash_gradient,
+    squash_slopes,
+)
 
 _ZERO = np.float32(0)  # of a type that widens nothing
 
@@ -236,12 +242,12 @@ def _differentiate_groups(gradients, first, before, begin, end, how, slope):
             if mask >> bit & 1:
                 square += shuffle(square, lane ^ 1 << bit)
                 dot += shuffle(dot, lane ^ 1 << bit)
-        f, h = squash_slopes(square + before.dtype.type(EPSILON))
+        f, along = squash_slopes(square + before.dtype.type(EPSILON), dot)
         for block in range(blocks):
             own = _first_of(group, block, rows, width, blocks)
             for i in range(own, own + width):
                 dy = gradients[first + i]
-                gradients[first + i] = squash_gradient(before[i], dy, f, dot * h, slope)
+                gradients[first + i] = squash_gradient(before[i], dy, f, along, slope)
 
 
 @cuda.jit(device=True, inline="always")

@@ -38,41 +38,67 @@ def numbers_of(geometry):
     )
 
 
+# The sizes of an array's axes behind the first, by where they stand.
+_OF_X, _OF_W, _OF_Y = (C, H, W, G, D1, D2), (C, KH, KW, G, D2, D3), (P, OH, OW, G, D1, D3)
+
+
+@cuda.jit(device=True, inline="always")
+def _place(i, axes, of):
+    """Indices of element ``i`` of an array: (image or output channel, channel, row, column, g, row, column)."""
+    last, i = i % of[axes[5]], i // of[axes[5]]
+    middle, i = i % of[axes[4]], i // of[axes[4]]
+    g, i = i % of[axes[3]], i // of[axes[3]]
+    column, i = i % of[axes[2]], i // of[axes[2]]
+    row, i = i % of[axes[1]], i // of[axes[1]]
+    channel, first = i % of[axes[0]], i // of[axes[0]]
+    return first, channel, row, column, g, middle, last
+
+
+@cuda.jit(device=True, inline="always")
+def _matrix_at(first, channel, row, column, g, axes, of):
+    """Which of an array's matrices, (D1, D2) or the like, is the one of a place."""
+    capsule = (first * of[axes[0]] + channel) * of[axes[1]] + row
+    return (capsule * of[axes[2]] + column) * of[axes[3]] + g
+
+
+@cuda.jit(device=True, inline="always")
+def _element(array, inside, matrix, middle, last, axes, of):
+    """An element of a matrix in float64; over the edge lie zeros, and they multiply."""
+    value = 0.0
+    if inside:
+        value = float(array[at((matrix * of[axes[4]] + middle) * of[axes[5]] + last)])
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def _read_by(oh, ow, kh, kw, of):
+    """What a tap of a position reads: (row of the input, column, whether they are inside)."""
+    h = oh * of[SH] - of[PH] + kh * of[DH]
+    column = ow * of[SW] - of[PW] + kw * of[DW]
+    return h, column, 0 <= h < of[H] and 0 <= column < of[W]
+
+
 @cuda.jit(device=True)
 def _forward_at(i, x, w, of):
     """Result ``i`` of the forward pass, the sum over c, kh, kw and d2."""
-    d3, i = i % of[D3], i // of[D3]
-    d1, i = i % of[D1], i // of[D1]
-    g, i = i % of[G], i // of[G]
-    ow, i = i % of[OW], i // of[OW]
-    oh, i = i % of[OH], i // of[OH]
-    p, n = i % of[P], i // of[P]
+    n, p, oh, ow, g, d1, d3 = _place(i, _OF_Y, of)
     total = 0.0
     for c in range(of[C]):
         for kh in range(of[KH]):
             for kw in range(of[KW]):
-                h = oh * of[SH] - of[PH] + kh * of[DH]
-                column = ow * of[SW] - of[PW] + kw * of[DW]
-                inside = 0 <= h < of[H] and 0 <= column < of[W]
-                x_at = (((n * of[C] + c) * of[H] + h) * of[W] + column) * of[G] + g
-                w_at = (((p * of[C] + c) * of[KH] + kh) * of[KW] + kw) * of[G] + g
+                h, column, inside = _read_by(oh, ow, kh, kw, of)
+                of_x = _matrix_at(n, c, h, column, g, _OF_X, of)
+                of_w = _matrix_at(p, c, kh, kw, g, _OF_W, of)
                 for d2 in range(of[D2]):
-                    value = 0.0  # over the edge lie zeros, and they multiply
-                    if inside:
-                        value = float(x[at((x_at * of[D1] + d1) * of[D2] + d2)])
-                    total += value * float(w[at((w_at * of[D2] + d2) * of[D3] + d3)])
+                    value = _element(x, inside, of_x, d1, d2, _OF_X, of)
+                    total += value * _element(w, True, of_w, d2, d3, _OF_W, of)
     return total
 
 
 @cuda.jit(device=True)
 def _input_at(i, dy, w, of):
     """Result ``i`` of the input's gradient, the sum over p, kh, kw and d3."""
-    d2, i = i % of[D2], i // of[D2]
-    d1, i = i % of[D1], i // of[D1]
-    g, i = i % of[G], i // of[G]
-    column, i = i % of[W], i // of[W]
-    h, i = i % of[H], i // of[H]
-    c, n = i % of[C], i // of[C]
+    n, c, h, column, g, d1, d2 = _place(i, _OF_X, of)
     total = 0.0
     for p in range(of[P]):
         for kh in range(of[KH]):
@@ -82,39 +108,28 @@ def _input_at(i, dy, w, of):
                 if down % of[SH] == 0 and across % of[SW] == 0:
                     oh, ow = down // of[SH], across // of[SW]
                     inside = 0 <= oh < of[OH] and 0 <= ow < of[OW]
-                    dy_at = (((n * of[P] + p) * of[OH] + oh) * of[OW] + ow) * of[G] + g
-                    w_at = (((p * of[C] + c) * of[KH] + kh) * of[KW] + kw) * of[G] + g
+                    of_dy = _matrix_at(n, p, oh, ow, g, _OF_Y, of)
+                    of_w = _matrix_at(p, c, kh, kw, g, _OF_W, of)
                     for d3 in range(of[D3]):
-                        value = 0.0
-                        if inside:
-                            value = float(dy[at((dy_at * of[D1] + d1) * of[D3] + d3)])
-                        total += value * float(w[at((w_at * of[D2] + d2) * of[D3] + d3)])
+                        value = _element(dy, inside, of_dy, d1, d3, _OF_Y, of)
+                        total += value * _element(w, True, of_w, d2, d3, _OF_W, of)
     return total
 
 
 @cuda.jit(device=True)
 def _kernel_at(i, x, dy, of):
     """Result ``i`` of the kernel's gradient, the sum over n, oh, ow and d1."""
-    d3, i = i % of[D3], i // of[D3]
-    d2, i = i % of[D2], i // of[D2]
-    g, i = i % of[G], i // of[G]
-    kw, i = i % of[KW], i // of[KW]
-    kh, i = i % of[KH], i // of[KH]
-    c, p = i % of[C], i // of[C]
+    p, c, kh, kw, g, d2, d3 = _place(i, _OF_W, of)
     total = 0.0
     for n in range(of[N]):
         for oh in range(of[OH]):
             for ow in range(of[OW]):
-                h = oh * of[SH] - of[PH] + kh * of[DH]
-                column = ow * of[SW] - of[PW] + kw * of[DW]
-                inside = 0 <= h < of[H] and 0 <= column < of[W]
-                x_at = (((n * of[C] + c) * of[H] + h) * of[W] + column) * of[G] + g
-                dy_at = (((n * of[P] + p) * of[OH] + oh) * of[OW] + ow) * of[G] + g
+                h, column, inside = _read_by(oh, ow, kh, kw, of)
+                of_x = _matrix_at(n, c, h, column, g, _OF_X, of)
+                of_dy = _matrix_at(n, p, oh, ow, g, _OF_Y, of)
                 for d1 in range(of[D1]):
-                    value = 0.0
-                    if inside:
-                        value = float(x[at((x_at * of[D1] + d1) * of[D2] + d2)])
-                    total += value * float(dy[at((dy_at * of[D1] + d1) * of[D3] + d3)])
+                    value = _element(x, inside, of_x, d1, d2, _OF_X, of)
+                    total += value * _element(dy, True, of_dy, d1, d3, _OF_Y, of)
     return total
 
 

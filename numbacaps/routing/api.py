@@ -8,7 +8,8 @@ from numbacaps.api import _check_needs
 from numbacaps.arrays import Array
 from numbacaps.device.target import cuda
 from numbacaps.geometry import Pair
-from numbacaps.planning import _shape
+from numbacaps.messages import shown
+from numbacaps.planning import _dtype, _shape
 from numbacaps.product import parse_product
 from numbacaps.routing import host, stored
 from numbacaps.routing.call import Problem, RoutingCall
@@ -114,6 +115,8 @@ def capsule_routing(
         As :func:`numbacaps.capsule_conv2d`; ValueError also for activations outside 0 to 1, an operand of another
         algorithm or shape, a form that is unknown, iterations < 1.
     """
+    if not isinstance(couplings, (bool, np.bool_)):
+        raise TypeError(f"couplings is {shown(couplings)}; it takes True or False")
     problem = Problem(
         Options(routing, iterations, softmax_over, False, normalise, lam, epsilon),
         *(votes, algorithm, precision, product, stride, padding, dilation),
@@ -202,6 +205,11 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     dtype : str or numpy.dtype
     options
         Of :func:`capsule_routing` that are no arrays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`capsule_routing`; ValueError also for N = 0.
     """
     window = {
         name: options.pop(name) for name in ("stride", "padding", "dilation") if name in options
@@ -209,7 +217,9 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     product = parse_product(options.pop("product", "ab,bc->ac"))
     how = {"stride": 1, "padding": 0, "dilation": 1} | window
     geometry = geometry_of(_shape("x_shape", x_shape), _shape("w_shape", w_shape), product, **how)
-    return Runner(geometry, np.dtype(dtype), Options(**options)).explain()
+    if geometry.N == 0:
+        raise ValueError("x_shape has N = 0; it takes 1 or more")
+    return Runner(geometry, _dtype(dtype), Options(**options)).explain()
 
 
 # ---- on the device
@@ -231,10 +241,8 @@ def _forward(call, couplings):
     a_out = call.room(shape) if o.is_em else None
     found = call.room((*shape, g.C, g.KH, g.KW)) if couplings else None
     if not call.signature.is_empty:
-        x, w = (one.array for one in call.call.operands())
-        of_x, of_w = g.input_shape, g.kernel_shape
-        x, w, operands = x.reshape(*of_x), w.reshape(*of_w), _operands(call)
-        results = [y.operand.array.reshape(g.N, g.P, g.L, g.E3)]
+        x, w = _reshaped(call.call.operands(), (g.input_shape, g.kernel_shape))
+        operands, results = _operands(call), [y.operand.reshaped((g.N, g.P, g.L, g.E3))]
         if o.is_em:
             results.append(a_out.reshape(g.N, g.P, g.L))
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, g.Q)
@@ -271,9 +279,9 @@ def _backward(call, needs):
     elif call.operand("logits") is not None and dw is not None:
         own = {"logits": call.room(call.shape_of("logits"))}
     if not call.signature.is_empty:
-        x, w, dy = (one.array for one in call.call.operands())
-        arrays = x.reshape(*g.input_shape), w.reshape(*g.kernel_shape)
-        d_results = [dy.reshape(g.N, g.P, g.L, g.E3)]
+        shapes = g.input_shape, g.kernel_shape, (g.N, g.P, g.L, g.E3)
+        *arrays, dy = _reshaped(call.call.operands(), shapes)
+        d_results = [dy]
         d_operands = [own["logits"].reshape(g.P, g.Q) if "logits" in own else None]
         if o.is_em:
             d_out = _in_dtype(call)
@@ -290,6 +298,11 @@ def _backward(call, needs):
         given.pop("activations", None)
     more = {name: call.delivered(array) for name, array in given.items()}
     return RoutingGradients(call.call.deliver(dx), call.call.deliver(dw), **more)
+
+
+def _reshaped(operands, shapes):
+    """Operands as Numba device arrays of some shapes, whichever library's they are."""
+    return [one.reshaped(shape) for one, shape in zip(operands, shapes)]
 
 
 def _in_dtype(call):

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from numbacaps.geometry import is_int
 from numbacaps.messages import did_you_mean, shown
 
 ROUTINGS = ("dynamic", "em")
@@ -53,8 +54,9 @@ class Options:
             ("normalise", NORMALISE),
         ):
             check_name(name, getattr(self, name), takes)
-        if isinstance(self.iterations, bool) or not isinstance(self.iterations, int):
+        if not is_int(self.iterations):
             raise TypeError(f"iterations is {shown(self.iterations)}; it takes an int")
+        object.__setattr__(self, "iterations", int(self.iterations))
         if self.iterations < 1:
             raise ValueError(f"iterations is {self.iterations}; it takes 1 or more")
         if not isinstance(self.detach, bool):

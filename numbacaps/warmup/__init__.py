@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbacaps.algorithms.registry import PRECISIONS
 from numbacaps.api import capsule_conv2d
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, check_target
+from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.geometry import Geometry
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.planning import plan
@@ -110,18 +110,19 @@ def _jobs(convolutions, dtypes, precisions):
 
 
 def _precisions(dtype, wanted):
-    """Those of the wanted precisions that a dtype has here; by default of all."""
+    """Those of the wanted precisions that a dtype has here, by default of all; "ieee" for "auto" where both are one."""
     if dtype not in _DTYPES:
         raise ValueError(
             f"dtypes names {shown(dtype)}; it takes some of {list(_DTYPES)}"
             + did_you_mean(dtype, _DTYPES)
         )
     none, one = (np.zeros((N, 1, 1, 1, 1, 1), dtype_of(dtype)) for N in (0, 1))
+    is_ieee = precisions(one.dtype) == ("ieee",)  # whatever the word
     found, refusal = [], ""
     for word in PRECISIONS if wanted is None else wanted:
         try:
             capsule_conv2d(none, one, precision=word)  # checks its arguments, and computes nothing
-            found.append(word)
+            found.append("ieee" if is_ieee else word)
         except (TypeError, ValueError) as error:
             refusal = error
     if not found:

@@ -102,13 +102,13 @@ def _check(g, group, dtype, precision, make, rng):
         reference.assert_close(out, want_activated, group)
 
 
-def _check_gradient(g, group, dtype, make, rng):
+def _check_gradient(g, group, dtype, make, rng, scale=1):
     """What ``make(product, activation)`` yields for each product of dx, behind what it is without.
 
-    Returns whether the activation's gradient was in all of them.
+    ``scale`` is the size of the sums before the activation.
     """
     _, w, dy = operands(g, dtype, rng)
-    before = rng.standard_normal(g.input_shape).astype(dtype)
+    before = (scale * rng.standard_normal(g.input_shape)).astype(dtype)
     W, DY, BEFORE = (cuda.to_device(array.ravel()) for array in (w, dy, before))
     found = []
     for activation in (None, Activation(_SLOPE, group, backward=True)):
@@ -123,7 +123,7 @@ def _check_gradient(g, group, dtype, make, rng):
         nn.leaky_relu(before, _SLOPE), found[0].astype(np.float64), group
     )
     want = nn.leaky_relu_backward(before, through_squash, _SLOPE)
-    reference.assert_close(found[1], want, group)
+    reference.assert_close(found[1] * dtype.type(scale), want * scale, group)
 
 
 # Of the input's gradient, whose columns are D2's: groups in a row and over rows, and a stride.
@@ -148,6 +148,16 @@ def test_gradients_behind_ordinary_products(case, dtype, rng):
     product = implicit_gemm.backward_input(g)[0]
     tile = next(t for t in tiles.TILES if not fit(wanted, product, t.BN, t.lanes)[1])
     _check_gradient(g, group, dtype, _in_register_tiles(g, dtype, tile), rng)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e10, 1e16])
+def test_gradients_of_long_capsules(scale, rng):
+    """Both terms of squash's gradient count, however long a capsule is."""
+    g, group = GRADIENTS["a block"]
+    wanted = Activation(_SLOPE, group, backward=True)
+    product = implicit_gemm.backward_input(g)[0]
+    tile = next(t for t in tiles.TILES if not fit(wanted, product, t.BN, t.lanes)[1])
+    _check_gradient(g, group, _F4, _in_register_tiles(g, _F4, tile), rng, scale)
 
 
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")

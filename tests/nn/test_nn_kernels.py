@@ -5,7 +5,11 @@ import pytest
 
 from numbacaps.device import launch
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.fused.activation import squash_factor, squash_slopes, squash_slopes_of_result
+from numbacaps.fused.activation import (
+    squash_factor,
+    squash_slopes,
+    squash_slopes_of_result,
+)
 from numbacaps.nn.kernels import adam as adam_module
 from numbacaps.nn.kernels.adam import Adam, adam_step
 from numbacaps.nn.kernels.capsule_length import capsule_length, capsule_length_backward
@@ -245,12 +249,13 @@ def test_many_images():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_slopes_of_squash_at_any_length(dtype):
     """From where the root is regularised to where exp(-n) is 0."""
+    ONE = np.dtype(dtype).type(1)
 
     @cuda.jit
     def kernel(squares, slopes):
         i = cuda.grid(1)
         if i < squares.size:
-            slopes[i, 0], slopes[i, 1] = squash_slopes(squares[i])
+            slopes[i, 0], slopes[i, 1] = squash_slopes(squares[i], ONE)
             slopes[i, 2], slopes[i, 3] = squash_slopes_of_result(squares[i])
 
     squares = np.geomspace(1e-7, 1e6, 40 if SIMULATED else 4000).astype(dtype)
@@ -303,12 +308,14 @@ def test_squash_gradient_of_long_capsules(scale):
 
 
 def test_slopes_of_an_overflow_are_those_of_a_constant():
+    ONE = np.float32(1)
+
     @cuda.jit
     def kernel(squares, slopes):
         i = cuda.grid(1)
         if i < squares.size:
             slopes[i, 0] = squash_factor(squares[i])
-            slopes[i, 1], slopes[i, 2] = squash_slopes(squares[i])
+            slopes[i, 1], slopes[i, 2] = squash_slopes(squares[i], ONE)
             slopes[i, 3], slopes[i, 4] = squash_slopes_of_result(squares[i])
 
     found = nan((2, 5), "float32")

@@ -1,7 +1,10 @@
 """Every kernel of routing through the real compiler, with no GPU: types, memory, instructions."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,3 +74,36 @@ def test_every_kernel_is_launched(monkeypatch):
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
     assert found == kernels
+
+
+_OF_OTHERS = """
+from experiments.ahead import pretend
+
+pretend((9, 0), 132)
+import numpy as np
+import numbacaps
+from numbacaps.device.target import cuda
+
+
+class Array:
+    def __init__(self, *shape):
+        self._held = cuda.device_array(shape, np.float32)
+        self.__cuda_array_interface__ = self._held.__cuda_array_interface__ | {"stream": None}
+
+
+x, w, y, a = Array(2, 2, 3, 3, 2, 2), Array(3, 2, 2, 2, 2, 2), Array(2, 3, 2, 2, 2, 2), Array(2, 2, 3, 3)
+for how in {}, {"routing": "em", "activations": a}:
+    found = numbacaps.capsule_routing(x, w, out=y, **how)
+    assert y is (found[0] if how else found)
+    numbacaps.capsule_routing_backward(x, w, y, **how)
+"""
+
+
+@pytest.mark.slow
+def test_arrays_of_other_libraries_reach_the_kernels(tmp_path):
+    """Of such an array no more is asked than its interface."""
+    root = Path(__file__).parents[2]
+    where = {"PYTHONPATH": str(root), "NUMBACAPS_TARGET": "cuda", "NUMBA_CACHE_DIR": str(tmp_path)}
+    how = {"env": {**os.environ, **where}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", _OF_OTHERS], **how)
+    assert done.returncode == 0, done.stderr

@@ -16,6 +16,8 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"routing": "dynamc"}, ValueError, "routing is 'dynamc'.* did you mean 'dynamic'"),
         ({"iterations": 0}, ValueError, "iterations is 0; it takes 1 or more"),
         ({"iterations": 2.0}, TypeError, "iterations is 2.0; it takes an int"),
+        ({"iterations": True}, TypeError, "iterations is True; it takes an int"),
+        ({"iterations": np.float32(2)}, TypeError, r"iterations is np.float32\(2.0\); it takes an"),
         ({"softmax_over": "all"}, ValueError, "softmax_over is 'all'"),
         ({"routing": "em", "normalise": "parents"}, ValueError, "normalise is 'parents'"),
         ({"routing": "em", "lam": -1}, ValueError, "lam is -1; it takes a finite number"),
@@ -54,6 +56,29 @@ def test_refused(options, error, said):
         numbacaps.capsule_routing(_X, _W, **options)
     with pytest.raises(error, match=said):
         numbacaps.capsule_routing_backward(_X, _W, _DY, **options)
+
+
+@pytest.mark.parametrize("couplings", ["no", 1, None])
+def test_couplings_are_wanted_or_not(couplings):
+    with pytest.raises(TypeError, match=f"couplings is {couplings!r}; it takes True or False"):
+        numbacaps.capsule_routing(_X, _W, couplings=couplings)
+
+
+@pytest.mark.parametrize(
+    "change, error, said",
+    [
+        ({"dtype": "int8"}, TypeError, "dtype is int8; it takes float16"),
+        ({"x_shape": (0, *_X.shape[1:])}, ValueError, "x_shape has N = 0; it takes 1 or more"),
+    ],
+)
+def test_refused_by_explain(change, error, said):
+    with pytest.raises(error, match=said):
+        numbacaps.explain_routing(**({"x_shape": _X.shape, "w_shape": _W.shape} | change))
+
+
+def test_iterations_may_be_an_int_of_numpy():
+    found = (numbacaps.capsule_routing(_X, _W, iterations=kind(2)) for kind in (int, np.int64))
+    np.testing.assert_array_equal(*found)
 
 
 def test_refused_by_the_gradient():

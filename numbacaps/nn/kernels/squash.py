@@ -9,8 +9,8 @@ and dx = da where x > 0, slope * da elsewhere. A slope of 1 leaves plain squash.
 whole: the authors' code keeps its diagonal alone. At a = 0 the value is 0 and the gradient dy * f.
 
 ``expm1`` keeps the digits of 1 - exp(-n) where n is small; what exp(-n) - f loses there, a * (a .
-dy) of the size of n^2 takes away again. Where n is large h is about -1 / n^3, which float32 does not hold; so it is
-told in two factors, f and f * k of :func:`numbacaps.fused.activation.squash_slopes_of_result`.
+dy) of the size of n^2 takes away again. Where n is large h is about -1 / n^3, which float32 does not hold; so the
+gradient is told in two factors (:func:`numbacaps.fused.activation.squash_slopes`).
 
 Thread mapping: neighbouring lanes share a group of an image, each takes up to 16 bytes at a time and
 reads them again to write. Their sums meet by shuffles, in a fixed order. A lane walks image by image.
@@ -33,7 +33,7 @@ from numbacaps.fused.activation import (
     leaky,
     squash_factor,
     squash_gradient,
-    squash_slopes_of_result,
+    squash_slopes,
 )
 from numbacaps.nn.kernels.warp_shares import shares
 
@@ -121,10 +121,7 @@ def make_squash_backward(group, width, lanes, slope, dtype):
             for bit in range(BITS):
                 square += shuffle(square, lane ^ 1 << bit)
                 dot += shuffle(dot, lane ^ 1 << bit)
-            f, k = squash_slopes_of_result(square + REGULARISER)
-            along = ZERO
-            if k != ZERO:  # an overflow, whose dot may be infinite
-                along = dot * f * (f * k)
+            f, along = squash_slopes(square + REGULARISER, dot)
             if inside:
                 for turn in range(TURNS):
                     where = n * row + first + turn * (LANES * WIDTH)
