@@ -21,7 +21,17 @@ def _options(stride, padding, dilation):
     return pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
 
 
-def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"):
+def capsule_conv2d(
+    x,
+    w,
+    stride=1,
+    padding=0,
+    dilation=1,
+    *,
+    product="ab,bc->ac",
+    precision="auto",
+    keep_packed=False,
+):
     """Capsule convolution, with gradients; as :func:`numbacaps.capsule_conv2d`.
 
     Parameters
@@ -35,6 +45,9 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
     precision : str
         How float32 is multiplied on CUDA devices; CPU tensors are multiplied in their own dtype, those of 2 bytes in
         float32.
+    keep_packed : bool
+        Keep for the next call what CUDA devices pack of ``w``, as layers do in ``eval()``: until PyTorch writes to ``w``. Not
+        seen is what is written through ``w.data``, or by the replay of a CUDA graph.
 
     Returns
     -------
@@ -48,12 +61,13 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
         As :func:`numbacaps.capsule_conv2d`.
     """
     how = _options(stride, padding, dilation)
-    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision)
+    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision, keep_packed)
 
 
 def capsule_conv_transpose2d(
-    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"
-):
+    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto",
+    keep_packed=False,
+):  # fmt: skip
     """The transposed capsule convolution: what :func:`capsule_conv2d`'s input gradient is, as a forward pass.
 
     Parameters
@@ -63,7 +77,7 @@ def capsule_conv_transpose2d(
         The kernel of the convolution that it transposes.
     output_size : tuple
         Shape of the result, (N, C, H, W, *T1): several have the same OH and OW where the stride is not 1.
-    stride, padding, dilation, product, precision
+    stride, padding, dilation, product, precision, keep_packed
         Those of the convolution.
 
     Returns
@@ -77,7 +91,8 @@ def capsule_conv_transpose2d(
             f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"
         )
     shape = tuple(output_size)
-    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how, product, precision)
+    how = *how, product, precision, keep_packed
+    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how)
 
 
 def capsule_votes(
@@ -115,21 +130,22 @@ def capsule_votes(
     return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
 
 
-def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto"):
+def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto", keep_packed=False):
     """The sum of every child's product with a weight of its own.
 
     Parameters
     ----------
     x : Tensor (N, children, *T1)
     w : Tensor (parents, children, *T2)
-    product, precision : str
+    product, precision, keep_packed
         As for :func:`capsule_conv2d`.
 
     Returns
     -------
     Tensor (N, parents, *T3)
     """
-    y = capsule_conv2d(*_as_window(x, w), product=product, precision=precision)
+    how = {"product": product, "precision": precision, "keep_packed": keep_packed}
+    y = capsule_conv2d(*_as_window(x, w), **how)
     return y.flatten(1, 3)
 
 
