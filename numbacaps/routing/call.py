@@ -55,8 +55,6 @@ class Problem:
             )
         if self.votes == "sum" and self.name != "numpy":
             raise ValueError(f"votes is 'sum'; algorithm {self.name!r} takes 'children'")
-        if self.name == "stored" and self.options.is_em and self.options.normalise == "all":
-            raise ValueError("normalise is 'all'; algorithm 'stored' takes 'window'")
 
     @property
     def name(self):

@@ -7,7 +7,7 @@ end)``: it adds to dV what reaches the votes V in the iterations first to end, a
               dx = sum of dV @ w^T, over the taps, then over the parents
     kernel    a team owns some rows of a child's kernel capsules, and walks over a part of the images and positions
               dw = sum of x^T @ dV
-    votes     a team owns a child, and writes dV; of votes that somebody else made
+    votes     a team owns a child, and writes dV; of votes that are stored
 
 Nothing is added by two threads at once, and everything in one order.
 """
@@ -18,7 +18,7 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_parent, source
+from numbacaps.routing.votes import make_capsule, make_parent, make_votes
 
 
 @cache
@@ -32,7 +32,7 @@ def make_input_gradient(shape, form):
     ELEMENTS, SCALARS, OWN, ROW = shape.elements, shape.scalars, M * E1, J * D3
     ZERO = sums.type(0)
     _, write = conversions(shape.dtype)
-    votes, parent = source(shape, False)[0], make_parent(shape)
+    votes, parent = make_votes(shape, False), make_parent(shape)
     gradient, (team_sum, _) = form.function, make_team_functions(TEAM)
 
     @kept_on_disk
@@ -132,7 +132,7 @@ def make_kernel_gradient(shape, form, rows):
     ELEMENTS, SCALARS, ROWS, OWN = shape.elements, shape.scalars, rows, J * G * rows * D3
     ZERO = sums.type(0)
     read, _ = conversions(shape.dtype)
-    votes, capsule, CAPSULES = source(shape, False)
+    votes, capsule, CAPSULES = make_votes(shape, False), make_capsule(shape), shape.capsules
     parent, gradient = make_parent(shape), form.function
 
     @kept_on_disk
@@ -228,7 +228,7 @@ def make_votes_gradient(shape, form):
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
     _, write = conversions(shape.dtype)
-    votes, capsule, CAPSULES = source(shape, True)
+    votes = make_votes(shape, True)
     parent, gradient = make_parent(shape), form.function
     team_sum, _ = make_team_functions(TEAM)
 
@@ -284,7 +284,7 @@ def make_votes_gradient(shape, form):
                             dx[at((vote * CHILDREN + i) * E3 + e)] = write(dV[s * E3 + e])
                 of_child = team_sum(of_child)
                 if written and lane == 0:
-                    d_children[at((n + m) * CAPSULES + capsule(l, i))] = of_child
+                    d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
         for j in range(J):
             if inside and lane + j * TEAM < P:
                 d_prior[at(to * P + parent(lane, j))] = d_own[j]
