@@ -22,6 +22,26 @@ from numbacaps.routing.votes import make_capsule, make_parent, make_votes
 
 
 @cache
+def make_reach(shape, stored, form):
+    """Device function ``reach``: a child's votes, and by a form's gradient what reaches them and the child's prior."""
+    ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
+    votes, gradient = make_votes(shape, stored), form.function
+
+    @cuda.jit(device=True, forceinline=True)
+    def reach(
+        dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
+    ):  # fmt: skip
+        votes(V, x, w, n, l, i, lane, N)
+        for e in range(ELEMENTS):
+            dV[e] = ZERO
+        for s in range(SCALARS):
+            dp[s] = ZERO
+        gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+
+    return reach
+
+
+@cache
 def make_input_gradient(shape, form):
     """Kernel that owns input capsules; a block's all lie at one (h, w)."""
     g = shape.geometry
@@ -32,8 +52,8 @@ def make_input_gradient(shape, form):
     ELEMENTS, SCALARS, OWN, ROW = shape.elements, shape.scalars, M * E1, J * D3
     ZERO = sums.type(0)
     _, write = conversions(shape.dtype)
-    votes, parent = make_votes(shape, False), make_parent(shape)
-    gradient, (team_sum, _) = form.function, make_team_functions(TEAM)
+    reach, parent = make_reach(shape, False, form), make_parent(shape)
+    team_sum, _ = make_team_functions(TEAM)
 
     @kept_on_disk
     @cuda.jit
@@ -79,14 +99,9 @@ def make_input_gradient(shape, form):
                 if left < 0 or left % SW != 0 or left // SW >= OW:
                     continue
                 l, i = top // SH * OW + left // SW, (c * KH + kh) * KW + kw
-                votes(V, x, w, n, l, i, lane, N)
-                for e in range(ELEMENTS):
-                    dV[e] = ZERO
-                for s in range(SCALARS):
-                    dp[s] = ZERO
-                gradient(
-                    dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
-                )
+                reach(
+                    dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
+                )  # fmt: skip
                 for s in range(SCALARS):
                     if lane + s % J * TEAM < P:
                         d_own[s // J] += dp[s]
@@ -132,8 +147,8 @@ def make_kernel_gradient(shape, form, rows):
     ELEMENTS, SCALARS, ROWS, OWN = shape.elements, shape.scalars, rows, J * G * rows * D3
     ZERO = sums.type(0)
     read, _ = conversions(shape.dtype)
-    votes, capsule, CAPSULES = make_votes(shape, False), make_capsule(shape), shape.capsules
-    parent, gradient = make_parent(shape), form.function
+    reach, parent = make_reach(shape, False, form), make_parent(shape)
+    capsule, CAPSULES = make_capsule(shape), shape.capsules
 
     @kept_on_disk
     @cuda.jit
@@ -181,12 +196,7 @@ def make_kernel_gradient(shape, form, rows):
             live = place < groups
             place = place if live else 0
             l, n = place % L, place // L * M
-            votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             where = capsule(l, i)
             for m in range(M):
                 if live and n + m < N:
@@ -228,8 +238,7 @@ def make_votes_gradient(shape, form):
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
     _, write = conversions(shape.dtype)
-    votes = make_votes(shape, True)
-    parent, gradient = make_parent(shape), form.function
+    reach, parent = make_reach(shape, True, form), make_parent(shape)
     team_sum, _ = make_team_functions(TEAM)
 
     @kept_on_disk
@@ -266,12 +275,7 @@ def make_votes_gradient(shape, form):
             live = place < groups and inside
             place = place if live else 0
             l, n = place % L, place // L * M
-            votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             for m in range(M):
                 written, of_child = live and n + m < N, ZERO
                 for j in range(J):

@@ -10,13 +10,13 @@ from torch import nn
 
 import numbacaps
 from numbacaps.product import parse_product
-from numbacaps.routing.options import VOTES, Options, check_name
+from numbacaps.routing.options import Options, check_given, check_votes
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
+from numbacaps.torch.closed import check as _check
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.modules import CapsuleConv2d
-from numbacaps.torch.closed import check as _check
 from numbacaps.torch.operators import shape_of_output
 
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
@@ -234,15 +234,9 @@ def capsule_routing(
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
     form = Options(**options)
-    check_name("votes", votes, VOTES)
-    if votes == "sum" and form.is_em:
-        raise ValueError(
-            "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
-        )
+    check_votes(votes, form)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
-    for name in ("logits",) if form.is_em else ("activations", "beta_u", "beta_a"):
-        if given[name] is not None:
-            raise ValueError(f"{name} is given; routing {form.routing!r} takes none")
+    check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     how = *(getattr(form, name) for name in _OPTIONS), *window, product
     tensors = x, w, *given.values()
