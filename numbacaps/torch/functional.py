@@ -3,6 +3,7 @@
 import torch
 
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
+from numbacaps.torch.closed import refuse_tangents
 
 _EPSILON = 1e-7  # keeps the length's gradient finite
 
@@ -61,6 +62,7 @@ def capsule_conv2d(
         As :func:`numbacaps.capsule_conv2d`.
     """
     how = _options(stride, padding, dilation)
+    refuse_tangents(x=x, w=w)
     return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision, keep_packed)
 
 
@@ -90,6 +92,7 @@ def capsule_conv_transpose2d(
         raise ValueError(
             f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"
         )
+    refuse_tangents(y=y, w=w)
     shape = tuple(output_size)
     how = *how, product, precision, keep_packed
     return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how)
@@ -127,6 +130,7 @@ def capsule_votes(
         As :func:`capsule_conv2d`.
     """
     how = _options(stride, padding, dilation)
+    refuse_tangents(x=x, w=w)
     return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
 
 

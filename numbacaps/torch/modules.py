@@ -356,6 +356,10 @@ class MarginLoss(nn.Module):
         self.m_plus, self.m_minus = m_plus, m_minus
         self.down_weight, self.reduction = down_weight, reduction
 
+    def extra_repr(self):
+        names = "m_plus", "m_minus", "down_weight", "reduction"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
     def forward(self, lengths, labels):
         """The loss."""
         margins = self.m_plus, self.m_minus, self.down_weight
@@ -368,6 +372,9 @@ class SpreadLoss(nn.Module):
     def __init__(self, margin=0.2, reduction="mean"):
         super().__init__()
         self.margin, self.reduction = margin, reduction
+
+    def extra_repr(self):
+        return f"margin={self.margin}, reduction={self.reduction!r}"
 
     def forward(self, activations, labels):
         """The loss."""
