@@ -3,8 +3,8 @@
 The operators take tensors alone, so a copy is not the layer's: it is found by the tensor's memory. That is the same as long
 as its storage lives, its place and strides in there are the same, and nothing in PyTorch has written to it, which the
 version counter tells. So a layer that is copied, moved, loaded, pickled or parametrised needs nothing done to it.
-What the counter does not tell is what is written in place through ``weight.data``, by other libraries, or by the replay of
-a CUDA graph; :meth:`Packings.forget` is for that.
+What the counter does not tell is what is written in place through ``weight.data``, by other libraries, by the replay of a
+CUDA graph, or by what sets the counter back (FSDP's gathering); :meth:`Packings.forget` is for that.
 """
 
 import threading

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed"
 
 import numbacaps.torch as nt  # noqa: E402
 from numbacaps.torch import kernels  # noqa: E402
+from numbacaps.torch.packings import Packings  # noqa: E402
 
 pytestmark = pytest.mark.tiers("gpu")
 _X, _W = (3, 4, 7, 6, 2, 5), (3, 4, 3, 2, 5, 4)
@@ -96,8 +97,9 @@ def test_nothing_waits_for_the_gpu(function):
 
 
 @torch.no_grad()
-def test_a_layer_in_eval_packs_its_kernel_once():
+def test_a_layer_in_eval_packs_its_kernel_once(monkeypatch):
     """Its output is the same bits, on any stream, and follows the kernel."""
+    monkeypatch.setattr(kernels, "_packings", Packings(64))
     layer = nt.CapsuleConv2d(32, 32, 3, precision="tf32").cuda()
     x = torch.randn(2, 32, 14, 14, 4, 4, device="cuda")
     layer(x)

@@ -52,6 +52,17 @@ def test_layouts_of_operands_do_not_matter(function):
     assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
 
 
+def test_channels_last_is_read_as_it_lies():
+    """Numbers are capsules too; the result is contiguous, eager and fake."""
+    x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
+    right = torch.nn.functional.conv2d(x, w)
+    x, w = (one.to(memory_format=torch.channels_last) for one in (x, w))
+    y = nt.capsule_conv2d(x, w, product=",->")
+    torch.testing.assert_close(y, right)
+    fake = nt.capsule_conv2d(x.to("meta"), w.to("meta"), product=",->")
+    assert y.is_contiguous() and fake.stride() == y.stride()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated:DeprecationWarning")
 @_functions
 def test_forward_mode_is_refused(function):
