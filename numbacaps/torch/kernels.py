@@ -39,16 +39,15 @@ _captured = set()
 _packings = Packings(PLANS)
 
 
-def convolve(x, w, stride, padding, dilation, product, precision, keep_packed):
+def convolve(x, w, *how):
     """The output of a capsule convolution.
 
     Parameters
     ----------
     x, w : Tensor on one CUDA device
-    stride, padding, dilation : sequence of two int
-    product, precision : str
-    keep_packed : bool
-        ``w`` stays as it is, as far as its version counter tells: what is packed of it is kept for the next call.
+    how
+        stride, padding, dilation, sequences of two int; product, precision; and keep_packed: ``w`` stays as it is, as far
+        as its version counter tells, and what is packed of it is kept for the next call.
 
     Returns
     -------
@@ -61,7 +60,7 @@ def convolve(x, w, stride, padding, dilation, product, precision, keep_packed):
     RuntimeError
         The stream is captured, and there was no such call before.
     """
-    how = stride, padding, dilation, product, precision
+    *how, keep_packed = how
     with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward") as call:
         y, out = call.result("y")
         if y.numel():
@@ -71,9 +70,9 @@ def convolve(x, w, stride, padding, dilation, product, precision, keep_packed):
         return call.deliver("y", y)
 
 
-def input_gradient(dy, w, x_shape, stride, padding, dilation, product, precision, keep_packed):
+def input_gradient(dy, w, x_shape, *how):
     """The gradient of x, for that of the output; as :func:`convolve`."""
-    how = stride, padding, dilation, product, precision
+    *how, keep_packed = how
     with _Call(dy.device, x_shape, w.shape, dy.dtype, how, "input") as call:
         call.check("dy", dy)
         dx, into = call.result("x")
@@ -84,9 +83,9 @@ def input_gradient(dy, w, x_shape, stride, padding, dilation, product, precision
         return call.deliver("x", dx)
 
 
-def kernel_gradient(x, dy, w_shape, stride, padding, dilation, product, precision, keep_packed):
+def kernel_gradient(x, dy, w_shape, *how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
-    how = stride, padding, dilation, product, precision
+    *how, _ = how
     with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel") as call:
         call.check("dy", dy)
         dw, into = call.result("w")
@@ -98,9 +97,10 @@ def kernel_gradient(x, dy, w_shape, stride, padding, dilation, product, precisio
         return call.deliver("w", dw)
 
 
-def votes(x, w, stride, padding, dilation, product, precision, sum_window):
-    """The votes, with ``sum_window`` summed over the window; as :func:`convolve`."""
-    how, about = (stride, padding, dilation, product, precision), _about(sum_window)
+def votes(x, w, *how):
+    """The votes; as :func:`convolve`, but that ``how`` ends with sum_window, whether they are summed over the window."""
+    *how, sum_window = how
+    about = _about(sum_window)
     with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward", about) as call:
         made, out = call.result(about)
         if made.numel():
@@ -109,11 +109,10 @@ def votes(x, w, stride, padding, dilation, product, precision, sum_window):
         return call.deliver(about, made)
 
 
-def votes_input_gradient(
-    dvotes, w, x_shape, stride, padding, dilation, product, precision, sum_window
-):
-    """The gradient of x, for that of the votes; as :func:`convolve`."""
-    how, about = (stride, padding, dilation, product, precision), _about(sum_window)
+def votes_input_gradient(dvotes, w, x_shape, *how):
+    """The gradient of x, for that of the votes; as :func:`votes`."""
+    *how, sum_window = how
+    about = _about(sum_window)
     with _Call(dvotes.device, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
         call.check("dvotes", dvotes)
         dx, into = call.result("x")
@@ -123,11 +122,10 @@ def votes_input_gradient(
         return call.deliver("x", dx)
 
 
-def votes_kernel_gradient(
-    x, dvotes, w_shape, stride, padding, dilation, product, precision, sum_window
-):
-    """The gradient of w, for that of the votes; as :func:`convolve`."""
-    how, about = (stride, padding, dilation, product, precision), _about(sum_window)
+def votes_kernel_gradient(x, dvotes, w_shape, *how):
+    """The gradient of w, for that of the votes; as :func:`votes`."""
+    *how, sum_window = how
+    about = _about(sum_window)
     with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
         call.check("dvotes", dvotes)
         dw, into = call.result("w")
