@@ -172,7 +172,7 @@ class Plan:
         own = self._rooms.of(stream)  # asked always: it outlives what is queued
         return {
             "stream": stream,
-            "room": self._packed_room if packed else room or own,
+            "room": room or (self._packed_room if packed else own),
             "packed": packed,
         }
 
@@ -183,7 +183,8 @@ class Plan:
     def forward_operands(self, x, w, out, stream, packed=False, room=None):
         """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked.
 
-        ``room`` gives workspaces (as :class:`numbacaps.device.workspace.Workspaces`) in the place of the plan's own.
+        ``room`` gives workspaces (as :class:`numbacaps.device.workspace.Workspaces`) in the place of the plan's own;
+        with ``packed`` an earlier call has left the packed kernel there.
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
 

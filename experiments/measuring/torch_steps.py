@@ -13,7 +13,6 @@ forward pass and the loss are torch.compile's, and their gradients; Adam is PyTo
 """
 
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -194,10 +193,9 @@ class Published(Task):
 
         twin = TorchNet(networks.published(), self._device, layout=layout)
         x, labels = twin.place(self._batch.x, self._batch.labels)
-        run = _of_one_batch_size(twin, layout, self._images)
 
         def loss():
-            return margin_loss(run(x), labels)
+            return margin_loss(twin.run(x)[1], labels)
 
         return Step(loss, twin.parameters, deliver=lambda folded: twin.gradients)
 
@@ -207,30 +205,6 @@ class Published(Task):
 
         twin = TorchNet(networks.published(), self._device, dtype="float64")
         return twin.loss_and_gradients(self._batch.x, self._batch.labels)
-
-
-def _of_one_batch_size(twin, layout, images):
-    """The lengths by ``twin.run``; what that finds out of the batch in every call is known here."""
-    from experiments.training.torch_network import squash
-
-    torch = opponents.torch()
-    root = twin.tensor(np.sqrt(np.array(1e-7)))
-    geometries = [replace(placed.geometry, N=images) for placed in twin.layers]
-    known = [
-        (g.input_shape, g.output_shape, (g.stride, g.padding, g.dilation, g.G), placed.layer)
-        for g, placed in zip(geometries, twin.layers)
-    ]
-
-    def run(x):
-        for (reads, writes, moves, layer), kernel in zip(known, twin.parameters):
-            folded = opponents.fold(x.reshape(reads), reads, layout)
-            y = torch.nn.functional.conv2d(folded, kernel, None, *moves)
-            x = opponents.unfold(torch.nn.functional.leaky_relu(y, layer.slope), writes)
-            if layer.squash is not None:
-                x = squash(x, layer.squash, root)
-        return torch.linalg.vector_norm(x, dim=(2, 3, 4, 5, 6))
-
-    return run
 
 
 class PrimaryCaps(Task):

@@ -10,7 +10,7 @@ written does channels_last take a copy.
 """
 
 import math
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,22 @@ def margin_loss(lengths, labels):
     return (gap * gap).sum() / len(lengths)
 
 
+class Fold(NamedTuple):
+    """What a layer's conv2d takes, whatever the number of images."""
+
+    reads: tuple  # (C, H, W, G, D1, D2)
+    writes: tuple  # (P, OH, OW, G, D1, D3)
+    moves: tuple  # stride, padding, dilation, groups
+    slope: float
+    squash: int | None
+
+
+def _fold_of(placed):
+    g, layer = placed.geometry, placed.layer
+    moves = g.stride, g.padding, g.dilation, g.G
+    return Fold(g.input_shape[1:], g.output_shape[1:], moves, layer.slope, layer.squash)
+
+
 class TorchNet:
     """The twin of a network.
 
@@ -85,6 +101,7 @@ class TorchNet:
             network.adam,
             network.description,
         )
+        self._folds = [_fold_of(placed) for placed in self.layers]
         self.dtype, self._device, self._layout = np.dtype(dtype or network.dtype), device, layout
         self._root = self.tensor(np.array(math.sqrt(1e-7)))
         self.parameters = [kernel.requires_grad_() for kernel in self._folded(network.kernels)]
@@ -174,14 +191,14 @@ class TorchNet:
 
     def run(self, x):
         """Class capsules (N, P, 1, 1, G, D1, D3) and lengths (N, P) of a tensor of images."""
-        for placed, kernel in zip(self.layers, self.parameters):
-            g, layer = replace(placed.geometry, N=len(x)), placed.layer
-            folded = opponents.fold(x.reshape(g.input_shape), g.input_shape, self._layout)
-            moves = g.stride, g.padding, g.dilation
-            y = torch.nn.functional.conv2d(folded, kernel, None, *moves, g.G)
-            x = opponents.unfold(torch.nn.functional.leaky_relu(y, layer.slope), g.output_shape)
-            if layer.squash is not None:
-                x = squash(x, layer.squash, self._root)
+        for (reads, writes, moves, slope, group), kernel in zip(self._folds, self.parameters):
+            shape = len(x), *reads
+            folded = opponents.fold(x.reshape(shape), shape, self._layout)
+            y = torch.nn.functional.conv2d(folded, kernel, None, *moves)
+            y = torch.nn.functional.leaky_relu(y, slope)
+            x = opponents.unfold(y, (len(x), *writes))
+            if group is not None:
+                x = squash(x, group, self._root)
         return x, torch.linalg.vector_norm(x, dim=(2, 3, 4, 5, 6))
 
     def tensor(self, array):

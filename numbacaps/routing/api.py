@@ -178,16 +178,12 @@ def capsule_routing_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, ImportError
-        As :func:`capsule_routing`; ValueError also for ``algorithm="stored"``, which has none.
+        As :func:`capsule_routing`.
     """
     problem = Problem(
         Options(routing, iterations, softmax_over, detach, normalise, lam, epsilon),
         *(votes, algorithm, precision, product, stride, padding, dilation),
     )
-    if problem.name == "stored":
-        raise ValueError(
-            "algorithm is 'stored', which has no gradient; it takes 'fused' or 'numpy'"
-        )
     needs = _check_needs(needs)
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     more["d_activations"] = d_activations
@@ -249,23 +245,19 @@ def _forward(call, couplings):
         is_stored = call.problem.name == "stored"
         runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
         if is_stored:
-            x, operands = _stored(call, runner, x, w, operands)
+            x = _stored(call, x, w)
         runner.forward(x, w, operands, results, of_couplings, call.stream)
     more = (a_out,) if o.is_em else ()
     more = (*more, found) if couplings else more
     return call.call.deliver(y), *(call.delivered(one) for one in more)
 
 
-def _stored(call, runner, x, w, operands):
-    """Votes, and what the children of each are given."""
+def _stored(call, x, w):
+    """The votes."""
     g = call.geometry
     votes = call.room((g.N, g.P, g.L, g.Q, g.E3))
     stored.votes_of(g, x, w, votes, call.stream)
-    if call.problem.options.is_em:
-        activations = call.keep(cuda.device_array((g.N, g.L, g.Q), call.sums, stream=call.stream))
-        stored.spread(runner.shape, operands[0], activations, g.N, call.stream)
-        operands = (activations, *operands[1:])
-    return votes, operands
+    return votes
 
 
 def _backward(call, needs):
@@ -289,8 +281,16 @@ def _backward(call, needs):
             d_operands = list(own.values())
         to = dx and dx.operand.array.reshape(*g.input_shape)
         of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
-        runner = runner_of(g, call.signature.dtype, o, stream=call.stream)
-        runner.backward(*arrays, _operands(call), d_results, to, of_w, d_operands, call.stream)
+        is_stored = call.problem.name == "stored"
+        runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
+        how = _operands(call), d_results
+        if is_stored:
+            votes = _stored(call, *arrays)
+            d_votes = call.room(votes.shape)
+            runner.backward(votes, arrays[1], *how, d_votes, None, d_operands, call.stream)
+            stored.gradients_of(g, *arrays, d_votes, to, of_w, call.stream)
+        else:
+            runner.backward(*arrays, *how, to, of_w, d_operands, call.stream)
     elif own:
         own = {name: call.keep(_zeros(array)) for name, array in own.items()}
     given = {name: array for name, array in own.items() if call.was_given(name)}

@@ -13,14 +13,12 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
 from numbacaps.device.target import cuda
 from numbacaps.messages import shown
-from numbacaps.routing.options import VOTES, Options, check_name
+from numbacaps.routing.options import Options, check_given, check_name, check_votes
 from numbacaps.routing.pack import make_pack, make_unpack
 from numbacaps.routing.passes import run
 from numbacaps.routing.shape import TEAM_THREADS
 
 ALGORITHMS = ("auto", "fused", "stored", "numpy")
-_OF_EM = ("activations", "beta_u", "beta_a", "d_activations")
-_OF_DYNAMIC = ("logits",)
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,11 @@ class Problem:
     dilation: object = 1
 
     def __post_init__(self):
-        check_name("votes", self.votes, VOTES)
+        check_votes(self.votes, self.options)
         check_name("algorithm", self.algorithm, ALGORITHMS)
         check_name("precision", self.precision, ("ieee",))
-        if self.votes == "sum" and self.options.is_em:
-            raise ValueError(
-                "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
-            )
         if self.votes == "sum" and self.name != "numpy":
             raise ValueError(f"votes is 'sum'; algorithm {self.name!r} takes 'children'")
-        if self.name == "stored" and self.options.is_em and self.options.normalise == "all":
-            raise ValueError("normalise is 'all'; algorithm 'stored' takes 'window'")
 
     @property
     def name(self):
@@ -101,10 +93,7 @@ class RoutingCall:
         )
         self.geometry = self.signature.geometry
         self.sums = sum_dtype(self.signature.dtype)
-        unfit = _OF_DYNAMIC if p.options.is_em else _OF_EM
-        for name in unfit:
-            if more.get(name) is not None:
-                raise ValueError(f"{name} is given; routing {p.options.routing!r} takes none")
+        check_given(more, p.options)
         self._more = {
             name: describe(name, array) for name, array in more.items() if array is not None
         }

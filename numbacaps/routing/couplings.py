@@ -15,7 +15,7 @@ from numbacaps.device.target import at, cuda
 from numbacaps.routing import dynamic
 from numbacaps.routing.em import make_hold_gaussians, make_log_p, make_norms
 from numbacaps.routing.shape import Shape
-from numbacaps.routing.votes import make_parent, source
+from numbacaps.routing.votes import make_parent, make_votes
 
 
 @cache
@@ -28,7 +28,7 @@ def make_couplings(shape, stored, form):
     )
     ELEMENTS, SCALARS, HELD, sums = shape.elements, shape.scalars, form.held, shape.sums
     _, write = conversions(shape.dtype)
-    votes, parent = source(shape, stored)[0], make_parent(shape)
+    votes, parent = make_votes(shape, stored), make_parent(shape)
     hold, of_child = form.functions
 
     @kept_on_disk
@@ -104,7 +104,6 @@ class Assignments:
     """R of the last E step."""
 
     shape: Shape
-    stored: bool
     normalise: str
 
     @property
@@ -116,7 +115,7 @@ class Assignments:
         shape, sums = self.shape, self.shape.sums
         M, J = shape.images, shape.parents
         gaussians, log_p = make_hold_gaussians(shape), make_log_p(shape)
-        norms = make_norms(shape, self.stored, self.normalise)
+        norms = make_norms(shape, self.normalise)
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, t, n, l, lane, N):

@@ -14,7 +14,8 @@ from functools import cache
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.dynamic import state_fields
+from numbacaps.routing.dynamic import make_add, make_merge_shifted, state_fields
+from numbacaps.routing.ends import make_merged
 
 
 @cache
@@ -55,11 +56,12 @@ def make_shrunk(sums):
 def make_finish(shape, over):
     """Kernel behind a pass forward."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    OVER_CHILDREN, SIZE = over == "children", E + 2 if over == "children" else E
+    OVER_CHILDREN = over == "children"
+    SIZE, merge = (E + 2, make_merge_shifted(E, sums)) if OVER_CHILDREN else (E, make_add(E))
     FIELDS, ZERO = state_fields(E)[0], sums.type(0)
     _, write = conversions(shape.dtype)
     length, shrunk = make_length(E, sums), make_shrunk(sums)
-    merge = merge_of(E, over, sums)
+    merged = make_merged(shape, SIZE, merge)
 
     @kept_on_disk
     @cuda.jit
@@ -75,14 +77,9 @@ def make_finish(shape, over):
         places = N * L
         if thread >= places * P:
             return
-        record, other = cuda.local.array(SIZE, sums), cuda.local.array(SIZE, sums)
+        record = cuda.local.array(SIZE, sums)
         p, place = thread % P, thread // P
-        for r in range(SIZE):
-            record[r] = partial[at((place * SIZE + r) * P + p)]
-        for block in range(1, blocks):
-            for r in range(SIZE):
-                other[r] = partial[at(((block * places + place) * SIZE + r) * P + p)]
-            merge(record, other, 0)
+        merged(record, partial, place, p, places, blocks)
         old, new = (t * places + place) * FIELDS, ((t + 1) * places + place) * FIELDS
         if OVER_CHILDREN:
             total = record[E + 1]
@@ -100,13 +97,6 @@ def make_finish(shape, over):
             y[at(where + e)] = write(v)
 
     return routing_finish_kernel
-
-
-def merge_of(E, over, sums):
-    """How records of a pass forward are merged."""
-    from numbacaps.routing.dynamic import make_add, make_merge_shifted
-
-    return make_merge_shifted(E, sums) if over == "children" else make_add(E)
 
 
 @cache
@@ -177,7 +167,7 @@ def make_finish_backward(shape):
     """Kernel behind a pass backward over iteration t: the slope of iteration t - 1."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
     SLOPES = state_fields(E)[1]
-    squash_slope = make_squash_slope(shape)
+    squash_slope, merged = make_squash_slope(shape), make_merged(shape, E, make_add(E))
 
     @kept_on_disk
     @cuda.jit
@@ -195,12 +185,9 @@ def make_finish_backward(shape):
             return
         dv = cuda.local.array(E, sums)
         p, place = thread % P, thread // P
+        merged(dv, partial, place, p, places, blocks)
         for e in range(E):
-            dv[e] = slopes[at(((t * places + place) * SLOPES + E + e) * P + p)]
-        for block in range(blocks):
-            for e in range(E):
-                dv[e] += partial[at(((block * places + place) * E + e) * P + p)]
-        for e in range(E):
+            dv[e] += slopes[at(((t * places + place) * SLOPES + E + e) * P + p)]
             slopes[at((((t - 1) * places + place) * SLOPES + E + e) * P + p)] = dv[e]
         squash_slope(dv, states, slopes, t - 1, place, p, places)
 

@@ -23,7 +23,7 @@ from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_parent, source
+from numbacaps.routing.votes import make_capsule
 
 
 def state_fields(E):
@@ -56,12 +56,11 @@ def make_log_p(shape):
 
 
 @cache
-def make_norms(shape, stored, normalise):
+def make_norms(shape, normalise):
     """Device function ``norms(norm, B, given, t, n, l, i, N)``: the norm of the child of each image."""
     M, J, sums = shape.images, shape.parents, shape.sums
     LOWEST, ZERO, NOWHERE = sums.type(-math.inf), sums.type(0), sums.type(math.inf)
-    OF_CAPSULES = normalise == "all"
-    _, capsule, CAPSULES = source(shape, stored)
+    OF_CAPSULES, capsule, CAPSULES = normalise == "all", make_capsule(shape), shape.capsules
     team_sum, team_max = make_team_functions(shape.team)
 
     @cuda.jit(device=True, forceinline=True)
@@ -85,9 +84,9 @@ def make_norms(shape, stored, normalise):
 
 
 @cache
-def make_activations(shape, stored):
+def make_activations(shape):
     """Device function ``activation(prior, n, l, i, N)``; 0 in the padding."""
-    _, capsule, CAPSULES = source(shape, stored)
+    capsule, CAPSULES = make_capsule(shape), shape.capsules
     ZERO = shape.sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
@@ -134,7 +133,6 @@ class MStep:
     """Weighted mean and squares of the votes. A record is (mean: E, squares: E, top, total)."""
 
     shape: Shape
-    stored: bool
     normalise: str
 
     @property
@@ -151,8 +149,8 @@ class MStep:
         M, J, SCALARS, SIZE = shape.images, shape.parents, shape.scalars, self.fields
         ZERO, LOWEST = sums.type(0), sums.type(-math.inf)
         log_p, log = make_log_p(shape), make_log(sums)
-        norms = make_norms(shape, self.stored, self.normalise)
-        activation = make_activations(shape, self.stored)
+        norms = make_norms(shape, self.normalise)
+        activation = make_activations(shape)
 
         @cuda.jit(device=True, forceinline=True)
         def clear(record):
@@ -223,7 +221,6 @@ class Norms:
     """The norm of each child over the parents of one position; for :mod:`numbacaps.routing.overlap`."""
 
     shape: Shape
-    stored: bool
 
     @property
     def held(self):
@@ -233,7 +230,7 @@ class Norms:
     def functions(self):
         shape, SCALARS = self.shape, self.shape.scalars
         sums = shape.sums
-        log_p, norms = make_log_p(shape), make_norms(shape, self.stored, "window")
+        log_p, norms = make_log_p(shape), make_norms(shape, "window")
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):

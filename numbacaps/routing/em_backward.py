@@ -29,7 +29,7 @@ from numbacaps.routing.em import (
 )
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import source
+from numbacaps.routing.votes import make_capsule
 
 
 def held_numbers(shape):
@@ -59,7 +59,7 @@ def make_hold(shape):
 
 
 @cache
-def make_shares(shape, stored, normalise):
+def make_shares(shape, normalise):
     """Device function ``shares(R, omega, D, V, held, prior, given, t, n, l, i, lane, N)``.
 
     It writes omega and omega D; and R, and R / S D, which an activation gets.
@@ -73,8 +73,8 @@ def make_shares(shape, stored, normalise):
     DVAR, GAMMA, sums = DMU + ELEMENTS, DMU + 2 * ELEMENTS, shape.sums
     LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
     log_p, log = make_log_p(shape), make_log(sums)
-    norms = make_norms(shape, stored, normalise)
-    activation = make_activations(shape, stored)
+    norms = make_norms(shape, normalise)
+    activation = make_activations(shape)
 
     @cuda.jit(device=True, forceinline=True)
     def shares(R, omega, D, part, V, held, prior, given, t, n, l, i, lane, N):
@@ -102,11 +102,11 @@ def make_shares(shape, stored, normalise):
 
 
 @cache
-def make_of_logs(shape, stored, normalise):
+def make_of_logs(shape, normalise):
     """Device function ``of_logs(D, R, total, t, n, l, i, N)``: omega D becomes dlog."""
     M, J, sums = shape.images, shape.parents, shape.sums
     OF_CAPSULES, ZERO = normalise == "all", sums.type(0)
-    _, capsule, CAPSULES = source(shape, stored)
+    capsule, CAPSULES = make_capsule(shape), shape.capsules
     team_sum, _ = make_team_functions(shape.team)
 
     @cuda.jit(device=True, forceinline=True)
@@ -132,7 +132,6 @@ class EarlierGaussians:
     """Sums of dlog (V - mu'), dlog (V - mu')^2 and dlog. A record is those, (E, E, 1)."""
 
     shape: Shape
-    stored: bool
     normalise: str
 
     @property
@@ -147,7 +146,7 @@ class EarlierGaussians:
     def functions(self):
         shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, self.fields, sums.type(0)
-        how = shape, self.stored, self.normalise
+        how = shape, self.normalise
         shares, of_logs = make_shares(*how), make_of_logs(*how)
 
         @cuda.jit(device=True, forceinline=True)
@@ -172,7 +171,6 @@ class EMGradient:
     """dV of a child, and what reaches its activation."""
 
     shape: Shape
-    stored: bool
     normalise: str
     detach: bool
 
@@ -184,7 +182,7 @@ class EMGradient:
         HELD, FULL, TWO = held_numbers(shape), not self.detach, sums.type(2)
         MU = 2 * ELEMENTS + SCALARS
         DMU, DVAR = MU + ELEMENTS + SCALARS, MU + 2 * ELEMENTS + SCALARS
-        how = shape, self.stored, self.normalise
+        how = shape, self.normalise
         shares, of_logs, hold = make_shares(*how), make_of_logs(*how), make_hold(shape)
 
         @cuda.jit(device=True, forceinline=True)
@@ -214,7 +212,6 @@ class Shares:
     """q of each child over the parents of one position; for :mod:`numbacaps.routing.overlap`."""
 
     shape: Shape
-    stored: bool
 
     @property
     def held(self):
@@ -224,7 +221,7 @@ class Shares:
     def functions(self):
         shape, sums = self.shape, self.shape.sums
         M, J, SCALARS, ZERO = shape.images, shape.parents, shape.scalars, sums.type(0)
-        shares = make_shares(shape, self.stored, "all")
+        shares = make_shares(shape, "all")
         team_sum, _ = make_team_functions(shape.team)
 
         @cuda.jit(device=True, forceinline=True)

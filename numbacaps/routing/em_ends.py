@@ -11,11 +11,12 @@ that every child's part of it, R a / S, is 0.
 import math
 from functools import cache
 
-
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.dynamic import make_add
 from numbacaps.routing.em import make_merge_moments, state_fields
+from numbacaps.routing.ends import make_merged
 
 SUM_THREADS = 32
 
@@ -42,7 +43,8 @@ def make_finish(shape):
     MANY, CONSTANT = sums.type(E), sums.type(0.5 * E * math.log(2 * math.pi))
     NEVER = sums.type(math.inf)
     _, write = conversions(shape.dtype)
-    merge, log_sigmoid = make_merge_moments(E, sums), make_log_sigmoid(sums)
+    merged = make_merged(shape, SIZE, make_merge_moments(E, sums))
+    log_sigmoid = make_log_sigmoid(sums)
 
     @kept_on_disk
     @cuda.jit
@@ -62,14 +64,9 @@ def make_finish(shape):
         places = N * L
         if thread >= places * P:
             return
-        record, other = cuda.local.array(SIZE, sums), cuda.local.array(SIZE, sums)
+        record = cuda.local.array(SIZE, sums)
         p, place = thread % P, thread // P
-        for r in range(SIZE):
-            record[r] = partial[at((place * SIZE + r) * P + p)]
-        for block in range(1, blocks):
-            for r in range(SIZE):
-                other[r] = partial[at(((block * places + place) * SIZE + r) * P + p)]
-            merge(record, other, 0)
+        merged(record, partial, place, p, places, blocks)
         new = ((t + 1) * places + place) * FIELDS
         where = (place // L * P + p) * L + place % L
         S, log_S, weight = ZERO, NEVER, record[2 * E + 1]
@@ -165,8 +162,9 @@ def make_begin_backward(shape):
 def make_finish_backward(shape):
     """Kernel behind a pass backward over iteration t: the slope of iteration t - 1."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    SIZE, FIELDS, ZERO, HALF = 2 * E + 1, state_fields(E)[0], sums.type(0), sums.type(0.5)
+    SIZE, FIELDS, HALF = 2 * E + 1, state_fields(E)[0], sums.type(0.5)
     slope, log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
+    merged = make_merged(shape, SIZE, make_add(SIZE))
 
     @kept_on_disk
     @cuda.jit
@@ -184,22 +182,16 @@ def make_finish_backward(shape):
         places = N * L
         if thread >= places * P:
             return
+        record = cuda.local.array(SIZE, sums)
         dmu, dvar = cuda.local.array(E, sums), cuda.local.array(E, sums)
         p, place = thread % P, thread // P
-        d_log = ZERO
-        for e in range(E):
-            dmu[e], dvar[e] = ZERO, ZERO
-        for block in range(blocks):
-            first = (block * places + place) * SIZE
-            d_log += partial[at((first + 2 * E) * P + p)]
-            for e in range(E):
-                dmu[e] += partial[at((first + e) * P + p)]
-                dvar[e] += partial[at((first + E + e) * P + p)]
+        merged(record, partial, place, p, places, blocks)
+        d_log = record[2 * E]
         old = (t * places + place) * FIELDS
         for e in range(E):
             inverse = states[at((old + E + e) * P + p)]
-            dmu[e] *= inverse
-            dvar[e] = HALF * inverse * (dvar[e] * inverse - d_log)
+            dmu[e] = record[e] * inverse
+            dvar[e] = HALF * inverse * (record[E + e] * inverse - d_log)
         z = states[at((old + 2 * E + 2) * P + p)]
         dz = d_log * sums.type(math.exp(log_sigmoid(-z)))
         slope(dmu, dvar, dz, beta_u, numbers, states, slopes, t - 1, place, p, places)

@@ -7,7 +7,7 @@ end)``: it adds to dV what reaches the votes V in the iterations first to end, a
               dx = sum of dV @ w^T, over the taps, then over the parents
     kernel    a team owns some rows of a child's kernel capsules, and walks over a part of the images and positions
               dw = sum of x^T @ dV
-    votes     a team owns a child, and writes dV; of votes that somebody else made
+    votes     a team owns a child, and writes dV; of votes that are stored
 
 Nothing is added by two threads at once, and everything in one order.
 """
@@ -18,7 +18,27 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_parent, source
+from numbacaps.routing.votes import make_capsule, make_parent, make_votes
+
+
+@cache
+def make_reach(shape, stored, form):
+    """Device function ``reach``: a child's votes, and by a form's gradient what reaches them and the child's prior."""
+    ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
+    votes, gradient = make_votes(shape, stored), form.function
+
+    @cuda.jit(device=True, forceinline=True)
+    def reach(
+        dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
+    ):  # fmt: skip
+        votes(V, x, w, n, l, i, lane, N)
+        for e in range(ELEMENTS):
+            dV[e] = ZERO
+        for s in range(SCALARS):
+            dp[s] = ZERO
+        gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+
+    return reach
 
 
 @cache
@@ -32,8 +52,8 @@ def make_input_gradient(shape, form):
     ELEMENTS, SCALARS, OWN, ROW = shape.elements, shape.scalars, M * E1, J * D3
     ZERO = sums.type(0)
     _, write = conversions(shape.dtype)
-    votes, parent = source(shape, False)[0], make_parent(shape)
-    gradient, (team_sum, _) = form.function, make_team_functions(TEAM)
+    reach, parent = make_reach(shape, False, form), make_parent(shape)
+    team_sum, _ = make_team_functions(TEAM)
 
     @kept_on_disk
     @cuda.jit
@@ -79,14 +99,9 @@ def make_input_gradient(shape, form):
                 if left < 0 or left % SW != 0 or left // SW >= OW:
                     continue
                 l, i = top // SH * OW + left // SW, (c * KH + kh) * KW + kw
-                votes(V, x, w, n, l, i, lane, N)
-                for e in range(ELEMENTS):
-                    dV[e] = ZERO
-                for s in range(SCALARS):
-                    dp[s] = ZERO
-                gradient(
-                    dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
-                )
+                reach(
+                    dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
+                )  # fmt: skip
                 for s in range(SCALARS):
                     if lane + s % J * TEAM < P:
                         d_own[s // J] += dp[s]
@@ -132,8 +147,8 @@ def make_kernel_gradient(shape, form, rows):
     ELEMENTS, SCALARS, ROWS, OWN = shape.elements, shape.scalars, rows, J * G * rows * D3
     ZERO = sums.type(0)
     read, _ = conversions(shape.dtype)
-    votes, capsule, CAPSULES = source(shape, False)
-    parent, gradient = make_parent(shape), form.function
+    reach, parent = make_reach(shape, False, form), make_parent(shape)
+    capsule, CAPSULES = make_capsule(shape), shape.capsules
 
     @kept_on_disk
     @cuda.jit
@@ -181,12 +196,7 @@ def make_kernel_gradient(shape, form, rows):
             live = place < groups
             place = place if live else 0
             l, n = place % L, place // L * M
-            votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             where = capsule(l, i)
             for m in range(M):
                 if live and n + m < N:
@@ -228,8 +238,7 @@ def make_votes_gradient(shape, form):
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
     _, write = conversions(shape.dtype)
-    votes, capsule, CAPSULES = source(shape, True)
-    parent, gradient = make_parent(shape), form.function
+    reach, parent = make_reach(shape, True, form), make_parent(shape)
     team_sum, _ = make_team_functions(TEAM)
 
     @kept_on_disk
@@ -266,12 +275,7 @@ def make_votes_gradient(shape, form):
             live = place < groups and inside
             place = place if live else 0
             l, n = place % L, place // L * M
-            votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             for m in range(M):
                 written, of_child = live and n + m < N, ZERO
                 for j in range(J):
@@ -284,7 +288,7 @@ def make_votes_gradient(shape, form):
                             dx[at((vote * CHILDREN + i) * E3 + e)] = write(dV[s * E3 + e])
                 of_child = team_sum(of_child)
                 if written and lane == 0:
-                    d_children[at((n + m) * CAPSULES + capsule(l, i))] = of_child
+                    d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
         for j in range(J):
             if inside and lane + j * TEAM < P:
                 d_prior[at(to * P + parent(lane, j))] = d_own[j]

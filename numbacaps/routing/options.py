@@ -10,6 +10,8 @@ ROUTINGS = ("dynamic", "em")
 SOFTMAX_OVER = ("parents", "children")
 NORMALISE = ("window", "all")
 VOTES = ("children", "sum")
+_OF_EM = ("activations", "beta_u", "beta_a", "d_activations")
+_OF_DYNAMIC = ("logits",)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,22 @@ class Options:
     def temperatures(self):
         """The inverse temperature of every iteration of EM routing."""
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
+
+
+def check_votes(votes, options):
+    """Refuse votes that are no kind, or none of a form."""
+    check_name("votes", votes, VOTES)
+    if votes == "sum" and options.is_em:
+        raise ValueError(
+            "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
+        )
+
+
+def check_given(given, options):
+    """Refuse operands, by name, that a form does not take; those that are None are not given."""
+    for name in _OF_DYNAMIC if options.is_em else _OF_EM:
+        if given.get(name) is not None:
+            raise ValueError(f"{name} is given; routing {options.routing!r} takes none")
 
 
 def check_name(name, value, takes):

@@ -5,6 +5,8 @@ together: the norm as the logarithm of a sum of exponentials, forward; a sum, ba
 
     found (N, L, I), I = C * KH * KW     ->     total (N, C, H, W)
 
+The second kernel also adds up what reaches a capsule's activation by its stored votes.
+
 Thread mapping: a team a child of some images at a position; then one thread a capsule.
 """
 
@@ -13,24 +15,24 @@ from functools import cache
 
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.votes import source
+from numbacaps.routing.votes import make_votes
 
 
 @cache
-def make_of_children(shape, form):
+def make_of_children(shape, stored, form):
     """Kernel that writes a form's number of every child."""
     L, CHILDREN, M, TEAM, TEAMS = (
         *(shape.geometry.L, shape.children),
         *(shape.images, shape.team, shape.teams),
     )
     ELEMENTS, HELD, sums = shape.elements, form.held, shape.sums
-    votes, _, _ = source(shape, False)
+    votes = make_votes(shape, stored)
     hold, of_child = form.functions
 
     @kept_on_disk
     @cuda.jit
     def em_of_children_kernel(
-        x,  # in   (N, C, H, W, E1)
+        x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
         w,  # in   (I, E2, P)
         prior,  # in
         norm,  # in

@@ -52,7 +52,7 @@ class Passes:
     dtype : numpy.dtype
     options : numbacaps.routing.options.Options
     stored : bool
-        x is votes, (N, P, L, I, E), that somebody else has made.
+        x is votes, (N, P, L, I, E).
     splits : int, optional
         That add up the gradients of what all images share; those of a part of a batch are those of its first part.
     """
@@ -81,12 +81,6 @@ class Passes:
         g, fields = self.geometry, self.state_fields(self.geometry.E3)[1]
         return self.options.iterations, self.places, fields, g.P
 
-    @property
-    def capsules(self):
-        """That have a prior of their own, of an image."""
-        g = self.geometry
-        return g.L * g.Q if self.stored else g.C * g.H * g.W
-
     def _split(self, shape, form):
         return Split.of(shape, self.geometry.N, form.fields)
 
@@ -112,8 +106,10 @@ class Passes:
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
         found["d_prior"] = splits, g.Q, g.P
-        found["d_children"] = self.geometry.N, self.capsules
-        if not self.stored:
+        found["d_capsules"] = self.geometry.N, self.shape.capsules
+        if self.stored:
+            found["d_children"] = self.geometry.N, self.geometry.L, g.Q
+        else:
             found["dw"] = splits, g.Q, g.E2, g.P
         return found | self._more_shapes(backward=True)
 
@@ -176,7 +172,7 @@ class Passes:
         if dx is not None:
             kernel = make_input_gradient(shape, form)
             across = ceil_div(ceil_div(N, shape.images) * g.C, shape.teams)
-            arguments = (*arrays, dx, room["d_children"], N, o.first, o.iterations)
+            arguments = (*arrays, dx, room["d_capsules"], N, o.first, o.iterations)
             run(kernel, across * g.H * g.W, TEAM_THREADS, arguments, stream)
         if wants_kernel:
             kernel = make_kernel_gradient(shape, form, self._rows)
@@ -294,11 +290,11 @@ class EMPasses(Passes):
 
     @cached_property
     def forward_form(self):
-        return em.MStep(self.shape, self.stored, self.options.normalise)
+        return em.MStep(self.shape, self.options.normalise)
 
     @cached_property
     def backward_form(self):
-        return EarlierGaussians(self.backward_shape, self.stored, self.options.normalise)
+        return EarlierGaussians(self.backward_shape, self.options.normalise)
 
     @cached_property
     def numbers(self):
@@ -329,11 +325,14 @@ class EMPasses(Passes):
         count = ceil_div(shape.children, parts)
         grid = ceil_div(shape.groups(N), shape.teams), parts
         arguments = (*arrays, room["found"], N, count, t)
-        run(make_of_children(shape, form), grid, TEAM_THREADS, arguments, stream)
-        g, logarithms = shape.geometry, isinstance(form, em.Norms)
-        grid = ceil_div(N * g.C * g.H * g.W, TEAM_THREADS)
-        kernel = make_of_capsules(shape, logarithms)
-        run(kernel, grid, TEAM_THREADS, (room["found"], total, N, t), stream)
+        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
+        self._together(room["found"], total, isinstance(form, em.Norms), t, stream)
+
+    def _together(self, found, total, logarithms, t, stream):
+        """Put together what a capsule's children have found."""
+        N, kernel = self.geometry.N, make_of_capsules(self.shape, logarithms)
+        grid = ceil_div(N * self.shape.capsules, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, total, N, t), stream)
 
     def forward(self, x, w, operands, states, norms, y, a_out, *, room, couplings=None, stream=0):
         """Write the means and activations of the parents, the states, and the norms of capsules.
@@ -342,7 +341,7 @@ class EMPasses(Passes):
         ----------
         x, w : device arrays, (N, C, H, W, E1) and (P, I, E2)
         operands : tuple of device arrays
-            Activations (N, C, H, W), of stored votes (N, L, I); beta_u and beta_a (P,).
+            Activations (N, C, H, W); beta_u and beta_a (P,).
         states, norms : device arrays of ``states_shape`` and ``norms_shape``, written
         y, a_out : device arrays (N, P, L, E) and (N, P, L), written
         room : dict of device arrays of ``forward_shapes``
@@ -355,7 +354,7 @@ class EMPasses(Passes):
         arrays = (x, packed, activations, norms, states, states, states)
         for t in range(self.options.iterations):
             if self._overlaps:
-                form = em.Norms(self.backward_shape, self.stored)
+                form = em.Norms(self.backward_shape)
                 some = (x, packed, activations, norms, states, states)
                 self._of_capsules(form, some, room, norms, t, stream)
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
@@ -363,7 +362,7 @@ class EMPasses(Passes):
             ends = (room["partial"], *betas, self.numbers, states, y, a_out, N, blocks, t)
             self._end(finish, ends, stream)
         if couplings is not None:
-            form = Assignments(self.shape, self.stored, self.options.normalise)
+            form = Assignments(self.shape, self.options.normalise)
             self.launch_couplings(form, (*arrays[:4], states), couplings, stream)
 
     def backward(
@@ -398,21 +397,23 @@ class EMPasses(Passes):
         for t in range(last, self.options.first - 1, -1):
             if self._overlaps and not self.options.detach:
                 some = (x, packed, activations, norms, states, slopes)
-                self._of_capsules(Shares(shape, self.stored), some, room, total, t, stream)
+                self._of_capsules(Shares(shape), some, room, total, t, stream)
             if t == self.options.first:
                 break
             how = shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             ends = (room["partial"], beta_u, self.numbers, states, slopes, N, blocks, t)
             self._end(finish, ends, stream)
-        form = EMGradient(shape, self.stored, self.options.normalise, self.options.detach)
+        form = EMGradient(shape, self.options.normalise, self.options.detach)
         self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
         o, places = self.options, self.places
         ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
         grid = self.geometry.P, 2
         run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
         if dx is not None:
-            self._copy(room["d_children"], d_activations, stream)
+            if self.stored:
+                self._together(room["d_children"], room["d_capsules"], False, 0, stream)
+            self._copy(room["d_capsules"], d_activations, stream)
 
     def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
         """Write what the backward passes have added up of the gradients of both betas, (P,)."""

@@ -16,7 +16,7 @@ from functools import cache
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.shape import TEAM_THREADS
-from numbacaps.routing.votes import make_parent, source
+from numbacaps.routing.votes import make_parent, make_votes
 
 
 @cache
@@ -32,7 +32,7 @@ def make_reduce(shape, stored, form, joined):
     HELD, RECORD = form.held, shape.scalars * form.fields
     SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
     sums = shape.sums
-    votes, _, _ = source(shape, stored)
+    votes = make_votes(shape, stored)
     parent = make_parent(shape)
     hold, clear, absorb, merge = form.functions
 

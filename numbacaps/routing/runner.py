@@ -100,7 +100,7 @@ class Runner:
         x, w : device arrays, (N, C, H, W, G, D1, D2) and (P, C, KH, KW, G, D2, D3)
             Or votes (N, P, L, I, E), and None.
         operands : tuple
-            Of dynamic routing the logits (P, I) or None; of EM routing activations (N, C, H, W), or (N, L, I) of votes,
+            Of dynamic routing the logits (P, I) or None; of EM routing activations (N, C, H, W),
             beta_u and beta_a (P,), all in the dtype of sums.
         results : tuple of device arrays
             Capsules (N, P, L, E), and in EM routing activations (N, P, L).

@@ -60,6 +60,12 @@ class Shape:
         """Of a position."""
         return self.geometry.Q
 
+    @property
+    def capsules(self):
+        """Of an image."""
+        g = self.geometry
+        return g.C * g.H * g.W
+
     @cached_property
     def team(self):
         """Lanes of a team, a power of two."""

@@ -2,43 +2,10 @@
 
 The votes are those of :func:`numbacaps.capsule_votes`, by one kernel; the passes are those of the fused rung, which read
 where that one computes. Beside it stands what it moves: every vote once to memory, and 2 r - 1 times back at the worst.
+Backward, what reaches every vote is written once too, and read by the votes' own gradients.
 """
 
-from functools import cache
-
 from numbacaps.algorithms import indexed
-from numbacaps.device.kernel_cache import kept_on_disk
-from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import at, cuda
-from numbacaps.routing.passes import run
-from numbacaps.routing.shape import TEAM_THREADS
-from numbacaps.routing.votes import make_capsule
-
-
-@cache
-def make_spread(shape):
-    """Kernel that gives each child of a window its capsule's activation; 0 in the padding."""
-    g = shape.geometry
-    L, CHILDREN, CAPSULES = g.L, shape.children, g.C * g.H * g.W
-    capsule, ZERO = make_capsule(shape), shape.sums.type(0)
-
-    @kept_on_disk
-    @cuda.jit
-    def routing_spread_kernel(
-        activations,  # in   (N, C, H, W)
-        children,  # out  (N, L, I)
-        N,
-    ):
-        i = cuda.grid(1)
-        if i >= N * L * CHILDREN:
-            return
-        place = capsule(i // CHILDREN % L, i % CHILDREN)
-        value = ZERO
-        if place >= 0:
-            value = activations[at(i // (CHILDREN * L) * CAPSULES + place)]
-        children[at(i)] = value
-
-    return routing_spread_kernel
 
 
 def votes_of(geometry, x, w, out, stream):
@@ -46,7 +13,6 @@ def votes_of(geometry, x, w, out, stream):
     indexed.votes(geometry, x, w, out, stream=stream, workspace=None)
 
 
-def spread(shape, activations, children, N, stream):
-    """Write every child's activation."""
-    grid = ceil_div(children.size, TEAM_THREADS)
-    run(make_spread(shape), grid, TEAM_THREADS, (activations, children, N), stream)
+def gradients_of(geometry, x, w, d_votes, dx, dw, stream):
+    """Write the gradients of x and w from that of the votes; ``dx`` or ``dw`` is None where that one is not wanted."""
+    indexed.votes_backward(geometry, x, w, d_votes, dx, dw, stream=stream, workspace=None)

@@ -1,8 +1,6 @@
 """Where votes come from: computed from x and the packed kernel whenever they are needed, or read where they are stored.
 
-A source is three device functions:
-
-    votes(V, x, w, n, l, i, lane, N)    V[m, j, e]: the votes of child i at position l of images n, n + 1, ...
+    votes(V, x, w, n, l, i, lane, N)    of a source, V[m, j, e]: the votes of child i at position l of images n, n + 1, ...
     capsule(l, i)                       the child's number in its image; -1 in the padding
     w's index                           (i, e2, p): what lies next to each other is what lanes read together
 
@@ -108,21 +106,6 @@ def make_stored(shape):
     return votes
 
 
-@cache
-def make_stored_capsule(shape):
-    """Device function ``capsule(l, i)`` where every vote is of a child of its own."""
-    CHILDREN = shape.children
-
-    @cuda.jit(device=True, forceinline=True)
-    def capsule(l, i):
-        return l * CHILDREN + i
-
-    return capsule
-
-
-def source(shape, stored):
-    """``(votes, capsule, capsules of an image)`` of a source."""
-    g = shape.geometry
-    if stored:
-        return make_stored(shape), make_stored_capsule(shape), g.L * shape.children
-    return make_computed(shape), make_capsule(shape), g.C * g.H * g.W
+def make_votes(shape, stored):
+    """Device function ``votes`` of a source."""
+    return (make_stored if stored else make_computed)(shape)

@@ -1,7 +1,7 @@
 """Capsule convolutions for PyTorch: operators with gradients, the layers on them, routing, and losses.
 
 :mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` and
-:mod:`~numbacaps.torch.routing` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
+:mod:`~numbacaps.torch.routing_layers` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
 code. On CUDA tensors they run numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of
 PyTorch, so that the same code runs anywhere. It takes the extra ``torch``.
 """
@@ -29,12 +29,12 @@ from numbacaps.torch.modules import (  # noqa: E402
     SpreadLoss,
     Squash,
 )
-from numbacaps.torch.routing import (  # noqa: E402
+from numbacaps.torch.routing import capsule_routing  # noqa: E402
+from numbacaps.torch.routing_layers import (  # noqa: E402
     DynamicRouting,
     EMRouting,
     RoutedCapsuleConv2d,
     RoutedCapsuleLinear,
-    capsule_routing,
 )
 
 __all__ = [

@@ -10,6 +10,7 @@ So gradients of gradients are these operators again, and the saved tensors are t
 """
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -27,6 +28,18 @@ def check(**tensors):
         if other.dtype != one.dtype:
             raise RuntimeError(
                 f"{first} is {one.dtype} and {name} {other.dtype}; both take one dtype"
+            )
+
+
+def refuse_tangents(**tensors):
+    """Refuse forward-mode differentiation, whose tangents operators of ``torch.library`` drop without a word."""
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name} has a tangent (torch.func.jvp, forward_ad), of which there is no derivative here; "
+                "torch.autograd.grad has gradients"
             )
 
 

@@ -77,8 +77,8 @@ def _fold_w(w, product):
 def _unfold(images, N, sizes, g, d1, d, axes):
     """(N, C, H, W, *capsule) from (N * D1, G * C * D, H, W)."""
     G, D1, D = (prod(sizes[axis] for axis in some) for some in (g, d1, d))
-    H, W = images.shape[2:]
-    images = images.reshape(N, D1, G, -1, D, H, W).permute(0, 3, 5, 6, 2, 1, 4)
+    channels, H, W = images.shape[1:]
+    images = images.reshape(N, D1, G, channels // (G * D), D, H, W).permute(0, 3, 5, 6, 2, 1, 4)
     return _in_order(images, sizes, g + d1 + d, axes)
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
+from numbacaps.torch.closed import refuse_tangents
 
 _EPSILON = 1e-7  # keeps the length's gradient finite
 
@@ -21,7 +22,17 @@ def _options(stride, padding, dilation):
     return pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
 
 
-def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"):
+def capsule_conv2d(
+    x,
+    w,
+    stride=1,
+    padding=0,
+    dilation=1,
+    *,
+    product="ab,bc->ac",
+    precision="auto",
+    keep_packed=False,
+):
     """Capsule convolution, with gradients; as :func:`numbacaps.capsule_conv2d`.
 
     Parameters
@@ -35,6 +46,9 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
     precision : str
         How float32 is multiplied on CUDA devices; CPU tensors are multiplied in their own dtype, those of 2 bytes in
         float32.
+    keep_packed : bool
+        Keep for the next call what CUDA devices pack of ``w``, as layers do in ``eval()``: until PyTorch writes to ``w``. Not
+        seen is what is written through ``w.data``, or by the replay of a CUDA graph.
 
     Returns
     -------
@@ -48,12 +62,14 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
         As :func:`numbacaps.capsule_conv2d`.
     """
     how = _options(stride, padding, dilation)
-    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision)
+    refuse_tangents(x=x, w=w)
+    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision, keep_packed)
 
 
 def capsule_conv_transpose2d(
-    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto"
-):
+    y, w, output_size, stride=1, padding=0, dilation=1, *, product="ab,bc->ac", precision="auto",
+    keep_packed=False,
+):  # fmt: skip
     """The transposed capsule convolution: what :func:`capsule_conv2d`'s input gradient is, as a forward pass.
 
     Parameters
@@ -63,7 +79,7 @@ def capsule_conv_transpose2d(
         The kernel of the convolution that it transposes.
     output_size : tuple
         Shape of the result, (N, C, H, W, *T1): several have the same OH and OW where the stride is not 1.
-    stride, padding, dilation, product, precision
+    stride, padding, dilation, product, precision, keep_packed
         Those of the convolution.
 
     Returns
@@ -76,8 +92,10 @@ def capsule_conv_transpose2d(
         raise ValueError(
             f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"
         )
+    refuse_tangents(y=y, w=w)
     shape = tuple(output_size)
-    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how, product, precision)
+    how = *how, product, precision, keep_packed
+    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how)
 
 
 def capsule_votes(
@@ -112,24 +130,26 @@ def capsule_votes(
         As :func:`capsule_conv2d`.
     """
     how = _options(stride, padding, dilation)
+    refuse_tangents(x=x, w=w)
     return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
 
 
-def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto"):
+def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto", keep_packed=False):
     """The sum of every child's product with a weight of its own.
 
     Parameters
     ----------
     x : Tensor (N, children, *T1)
     w : Tensor (parents, children, *T2)
-    product, precision : str
+    product, precision, keep_packed
         As for :func:`capsule_conv2d`.
 
     Returns
     -------
     Tensor (N, parents, *T3)
     """
-    y = capsule_conv2d(*_as_window(x, w), product=product, precision=precision)
+    how = {"product": product, "precision": precision, "keep_packed": keep_packed}
+    y = capsule_conv2d(*_as_window(x, w), **how)
     return y.flatten(1, 3)
 
 

@@ -2,15 +2,19 @@
 
 Results and workspaces are tensors, so PyTorch counts them, orders their reuse behind the stream, and keeps them for a
 CUDA graph. Nothing waits for the GPU. What a call decides (kernels, tiles, tables of offsets) is kept by its shapes,
-for the last 64 kinds of calls; what a CUDA graph has captured is kept until :func:`forget_captured`.
+for the last 64 kinds of calls; what a CUDA graph has captured is kept until :func:`forget_captured`. Of kernels that
+are said to stay as they are the packed copies are kept (:mod:`numbacaps.torch.packings`); captured calls pack in the graph,
+so a replay reads the kernel as it is then.
 """
 
 from contextlib import nullcontext
+from functools import cached_property
 from math import prod
 
 import numpy as np
 import torch
 
+from numbacaps.algorithms.registry import VOTES
 from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import run_as_argument
@@ -21,6 +25,7 @@ from numbacaps.kept import PLANS, KeptPlans
 from numbacaps.limits import check_limits
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
+from numbacaps.torch.packings import Packings
 
 _DTYPES = {
     torch.float16: "float16",
@@ -31,16 +36,18 @@ _DTYPES = {
 _TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 _plans = KeptPlans(PLANS, 0)  # a plan's own workspaces stay empty
 _captured = set()
+_packings = Packings(PLANS)
 
 
-def convolve(x, w, stride, padding, dilation, product, precision):
+def convolve(x, w, *how):
     """The output of a capsule convolution.
 
     Parameters
     ----------
     x, w : Tensor on one CUDA device
-    stride, padding, dilation : sequence of two int
-    product, precision : str
+    how
+        stride, padding, dilation, sequences of two int; product, precision; and keep_packed: ``w`` stays as it is, as far
+        as its version counter tells, and what is packed of it is kept for the next call.
 
     Returns
     -------
@@ -53,39 +60,85 @@ def convolve(x, w, stride, padding, dilation, product, precision):
     RuntimeError
         The stream is captured, and there was no such call before.
     """
-    how = stride, padding, dilation, product, precision
+    *how, keep_packed = how
     with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward") as call:
         y, out = call.result("y")
         if y.numel():
             operands = call.operand("x", x), call.operand("w", w), out
-            call.plan.forward_operands(*operands, call.stream, room=call.room)
+            with call.packing(w, keep_packed) as where:
+                call.plan.forward_operands(*operands, call.stream, **where)
         return call.deliver("y", y)
 
 
-def input_gradient(dy, w, x_shape, stride, padding, dilation, product, precision):
+def input_gradient(dy, w, x_shape, *how):
     """The gradient of x, for that of the output; as :func:`convolve`."""
-    how = stride, padding, dilation, product, precision
+    *how, keep_packed = how
     with _Call(dy.device, x_shape, w.shape, dy.dtype, how, "input") as call:
         call.check("dy", dy)
         dx, into = call.result("x")
         if dx.numel():
             operands = None, call.operand("w", w), call.operand("y", dy), into, None
-            call.plan.backward_operands(*operands, call.stream, room=call.room)
+            with call.packing(w, keep_packed) as where:
+                call.plan.backward_operands(*operands, call.stream, **where)
         return call.deliver("x", dx)
 
 
-def kernel_gradient(x, dy, w_shape, stride, padding, dilation, product, precision):
+def kernel_gradient(x, dy, w_shape, *how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
-    how = stride, padding, dilation, product, precision
+    *how, _ = how
     with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel") as call:
         call.check("dy", dy)
         dw, into = call.result("w")
         if x.numel():
             operands = call.operand("x", x), None, call.operand("y", dy), None, into
-            call.plan.backward_operands(*operands, call.stream, room=call.room)
+            call.plan.backward_operands(*operands, call.stream, room=_Room(call.device))
         else:
             dw.zero_()
         return call.deliver("w", dw)
+
+
+def votes(x, w, *how):
+    """The votes; as :func:`convolve`, but that ``how`` ends with sum_window, whether they are summed over the window."""
+    *how, sum_window = how
+    about = _about(sum_window)
+    with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward", about) as call:
+        made, out = call.result(about)
+        if made.numel():
+            operands = call.operand("x", x), call.operand("w", w), out
+            call.plan.votes_operands(*operands, call.stream, sum_window)
+        return call.deliver(about, made)
+
+
+def votes_input_gradient(dvotes, w, x_shape, *how):
+    """The gradient of x, for that of the votes; as :func:`votes`."""
+    *how, sum_window = how
+    about = _about(sum_window)
+    with _Call(dvotes.device, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
+        call.check("dvotes", dvotes)
+        dx, into = call.result("x")
+        if dx.numel():
+            operands = None, call.operand("w", w), call.operand(about, dvotes), into, None
+            call.plan.votes_backward_operands(*operands, call.stream, sum_window)
+        return call.deliver("x", dx)
+
+
+def votes_kernel_gradient(x, dvotes, w_shape, *how):
+    """The gradient of w, for that of the votes; as :func:`votes`."""
+    *how, sum_window = how
+    about = _about(sum_window)
+    with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
+        call.check("dvotes", dvotes)
+        dw, into = call.result("w")
+        if x.numel():
+            operands = call.operand("x", x), None, call.operand(about, dvotes), None, into
+            call.plan.votes_backward_operands(*operands, call.stream, sum_window)
+        else:
+            dw.zero_()
+        return call.deliver("w", dw)
+
+
+def _about(sum_window):
+    return "summed_votes" if sum_window else "votes"
 
 
 def forget_captured():
@@ -93,53 +146,71 @@ def forget_captured():
     _captured.clear()
 
 
-class _Call:
-    """A call of one of the passes, on the device of its tensors."""
+def forget_packed(w):
+    """Give back the packed copies of a kernel: the next call packs it anew."""
+    _packings.forget(w)
 
-    def __init__(self, device, x_shape, w_shape, dtype, how, wanted):
+
+class _Call:
+    """A call of one of the passes, on the device of its tensors.
+
+    ``wanted`` is "forward", "input" or "kernel"; ``about`` is "y", "votes" or "summed_votes": what forward makes, or whose
+    gradient is given.
+    """
+
+    def __init__(self, device, x_shape, w_shape, dtype, how, wanted, about="y"):
         *moves, product, precision = how
         shapes = tuple(x_shape), tuple(w_shape)
-        options = product, "auto", precision, None
-        self._device, self._dtype = device, dtype
+        votes, self._limits = _wanted(wanted, about)
+        options = product, "auto", precision, None, votes
+        self.device, self._dtype, self._about = device, dtype, about
         self._of = signature_of(*shapes, dtype_of(_DTYPES[dtype]), *map(tuple, moves), *options)
         self._wanted, self._kept = wanted, []
 
     def __enter__(self):
-        index = self._device.index
+        index = self.device.index
         self._on = nullcontext() if current_device() == index else cuda.gpus[index]
         self._on.__enter__()
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         self.stream = numba_stream(stream.cuda_stream)
-        self.room = _Room(self._device)
+        self._captured = torch.cuda.is_current_stream_capturing()
         return self
 
     def __exit__(self, *exception):
         self._on.__exit__(*exception)
 
-    @property
+    @cached_property
     def plan(self):
         """The plan of calls like this one."""
-        s = self._of
-        key = s, self._wanted, self._device.index
-        captured = torch.cuda.is_current_stream_capturing()
-        found = _plans.get(key, lambda: self._new_plan(captured))
-        if captured:
+        found = _plans.get(self._key, self._new_plan)
+        if self._captured:
             _captured.add(found)
         return found
 
-    def _new_plan(self, captured):
+    @property
+    def _key(self):
+        return self._of, self._wanted, self._about, self.device.index
+
+    def _new_plan(self):
         s = self._of
-        if captured:
+        if self._captured:
             raise RuntimeError(
                 f"x {s.shapes['x']} by w {s.shapes['w']} is captured before it has run: call it once before, so that "
                 "its kernels are compiled and its tables are on the GPU"
             )
-        check_limits(s.geometry, s.algorithm, (self._wanted,))
-        return Plan(s.geometry, s.dtype, s.algorithm, s.precision)
+        check_limits(s.geometry, s.algorithm, self._limits)
+        return Plan(s.geometry, s.dtype, s.algorithm, s.precision, votes=s.votes)
+
+    def packing(self, w, keep):
+        """A ``with`` block in which the pass is launched: its workspaces, and whether ``w`` lies packed there."""
+        if keep and not self._captured and self.plan.packs(self._wanted):
+            key = *self._key, int(self.stream) if self.stream else 0
+            return _packings.room(w, key, lambda: _Room(self.device))
+        return nullcontext({"packed": False, "room": _Room(self.device)})
 
     def check(self, which, tensor):
-        """Refuse a gradient that is not shaped like the output."""
-        wanted = self._of.shapes["y"]
+        """Refuse a gradient that is not shaped like what it is of."""
+        wanted = self._of.shapes[self._about]
         if tuple(tensor.shape) != wanted:
             raise RuntimeError(f"{which} has shape {tuple(tensor.shape)}; it takes {wanted}")
 
@@ -148,7 +219,7 @@ class _Call:
         s = self._of
         tensor = tensor.detach()
         if not s.in_order[which]:
-            tensor = tensor.permute(0, 1, 2, 3, *(4 + axis for axis in s.orders[which]))
+            tensor = _permuted(tensor, s.orders[which])
         tensor = tensor.contiguous()
         self._kept.append(tensor)  # until everything is queued; then the allocator orders its reuse
         return self._described(which, tensor)
@@ -162,32 +233,49 @@ class _Call:
         s = self._of
         shape = s.shapes[which]
         if not s.in_order[which]:
-            shape = shape[:4] + tuple(shape[4 + axis] for axis in s.orders[which])
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+            lead = len(shape) - len(s.orders[which])
+            shape = shape[:lead] + tuple(shape[lead + axis] for axis in s.orders[which])
+        tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
         return tensor, self._described(which, tensor)
 
     def deliver(self, which, tensor):
         """The result in the caller's order, contiguous."""
         s = self._of
-        if s.in_order[which]:
-            return tensor
-        return tensor.permute(0, 1, 2, 3, *(4 + axis for axis in s.back[which])).contiguous()
+        return tensor if s.in_order[which] else _permuted(tensor, s.back[which]).contiguous()
+
+
+def _wanted(wanted, about):
+    """(what a call wants of votes, its passes of :data:`numbacaps.limits.PASSES`)"""
+    if about == "y":
+        return "", (wanted,)
+    votes, summed, gradients = VOTES
+    if wanted == "forward":
+        return summed if about == "summed_votes" else votes, (about,)
+    return gradients, ("votes_gradients",)
+
+
+def _permuted(tensor, order):
+    """The capsule's axes, the last ones, in another order."""
+    lead = tensor.dim() - len(order)
+    return tensor.permute(*range(lead), *(lead + axis for axis in order))
 
 
 class _Room:
-    """Workspaces of one call, by name; see :class:`numbacaps.device.workspace.Workspaces`."""
+    """Workspaces of one pass, made when they are asked for; see :class:`numbacaps.device.workspace.Workspaces`."""
 
     def __init__(self, device):
-        self._device, self._held = device, []
+        self._device, self._held, self._made = device, [], None
 
     def __getitem__(self, name):
         return self
 
     def arguments(self, shapes, dtype):
-        """New memory of some shapes, as arguments of kernels."""
-        made = {}
-        for name, shape in shapes.items():
-            tensor = torch.empty(prod(shape), dtype=_TENSORS[dtype], device=self._device)
-            self._held.append(tensor)
-            made[name] = run_as_argument(tensor.data_ptr(), tensor.numel(), dtype.itemsize)
-        return made
+        """Memory of some shapes, as arguments of kernels; the same at every call."""
+        if self._made is None:
+            self._made = {name: self._new(prod(shape), dtype) for name, shape in shapes.items()}
+        return self._made
+
+    def _new(self, size, dtype):
+        tensor = torch.empty(size, dtype=_TENSORS[dtype], device=self._device)
+        self._held.append(tensor)
+        return run_as_argument(tensor.data_ptr(), tensor.numel(), dtype.itemsize)

@@ -7,12 +7,19 @@ from torch import nn
 
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
-from numbacaps.torch import functional
+from numbacaps.torch import functional, kernels
 from numbacaps.torch.functional import pair
 
 
 class _CapsuleLayer(nn.Module):
-    """What all layers have in common: the capsules' product, the kernel, the bias."""
+    """What all layers have in common: the capsules' product, the kernel, the bias.
+
+    With ``layer.keep_packed = True`` CUDA devices pack the kernel once in ``eval()``, where it wants no gradient, until it changes
+    (:mod:`numbacaps.torch.packings`). ``train()`` and ``eval()`` give the copy back: call one of them behind what PyTorch does not
+    count as a change, as ``weight.data.copy_(...)``. Because such changes would go unnoticed, it has to be asked for.
+    """
+
+    keep_packed = False
 
     def __init__(self, in_capsule, out_capsule, product, precision):
         super().__init__()
@@ -44,14 +51,36 @@ class _CapsuleLayer(nn.Module):
         for name, value in self._usual().items():
             if getattr(self, name) != value:
                 text += f", {name}={getattr(self, name)!r}"
-        return text + (", bias=True" if self.bias is not None else "")
+        text += ", bias=True" if self.bias is not None else ""
+        return text + (", keep_packed=True" if self.keep_packed else "")
 
     def _usual(self):
         """The options and their defaults."""
         return {"product": "ab,bc->ac", "precision": "auto"}
 
+    def train(self, mode=True):
+        """Set the mode, and give back the packed kernel."""
+        w = self._parameters.get("weight")  # a parametrized one is made anew for every call
+        if w is not None:
+            kernels.forget_packed(w)
+        return super().train(mode)
+
     def _options(self):
         return {"product": self.product, "precision": self.precision}
+
+    def _sum_options(self):
+        """The options of a pass that reads a packed kernel."""
+        return {**self._options(), "keep_packed": self._keeps_packed()}
+
+    def _keeps_packed(self):
+        """Whether the kernel stays as it is and is read as it lies: autocast and parametrizations make one anew for every
+        call, and compiled graphs have a pool of memory in which nothing may stay.
+        """
+        w = self._parameters.get("weight")
+        if not self.keep_packed or self.training or torch.compiler.is_compiling() or w is None:
+            return False
+        wants_gradient = torch.is_grad_enabled() and w.requires_grad
+        return not (wants_gradient or torch.is_autocast_enabled(w.device.type))
 
     def _biased(self, y):
         return y if self.bias is None else y + self.bias
@@ -159,7 +188,7 @@ class CapsuleConv2d(_CapsuleConv):
     def forward(self, x):
         """The convolution, and the bias."""
         how = self.stride, self.padding, self.dilation
-        y = functional.capsule_conv2d(x, self.weight, *how, **self._options())
+        y = functional.capsule_conv2d(x, self.weight, *how, **self._sum_options())
         return self._biased(y)
 
     def votes(self, x, sum_window=False):
@@ -213,7 +242,8 @@ class CapsuleConvTranspose2d(_CapsuleConv):
         ]
         shape = (y.shape[0], self.out_channels, *size, *self.out_capsule)
         how = self.stride, self.padding, self.dilation
-        x = functional.capsule_conv_transpose2d(y, self.weight, shape, *how, **self._options())
+        options = self._sum_options()
+        x = functional.capsule_conv_transpose2d(y, self.weight, shape, *how, **options)
         return self._biased(x)
 
     def extra_repr(self):
@@ -297,7 +327,7 @@ class CapsuleLinear(_CapsuleLayer):
 
     def forward(self, x):
         """The sum of the votes, and the bias."""
-        y = functional.capsule_linear(self._children(x), self.weight, **self._options())
+        y = functional.capsule_linear(self._children(x), self.weight, **self._sum_options())
         return self._biased(y)
 
     def votes(self, x):
@@ -329,6 +359,10 @@ class MarginLoss(nn.Module):
         self.m_plus, self.m_minus = m_plus, m_minus
         self.down_weight, self.reduction = down_weight, reduction
 
+    def extra_repr(self):
+        names = "m_plus", "m_minus", "down_weight", "reduction"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
     def forward(self, lengths, labels):
         """The loss."""
         margins = self.m_plus, self.m_minus, self.down_weight
@@ -341,6 +375,9 @@ class SpreadLoss(nn.Module):
     def __init__(self, margin=0.2, reduction="mean"):
         super().__init__()
         self.margin, self.reduction = margin, reduction
+
+    def extra_repr(self):
+        return f"margin={self.margin}, reduction={self.reduction!r}"
 
     def forward(self, activations, labels):
         """The loss."""

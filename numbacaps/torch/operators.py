@@ -1,6 +1,8 @@
 """The operators of the convolution: the convolution and its two gradients, closed under differentiation.
 
 On CUDA tensors they run numbacaps' kernels on PyTorch's current stream; on CPU tensors :mod:`numbacaps.torch.fold`.
+``keep_packed`` says that what is packed of w is to be kept for the next call (:mod:`numbacaps.torch.packings`); on CPU
+tensors nothing is packed.
 """
 
 import torch
@@ -13,7 +15,9 @@ from numbacaps.torch import fold, kernels
 from numbacaps.torch.closed import check as _check
 from numbacaps.torch.closed import close
 
-_HOW = "int[2] stride, int[2] padding, int[2] dilation, str product, str precision"
+_HOW = (
+    "int[2] stride, int[2] padding, int[2] dilation, str product, str precision, bool keep_packed"
+)
 _library = torch.library.Library("numbacaps", "DEF")
 _library.define(f"capsule_conv2d(Tensor x, Tensor w, {_HOW}) -> Tensor")
 _library.define(f"capsule_input_gradient(Tensor dy, Tensor w, SymInt[] x_shape, {_HOW}) -> Tensor")
@@ -49,7 +53,7 @@ def _kernel_gradient_cuda(x, dy, w_shape, *how):
 
 def _conv_cpu(x, w, *how):
     _check(x=x, w=w)
-    shape_of_output(x.shape, w.shape, *how)
+    shape_of_output(x.shape, w.shape, *how[:5])
     return fold.convolve(x, w, *how[:3], parse_product(how[3]))
 
 
@@ -67,7 +71,7 @@ def _kernel_gradient_cpu(x, dy, w_shape, *how):
 
 def _check_gradient(dy, x_shape, w_shape, how):
     """Refuse a gradient that is not shaped like the output."""
-    wanted = tuple(shape_of_output(x_shape, w_shape, *how))
+    wanted = tuple(shape_of_output(x_shape, w_shape, *how[:5]))
     if tuple(dy.shape) != wanted:
         raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {wanted}")
 
@@ -84,7 +88,7 @@ for _name, _on_cuda, _on_cpu in (
 @torch.library.register_fake("numbacaps::capsule_conv2d", lib=_library)
 def _(x, w, *how):
     _check(x=x, w=w)
-    return x.new_empty(shape_of_output(x.shape, w.shape, *how))
+    return x.new_empty(shape_of_output(x.shape, w.shape, *how[:5]))
 
 
 @torch.library.register_fake("numbacaps::capsule_input_gradient", lib=_library)
@@ -100,5 +104,5 @@ def _(x, dy, w_shape, *how):
 close(
     _library,
     ("capsule_conv2d", "capsule_input_gradient", "capsule_kernel_gradient"),
-    options=5,
+    options=6,
 )

@@ -29,7 +29,7 @@ def votes(x, w, geometry, summed=False):
     w = w.expand(g.P, g.C, *w.shape[2:]).flatten(2, 3)
     how = "nctyxgad,pctgde->nyxcpgae" if summed else "nctyxgad,pctgde->nyxctpgae"
     made = torch.einsum(how, torch.stack(taps, 2), w)
-    return made.reshape(x.shape[0], g.L, -1, g.P, g.E3)
+    return made.reshape(x.shape[0], g.L, g.C if summed else g.Q, g.P, g.E3)
 
 
 def children(activations, geometry):

@@ -1,4 +1,4 @@
-"""Routing for PyTorch: an operator with gradients, and layers.
+"""Routing for PyTorch: an operator with gradients.
 
 On CUDA tensors numbacaps' kernels compute the votes again in every pass, forward and backward, and nothing is saved but
 the operands; on CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
@@ -6,17 +6,16 @@ softmax is.
 """
 
 import torch
-from torch import nn
 
 import numbacaps
 from numbacaps.product import parse_product
-from numbacaps.routing.options import VOTES, Options, check_name
+from numbacaps.routing.options import Options, check_given, check_votes
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
+from numbacaps.torch.closed import check as _check
+from numbacaps.torch.closed import refuse_tangents
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
-from numbacaps.torch.modules import CapsuleConv2d
-from numbacaps.torch.closed import check as _check
 from numbacaps.torch.operators import shape_of_output
 
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
@@ -30,15 +29,15 @@ _library.define(
     f"capsule_routing_gradient(Tensor dy, Tensor d_activations, {_TENSORS}, {_HOW}) -> Tensor[]"
 )
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
-_OPTIONS = ("routing", "iterations", "softmax_over", "detach", "normalise", "lam", "epsilon")
-_WINDOW = ("stride", "padding", "dilation", "product")
+OPTIONS = ("routing", "iterations", "softmax_over", "detach", "normalise", "lam", "epsilon")
+WINDOW = ("stride", "padding", "dilation", "product")
 
 
 def _named(how):
     """The options by name: those of the routing, those of the window."""
-    window = dict(zip(_WINDOW, how[len(_OPTIONS) :]))
-    window |= {name: tuple(window[name]) for name in _WINDOW[:3]}
-    return dict(zip(_OPTIONS, how)), window
+    window = dict(zip(WINDOW, how[len(OPTIONS) :]))
+    window |= {name: tuple(window[name]) for name in WINDOW[:3]}
+    return dict(zip(OPTIONS, how)), window
 
 
 def _given(tensors):
@@ -177,9 +176,27 @@ def _keep(ctx, inputs, output):
     ctx.how = inputs[6:]
 
 
+class _Once(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, as functions of all that they depend on."""
+
+    @staticmethod
+    def forward(context, count, *tensors):
+        return tuple(one.clone() for one in tensors[:count])
+
+    @staticmethod
+    def backward(context, *_):
+        raise NotImplementedError(
+            "capsule_routing has no gradient of its gradient; DynamicRouting and EMRouting have one"
+        )
+
+
 def _backward(context, dy, d_activations):
     tensors = context.saved_tensors
-    found = iter(_gradient(dy, d_activations, *tensors, *context.how))
+    with torch.no_grad():
+        found = _gradient(dy, d_activations, *tensors, *context.how)
+    if torch.is_grad_enabled():  # create_graph=True
+        found = _Once.apply(len(found), *found, dy, d_activations, *tensors)
+    found = iter(found)
     gradients = [None if tensor is None else next(found) for tensor in tensors]
     wanted = zip(gradients, context.needs_input_grad)
     return (*(one if is_wanted else None for one, is_wanted in wanted), *[None] * 11)
@@ -234,28 +251,23 @@ def capsule_routing(
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
     form = Options(**options)
-    check_name("votes", votes, VOTES)
-    if votes == "sum" and form.is_em:
-        raise ValueError(
-            "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
-        )
+    check_votes(votes, form)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
-    for name in ("logits",) if form.is_em else ("activations", "beta_u", "beta_a"):
-        if given[name] is not None:
-            raise ValueError(f"{name} is given; routing {form.routing!r} takes none")
+    check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
-    how = *(getattr(form, name) for name in _OPTIONS), *window, product
+    how = *(getattr(form, name) for name in OPTIONS), *window, product
     tensors = x, w, *given.values()
     _check_shapes(x, w, given, window, product, votes)
     if votes == "sum":
         return _routed(tensors, how, summed=True)[0]
+    refuse_tangents(x=x, w=w, **given)
     y, a = _routing(*tensors, *how)
     return (y, a) if form.is_em else y
 
 
 def _check_shapes(x, w, given, window, product, votes):
     """Refuse operands that do not fit x and w."""
-    window = dict(zip(_WINDOW, (*window, product)))
+    window = dict(zip(WINDOW, (*window, product)))
     _geometry(x, w, window, votes == "sum" and w.dim() > 4 and w.shape[1] == 1)
     P, C = w.shape[0], x.shape[1]
     takes = {
@@ -267,167 +279,3 @@ def _check_shapes(x, w, given, window, product, votes):
     for name, tensor in given.items():
         if tensor is not None and tuple(tensor.shape) != takes[name]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it takes {takes[name]}")
-
-
-# ---- layers
-
-
-class RoutedCapsuleConv2d(CapsuleConv2d):
-    """A capsule convolution whose sum is routing.
-
-    Parameters
-    ----------
-    in_channels, out_channels, kernel_size, in_capsule, out_capsule, stride, padding, dilation, product, device, dtype
-        As :class:`numbacaps.torch.CapsuleConv2d`.
-    learn_logits : bool
-        Dynamic routing begins with logits that are learned.
-    routing : dict or str
-        "dynamic" or "em"; or the options of :func:`capsule_routing` by name.
-
-    Attributes
-    ----------
-    weight : Parameter (out_channels, in_channels, KH, KW, *T2)
-    beta_u, beta_a : Parameters (out_channels,) of EM routing, None else
-    logits : Parameter (out_channels, in_channels, KH, KW) or None
-
-    Notes
-    -----
-    ``forward`` takes (N, in_channels, H, W, *in_capsule), and of EM routing activations (N, in_channels, H, W); it returns
-    capsules, of EM routing with activations.
-    """
-
-    def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
-        named = {"routing": routing} if isinstance(routing, str) else dict(routing)
-        self.options = Options(**named)
-        if learn_logits and self.options.is_em:
-            raise ValueError("learn_logits is True; routing 'em' has no logits")
-        if options.get("bias"):
-            raise ValueError("bias is True; routing takes none")
-        super().__init__(*arguments, **options)
-        made = {"device": self.weight.device, "dtype": self.weight.dtype}
-        betas = self.options.is_em
-        for name in ("beta_u", "beta_a"):
-            zeros = torch.zeros(self.out_channels, **made)
-            self.register_parameter(name, nn.Parameter(zeros) if betas else None)
-        zeros = torch.zeros(self.weight.shape[:4], **made)
-        self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
-
-    def forward(self, x, activations=None):
-        """The parents."""
-        named = {name: getattr(self.options, name) for name in _OPTIONS}
-        own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "logits": self.logits}
-        window = {name: getattr(self, name) for name in _WINDOW}
-        return capsule_routing(x, self.weight, activations=activations, **own, **window, **named)
-
-    def extra_repr(self):
-        named = ", ".join(f"{name}={getattr(self.options, name)!r}" for name in _OPTIONS[:2])
-        return f"{super().extra_repr()}, {named}"
-
-
-class RoutedCapsuleLinear(nn.Module):
-    """A layer in which every input capsule has a kernel of its own for every output capsule, as DigitCaps.
-
-    Parameters
-    ----------
-    in_capsules, out_capsules : int
-        How many.
-    in_capsule, out_capsule : tuple of int
-        Their shapes; vectors are (1, length).
-    routing, learn_logits, product, device, dtype
-        As :class:`RoutedCapsuleConv2d`.
-
-    Notes
-    -----
-    ``forward`` takes (N, in_capsules, *in_capsule), and of EM routing activations (N, in_capsules); it returns (N,
-    out_capsules, *out_capsule), of EM routing with activations.
-    """
-
-    def __init__(
-        self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16), **options
-    ):
-        super().__init__()
-        self.convolution = RoutedCapsuleConv2d(
-            in_capsules, out_capsules, 1, in_capsule, out_capsule, **options
-        )
-
-    def forward(self, x, activations=None):
-        """The parents."""
-        x = x[:, :, None, None]
-        if self.convolution.options.is_em:
-            y, a = self.convolution(
-                x, None if activations is None else activations[:, :, None, None]
-            )
-            return y[:, :, 0, 0], a[:, :, 0, 0]
-        return self.convolution(x)[:, :, 0, 0]
-
-
-class _Routing(nn.Module):
-    """Routing of votes that somebody else made: (N, P, *positions, I, *capsule)."""
-
-    def __init__(self, positions=0, routing="dynamic", **options):
-        super().__init__()
-        self.positions, self.options = positions, Options(routing, **options)
-
-    def _flat(self, votes):
-        """Votes (N, L, I, P, E), and the shape of capsules."""
-        least = 3 + self.positions
-        if votes.dim() < least:
-            raise ValueError(f"votes has shape {tuple(votes.shape)}; it takes {least} axes or more")
-        lead, I, capsule = votes.shape[: least - 1], votes.shape[least - 1], votes.shape[least:]
-        wide = votes.to(torch.promote_types(votes.dtype, torch.float32))
-        size = capsule.numel() if capsule else 1
-        flat = wide.reshape(*lead[:2], -1, I, size).permute(0, 2, 3, 1, 4)
-        return flat, (*lead, *capsule)
-
-
-class DynamicRouting(_Routing):
-    """Dynamic routing of votes (N, P, *positions, I, *capsule); returns (N, P, *positions, *capsule).
-
-    Parameters
-    ----------
-    positions : int
-        Axes of positions, between parents and children.
-    options
-        ``iterations``, ``softmax_over`` and ``detach`` of :func:`capsule_routing`.
-    """
-
-    def __init__(self, positions=0, **options):
-        super().__init__(positions, "dynamic", **options)
-
-    def forward(self, votes, logits=None):
-        """The parents; ``logits`` (P, I)."""
-        flat, shape = self._flat(votes)
-        v = plain.dynamic(flat, logits, self.options)
-        return v.transpose(1, 2).reshape(shape).to(votes.dtype)
-
-
-class EMRouting(_Routing):
-    """EM routing of votes (N, P, *positions, I, *capsule), with ``beta_u`` and ``beta_a`` of its own.
-
-    Parameters
-    ----------
-    out_channels : int
-        Parents.
-    positions : int
-        Axes of positions, between parents and children.
-    options
-        ``iterations``, ``lam``, ``epsilon`` and ``detach`` of :func:`capsule_routing`.
-    """
-
-    def __init__(self, out_channels, positions=0, **options):
-        super().__init__(positions, "em", **options)
-        if self.options.normalise != "window":
-            raise ValueError("normalise is 'all'; EMRouting takes 'window', the only one of votes")
-        self.beta_u = nn.Parameter(torch.zeros(out_channels))
-        self.beta_a = nn.Parameter(torch.zeros(out_channels))
-
-    def forward(self, votes, activations):
-        """Parents, and their activations (N, P, *positions); ``activations`` (N, *positions, I)."""
-        flat, shape = self._flat(votes)
-        a = activations.to(flat.dtype).reshape(flat.shape[:3])
-        mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)
-        lead = shape[: 2 + self.positions]
-        return (
-            mu.transpose(1, 2).reshape(shape).to(votes.dtype),
-            out.transpose(1, 2).reshape(lead).to(votes.dtype),
-        )

@@ -1,15 +1,14 @@
 """The operators of the votes: the votes and their two gradients, closed under differentiation.
 
-On CUDA tensors they run the kernels of :mod:`numbacaps.votes` on PyTorch's current stream; on CPU tensors
+On CUDA tensors they run the kernels of :mod:`numbacaps.votes` as the convolution's (:mod:`numbacaps.torch.kernels`); on CPU tensors
 :mod:`numbacaps.torch.windows`. Votes are multiplied by ordinary arithmetic, so on CUDA tensors ``precision`` takes
 ``"ieee"``.
 """
 
 import torch
 
-import numbacaps
 from numbacaps.product import parse_product
-from numbacaps.torch import windows
+from numbacaps.torch import kernels, windows
 from numbacaps.torch.closed import check, close
 from numbacaps.torch.operators import shape_of_output
 
@@ -35,42 +34,19 @@ def _check_gradient(dvotes, x_shape, w_shape, how):
         raise RuntimeError(f"dvotes has shape {tuple(dvotes.shape)}; it takes {wanted}")
 
 
-def _options(stride, padding, dilation, product, precision, sum_window):
-    """What numbacaps' functions take."""
-    how = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation)}
-    return how | {"product": product, "precision": precision, "sum_window": sum_window}
-
-
 def _votes_cuda(x, w, *how):
     check(x=x, w=w)
-    votes = x.new_empty(shape_of_votes(x.shape, w.shape, *how))
-    if votes.numel():
-        numbacaps.capsule_votes(x.detach(), w.detach(), out=votes, **_options(*how))
-    return votes
+    return kernels.votes(x, w, *how)
 
 
 def _input_gradient_cuda(dvotes, w, x_shape, *how):
     check(dvotes=dvotes, w=w)
-    _check_gradient(dvotes, x_shape, w.shape, how)
-    dx = dvotes.new_empty(x_shape)
-    if dx.numel():
-        x = dvotes.new_empty(x_shape)  # its shape and dtype are read alone
-        arrays = x, w.detach(), dvotes.detach()
-        place = {"needs": ("input",), "out": (dx, None)}
-        numbacaps.capsule_votes_backward(*arrays, **place, **_options(*how))
-    return dx
+    return kernels.votes_input_gradient(dvotes, w, x_shape, *how)
 
 
 def _kernel_gradient_cuda(x, dvotes, w_shape, *how):
     check(x=x, dvotes=dvotes)
-    _check_gradient(dvotes, x.shape, w_shape, how)
-    if not x.shape[0]:
-        return x.new_zeros(w_shape)
-    dw, w = x.new_empty(w_shape), x.new_empty(w_shape)  # of w shape and dtype are read alone
-    place = {"needs": ("kernel",), "out": (None, dw)}
-    arrays = x.detach(), w, dvotes.detach()
-    numbacaps.capsule_votes_backward(*arrays, **place, **_options(*how))
-    return dw
+    return kernels.votes_kernel_gradient(x, dvotes, w_shape, *how)
 
 
 def _votes_cpu(x, w, *how):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbacaps import ALGORITHMS
+from numbacaps.geometry import Geometry
 from numbacaps.nn import CapsNet
 from reference import assert_close
 from tests.support.nn_networks import NETWORKS, batch, canonical, expected, network
@@ -45,6 +46,15 @@ def test_steps_are_the_networks(rng):
     for ours, theirs in zip(net.forward(x), twin.forward(x)):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_works_out_no_shapes(rng, monkeypatch):
+    """What a layer's conv2d takes is known when the twin is made, for any number of images."""
+    net = network("matrix", seed=2)
+    twin = TorchNet(net, _DEVICE)
+    monkeypatch.setattr(Geometry, "__post_init__", lambda geometry: pytest.fail("made anew"))
+    for images in (3, 2):
+        twin.step(*batch(net, images, rng))
 
 
 def test_rate_is_halved_alike(rng, tmp_path):

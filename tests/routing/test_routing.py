@@ -14,7 +14,7 @@ from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 _TOLERANCE = 1e-4
-_ALGORITHMS = ("numpy", "fused")
+_ALGORITHMS = ("numpy", "fused", "stored")
 
 
 def _close(found, wanted):
@@ -77,13 +77,39 @@ def test_em(case, algorithm, normalise, detach, rng):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", ["window", "class"])
-def test_the_stored_rung(case, rng):
+@pytest.mark.parametrize("normalise", ["window", "all"])
+def test_the_stored_rung(normalise, case, rng):
     g = support.CASES[case]
     given = support.operands(g, rng, em=False)
-    _check(g, given, support.want_dynamic(g, given), gradients=False, algorithm="stored")
+    _check(g, given, support.want_dynamic(g, given), algorithm="stored")
     given = support.operands(g, rng, em=True)
-    form = {"routing": "em", "lam": 1.0, "algorithm": "stored"}
-    _check(g, given, support.want_em(g, given), gradients=False, **form)
+    form = {"routing": "em", "lam": 1.0, "normalise": normalise}
+    _check(g, given, support.want_em(g, given, normalise=normalise), algorithm="stored", **form)
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"softmax_over": "children"}, {"routing": "em", "normalise": "all"}]
+)
+def test_the_stored_rungs_gradients_are_finite_differences(form, rng):
+    """In float64, along a direction that every operand takes part in."""
+    g, h = replace(support.CASES["window"], N=1), 1e-6
+    form = {**form, "algorithm": "stored", "iterations": 2, **support.window(g)}
+    is_em = "routing" in form
+    given = {name: a.astype(float) for name, a in support.operands(g, rng, em=is_em).items()}
+    names = ("x", "w", "activations", "beta_u", "beta_a") if is_em else ("x", "w", "logits")
+    along = {name: rng.uniform(-1, 1, given[name].shape) for name in names}
+
+    def loss(step):
+        moved = {name: given[name] + step * along[name] for name in names}
+        found = numbacaps.capsule_routing(moved.pop("x"), moved.pop("w"), **moved, **form)
+        y, a = found if is_em else (found, 0)
+        return np.sum(y * given["dy"]) + np.sum(a * given.get("d_activations", 0))
+
+    operands = _options(given, (*names[2:], "d_activations"))
+    arrays = (given[name] for name in ("x", "w", "dy"))
+    found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
+    slope = sum((getattr(found, name) * along[name]).sum() for name in names)
+    assert slope == pytest.approx((loss(h) - loss(-h)) / (2 * h), rel=1e-6)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -106,11 +132,12 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     monkeypatch.setattr(runner.Runner, "_budget", part)
     runner._kept.cache_clear()
     g = support.CASES["class"]
-    given = support.operands(g, rng, em=False)
-    _check(g, given, support.want_dynamic(g, given), algorithm="fused")
-    given = support.operands(g, rng, em=True)
-    form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
-    _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    for algorithm in ("fused", "stored"):
+        given = support.operands(g, rng, em=False)
+        _check(g, given, support.want_dynamic(g, given), algorithm=algorithm)
+        given = support.operands(g, rng, em=True)
+        form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": algorithm}
+        _check(g, given, support.want_em(g, given, normalise="all"), **form)
     runner._kept.cache_clear()
 
 

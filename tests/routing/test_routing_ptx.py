@@ -53,7 +53,7 @@ def test_dtypes(form, dtype, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["dynamic", "em"])
+@pytest.mark.parametrize("form", ["dynamic", "em", "em over all"])
 def test_stored_votes(form, monkeypatch):
     _check(launched("em-conv1", form, "float32", monkeypatch, is_stored=True), "float32", (9, 0))
 

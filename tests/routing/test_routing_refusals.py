@@ -43,11 +43,6 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"votes": "sum", "routing": "em"}, ValueError, "whose children have no activations"),
         ({"algorithm": "staged"}, ValueError, "algorithm is 'staged'"),
         ({"precision": "tf32"}, ValueError, "precision is 'tf32'"),
-        (
-            {"routing": "em", "normalise": "all", "algorithm": "stored"},
-            ValueError,
-            "algorithm 'stored' takes 'window'",
-        ),
         ({"stride": 0}, ValueError, "stride is 0"),
     ],
 )
@@ -86,8 +81,6 @@ def test_refused_by_the_gradient():
         numbacaps.capsule_routing_backward(_X, _W, _DY[:, :1])
     with pytest.raises(TypeError, match="detach is 1; it takes True or False"):
         numbacaps.capsule_routing_backward(_X, _W, _DY, detach=1)
-    with pytest.raises(ValueError, match="algorithm is 'stored', which has no gradient"):
-        numbacaps.capsule_routing_backward(_X, _W, _DY, algorithm="stored")
     with pytest.raises(ValueError, match="needs is"):
         numbacaps.capsule_routing_backward(_X, _W, _DY, needs=("weights",))
     with pytest.raises(ValueError, match="d_activations has shape"):

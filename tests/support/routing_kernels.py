@@ -9,7 +9,7 @@ import numpy as np
 from numba import from_dtype, int64, types
 
 from numbacaps import Geometry
-from numbacaps.routing import call, passes, stored
+from numbacaps.routing import call, passes
 from numbacaps.routing.options import Options
 from tests.support.kernels import factories
 
@@ -59,7 +59,7 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
         ]
         found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
-    for module in (passes, call, stored):
+    for module in (passes, call):
         monkeypatch.setattr(module, "run", note)
     g, o = LAYERS[layer], FORMS[form]
     p = (passes.EMPasses if o.is_em else passes.DynamicPasses)(g, np.dtype(dtype), o, is_stored)
@@ -74,13 +74,12 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
     w, couplings = made(g.kernel_shape), made((g.N, g.P, g.L, g.Q))
     if o.is_em:
         p.__dict__["numbers"] = made((1 + o.iterations,), p.sums)
-        operands = made((g.N, p.capsules), p.sums), made((g.P,), p.sums), made((g.P,), p.sums)
+        operands = made((g.N, p.shape.capsules), p.sums), made((g.P,), p.sums), made((g.P,), p.sums)
         some = operands, states, made(p.norms_shape, p.sums)
         a = made((g.N, g.P, g.L))
         p.forward(x, w, *some, y, a, room=room, couplings=couplings)
-        p.backward(x, w, *some, y, a, x, made((g.N, p.capsules)), True, room=back)
+        p.backward(x, w, *some, y, a, x, made((g.N, p.shape.capsules)), True, room=back)
         p.launch_betas_gradient(made((g.P,)), made((g.P,)), back, 0)
-        stored.spread(p.shape, operands[0], made((g.N, g.L, g.Q), p.sums), g.N, 0)
     else:
         logits = made((g.P, g.Q), p.sums)
         p.forward(x, w, logits, states, y, room=room, couplings=couplings)

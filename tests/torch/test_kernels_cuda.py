@@ -1,11 +1,14 @@
 """numbacaps' kernels on CUDA tensors: memory, streams and graphs."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 import numbacaps.torch as nt  # noqa: E402
 from numbacaps.torch import kernels  # noqa: E402
+from numbacaps.torch.packings import Packings  # noqa: E402
 
 pytestmark = pytest.mark.tiers("gpu")
 _X, _W = (3, 4, 7, 6, 2, 5), (3, 4, 3, 2, 5, 4)
@@ -17,49 +20,58 @@ def _operands(seed=0):
     return tuple(torch.randn(shape, generator=generator).cuda() for shape in (_X, _W))
 
 
-def _step(x, w):
-    y = nt.capsule_conv2d(x, w, **_HOW)
+_FUNCTIONS = pytest.mark.parametrize(
+    "function",
+    [nt.capsule_conv2d, nt.capsule_votes, partial(nt.capsule_votes, sum_window=True)],
+    ids=["convolution", "votes", "summed votes"],
+)
+
+
+def _step(function, x, w):
+    y = function(x, w, **_HOW)
     return y, *torch.autograd.grad(y.square().sum(), (x, w))
 
 
-def _close(have, x, w):
+def _close(function, have, x, w):
     """Whether results are those of float64 on the CPU."""
     x, w = (one.detach().cpu().double().requires_grad_() for one in (x, w))
-    for got, right in zip(have, _step(x, w), strict=True):
+    for got, right in zip(have, _step(function, x, w), strict=True):
         torch.testing.assert_close(
             got.detach().cpu().double(), right.detach(), rtol=1e-5, atol=1e-4
         )
 
 
-def test_a_graph_replays_forward_and_backward_on_new_values():
+@_FUNCTIONS
+def test_a_graph_replays_forward_and_backward_on_new_values(function):
     x, w = (one.requires_grad_() for one in _operands())
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         for _ in range(2):
-            _step(x, w)
+            _step(function, x, w)
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = _step(x, w)
+        results = _step(function, x, w)
     for seed in (1, 2):
         with torch.no_grad():
             for one, new in zip((x, w), _operands(seed)):
                 one.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        _close(results, x, w)
+        _close(function, results, x, w)
     del graph
     kernels.forget_captured()
 
 
+@_FUNCTIONS
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_what_was_not_run_before_is_not_captured():
+def test_what_was_not_run_before_is_not_captured(function):
     x, w = _operands()
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="is captured before it has run: call it once before"):
         with torch.cuda.graph(graph):
-            nt.capsule_conv2d(x[:1], w, **_HOW)
+            function(x[:1], w, **_HOW)
 
 
 def test_workspaces_are_pytorchs():
@@ -71,6 +83,59 @@ def test_workspaces_are_pytorchs():
     before = torch.cuda.memory_allocated()
     y = nt.capsule_conv2d(x, w)
     assert torch.cuda.memory_allocated() - before <= -(-y.nbytes // 512) * 512
+
+
+@_FUNCTIONS
+def test_nothing_waits_for_the_gpu(function):
+    x, w = (one.requires_grad_() for one in _operands())
+    _step(function, x, w)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # cycles, about 0.1 s
+    results = _step(function, x, w)
+    assert not torch.cuda.current_stream().query()
+    _close(function, results, x, w)
+
+
+@torch.no_grad()
+def test_a_layer_in_eval_packs_its_kernel_once(monkeypatch):
+    """Its output is the same bits, on any stream, and follows the kernel."""
+    monkeypatch.setattr(kernels, "_packings", Packings(64))
+    layer = nt.CapsuleConv2d(32, 32, 3, precision="tf32").cuda()
+    layer.keep_packed = True
+    x = torch.randn(2, 32, 14, 14, 4, 4, device="cuda")
+    layer(x)
+    assert len(kernels._packings) == 0
+    for step in range(3):
+        wanted = layer.train()(x)
+        layer.eval()
+        assert all(torch.equal(layer(x), wanted) for _ in range(3))
+        assert len(kernels._packings) == 1
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert all(torch.equal(layer(x), wanted) for _ in range(2))
+            torch.cuda.current_stream().synchronize()
+        layer.weight.mul_(-2)
+        torch.testing.assert_close(layer(x), -2 * wanted)
+
+
+@torch.no_grad()
+def test_a_graph_of_a_layer_in_eval_reads_the_kernel_as_it_is():
+    layer = nt.CapsuleConv2d(32, 32, 3, precision="tf32").cuda().eval()
+    layer.keep_packed = True
+    x = torch.randn(2, 32, 14, 14, 4, 4, device="cuda")
+    wanted = layer(x).clone()
+    graph = torch.cuda.CUDAGraph()
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        layer(x)
+    torch.cuda.current_stream().wait_stream(beside)
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    layer.weight.mul_(-2)
+    graph.replay()
+    torch.testing.assert_close(y, -2 * wanted)
+    del graph
+    kernels.forget_captured()
 
 
 @pytest.mark.parametrize("product", ["ab,bc->ac", "ba,cb->ca", "ab,bc->ca"])

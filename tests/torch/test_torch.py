@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
 
 pytestmark = pytest.mark.tiers("simulator")
-_ONE = ((1, 1), (0, 0), (1, 1), "ab,bc->ac", "ieee")
+_ONE = ((1, 1), (0, 0), (1, 1), "ab,bc->ac", "ieee", False)
 
 
 @pytest.mark.parametrize("case", SMALL)

@@ -11,7 +11,8 @@ from tests.support.cases import SMALL
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
-from numbacaps.torch import votes_operators  # noqa: E402
+from numbacaps.torch import kernels, votes_operators  # noqa: E402
+from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
 _SUMS = pytest.mark.parametrize("sum_window", [False, True], ids=["taps", "windows"])
@@ -96,36 +97,68 @@ def test_autocast_and_two_bytes(dtype, sum_window):
     assert w.grad.dtype == torch.float32
 
 
+_ON_BOTH = {
+    "": lambda v, x, w, dvotes: (v._votes_cuda, v._votes_cpu, (x, w)),
+    "_input_gradient": lambda v, x, w, dvotes: (
+        v._input_gradient_cuda,
+        v._input_gradient_cpu,
+        (dvotes, w, x.shape),
+    ),
+    "_kernel_gradient": lambda v, x, w, dvotes: (
+        v._kernel_gradient_cuda,
+        v._kernel_gradient_cpu,
+        (x, dvotes, w.shape),
+    ),
+}
+
+
 @_SUMS
-def test_what_the_cuda_side_asks_the_package_for(sum_window, monkeypatch):
-    """Its functions on memory of the host, which NumPy computes on: shapes, places of results, options."""
+@pytest.mark.parametrize("operator", _ON_BOTH)
+@pytest.mark.parametrize("product", ["ab,bc->ac", "agb,bgc->cga"])
+def test_the_cuda_side_computes_the_same(product, operator, sum_window, monkeypatch):
+    """Its kernels on the simulator, in the tensors' own memory, for captured calls too."""
+    side = OnSimulator(monkeypatch)
+    x_capsule, w_capsule = PRODUCTS[product]
+    x, w = torch.randn(2, 2, 4, 3, *x_capsule), torch.randn(3, 2, 2, 2, *w_capsule)
+    how = (1, 2), (1, 0), (2, 1), product, "auto", sum_window
+    dvotes = torch.randn(torch.ops.numbacaps.capsule_votes(x, w, *how).shape)
+    if operator:
+        dvotes = dvotes.transpose(0, 1).contiguous().transpose(0, 1)
+    on_cuda, on_cpu, given = _ON_BOTH[operator](votes_operators, x, w, dvotes)
+    found, right = on_cuda(*given, *how), on_cpu(*given, *how)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, right)
+    side.capturing = True
+    torch.testing.assert_close(on_cuda(*given, *how), right)
+    assert len(kernels._captured) == 1
+    kernels.forget_captured()
+    kernels._plans.clear()
+    with pytest.raises(RuntimeError, match="is captured before it has run: call it once before"):
+        on_cuda(*given, *how)
 
-    def on_host(function):
-        def run(*tensors, out, **how):
-            out = (
-                out.numpy()
-                if torch.is_tensor(out)
-                else [one if one is None else one.numpy() for one in out]
-            )
-            arrays = (tensor.numpy() for tensor in tensors)
-            return function(*arrays, out=out, algorithm="numpy", **how)
 
-        return run
-
-    for name in ("capsule_votes", "capsule_votes_backward"):
-        monkeypatch.setattr(numbacaps, name, on_host(getattr(numbacaps, name)))
-    x, w = torch.randn(2, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
-    how = (1, 2), (1, 0), (2, 1), "ab,bc->ac", "ieee", sum_window
-    dvotes = torch.randn(nt.capsule_votes(x, w, *how[:3], sum_window=sum_window).shape)
-    v = votes_operators
-    for on_cuda, on_cpu, given in (
-        (v._votes_cuda, v._votes_cpu, (x, w)),
-        (v._input_gradient_cuda, v._input_gradient_cpu, (dvotes, w, x.shape)),
-        (v._kernel_gradient_cuda, v._kernel_gradient_cpu, (x, dvotes, w.shape)),
-    ):
-        torch.testing.assert_close(on_cuda(*given, *how), on_cpu(*given, *how))
-    none = v._kernel_gradient_cuda(x[:0], dvotes[:0], w.shape, *how)
+@_SUMS
+def test_no_images_on_the_cuda_side(sum_window, monkeypatch):
+    OnSimulator(monkeypatch)
+    x, w = torch.randn(0, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
+    how, v = ((1, 1), (0, 0), (1, 1), "ab,bc->ac", "ieee", sum_window), votes_operators
+    dvotes = v._votes_cuda(x, w, *how)
+    assert dvotes.shape == nt.capsule_votes(x, w, sum_window=sum_window).shape
+    assert v._input_gradient_cuda(dvotes, w, x.shape, *how).shape == x.shape
+    none = v._kernel_gradient_cuda(x, dvotes, w.shape, *how)
     assert none.shape == w.shape and (none == 0).all()
+
+
+def test_what_the_cuda_side_refuses(monkeypatch):
+    OnSimulator(monkeypatch)
+    x, w, v = torch.randn(1, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2), votes_operators
+    how = (1, 1), (0, 0), (1, 1), "ab,bc->ac"
+    with pytest.raises(ValueError, match="precision is 'tf32'"):
+        v._votes_cuda(x, w, *how, "tf32", False)
+    for sum_window, shape in ((True, "1, 3, 3, 3, 2, 2, 2"), (False, "1, 3, 3, 3, 2, 2, 2, 2, 2")):
+        match = re.escape(f"dvotes has shape (1, 2); it takes ({shape})")
+        with pytest.raises(RuntimeError, match=match):
+            v._input_gradient_cuda(x[0, :, 0, 0, 0, 0][None], w, x.shape, *how, "ieee", sum_window)
 
 
 def test_no_images():

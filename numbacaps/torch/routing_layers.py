@@ -1,0 +1,186 @@
+"""Layers that route: capsule convolutions whose sum is routing, and routing of votes that somebody else made."""
+
+import torch
+from torch import nn
+
+from numbacaps.routing.options import Options
+from numbacaps.torch import plain_routing as plain
+from numbacaps.torch.modules import CapsuleConv2d
+from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
+
+
+def _shown(options):
+    """The routing, its iterations, and the options that are not the defaults."""
+    usual = Options(options.routing, options.iterations)
+    names = [
+        name
+        for name in OPTIONS
+        if name in OPTIONS[:2] or getattr(options, name) != getattr(usual, name)
+    ]
+    return ", ".join(f"{name}={getattr(options, name)!r}" for name in names)
+
+
+class RoutedCapsuleConv2d(CapsuleConv2d):
+    """A capsule convolution whose sum is routing.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, in_capsule, out_capsule, stride, padding, dilation, product, device, dtype
+        As :class:`numbacaps.torch.CapsuleConv2d`.
+    learn_logits : bool
+        Dynamic routing begins with logits that are learned.
+    routing : dict or str
+        "dynamic" or "em"; or the options of :func:`capsule_routing` by name.
+
+    Attributes
+    ----------
+    weight : Parameter (out_channels, in_channels, KH, KW, *T2)
+    beta_u, beta_a : Parameters (out_channels,) of EM routing, None else
+    logits : Parameter (out_channels, in_channels, KH, KW) or None
+
+    Notes
+    -----
+    ``forward`` takes (N, in_channels, H, W, *in_capsule), and of EM routing activations (N, in_channels, H, W); it returns
+    capsules, of EM routing with activations.
+    """
+
+    def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
+        named = {"routing": routing} if isinstance(routing, str) else dict(routing)
+        self.options = Options(**named)
+        if learn_logits and self.options.is_em:
+            raise ValueError("learn_logits is True; routing 'em' has no logits")
+        super().__init__(*arguments, **options)
+        if self.bias is not None:
+            raise ValueError("bias is True; routing takes none")
+        if self.precision not in ("auto", "ieee"):
+            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto' or 'ieee'")
+        made = {"device": self.weight.device, "dtype": self.weight.dtype}
+        betas = self.options.is_em
+        for name in ("beta_u", "beta_a"):
+            zeros = torch.zeros(self.out_channels, **made)
+            self.register_parameter(name, nn.Parameter(zeros) if betas else None)
+        zeros = torch.zeros(self.weight.shape[:4], **made)
+        self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
+
+    def forward(self, x, activations=None):
+        """The parents."""
+        named = {name: getattr(self.options, name) for name in OPTIONS}
+        own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "logits": self.logits}
+        window = {name: getattr(self, name) for name in WINDOW}
+        return capsule_routing(x, self.weight, activations=activations, **own, **window, **named)
+
+    def extra_repr(self):
+        learned = "" if self.logits is None else ", learn_logits=True"
+        return f"{super().extra_repr()}, {_shown(self.options)}{learned}"
+
+
+class RoutedCapsuleLinear(nn.Module):
+    """A layer in which every input capsule has a kernel of its own for every output capsule, as DigitCaps.
+
+    Parameters
+    ----------
+    in_capsules, out_capsules : int
+        How many.
+    in_capsule, out_capsule : tuple of int
+        Their shapes; vectors are (1, length).
+    routing, learn_logits, product, device, dtype
+        As :class:`RoutedCapsuleConv2d`.
+
+    Notes
+    -----
+    ``forward`` takes (N, in_capsules, *in_capsule), and of EM routing activations (N, in_capsules); it returns (N,
+    out_capsules, *out_capsule), of EM routing with activations.
+    """
+
+    def __init__(
+        self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16), **options
+    ):
+        super().__init__()
+        self.convolution = RoutedCapsuleConv2d(
+            in_capsules, out_capsules, 1, in_capsule, out_capsule, **options
+        )
+
+    def forward(self, x, activations=None):
+        """The parents."""
+        x = x[:, :, None, None]
+        if self.convolution.options.is_em:
+            y, a = self.convolution(
+                x, None if activations is None else activations[:, :, None, None]
+            )
+            return y[:, :, 0, 0], a[:, :, 0, 0]
+        return self.convolution(x)[:, :, 0, 0]
+
+
+class _Routing(nn.Module):
+    """Routing of votes that somebody else made: (N, P, *positions, I, *capsule)."""
+
+    def __init__(self, positions=0, routing="dynamic", **options):
+        super().__init__()
+        self.positions, self.options = positions, Options(routing, **options)
+
+    def _flat(self, votes):
+        """Votes (N, L, I, P, E), and the shape of capsules."""
+        least = 3 + self.positions
+        if votes.dim() < least:
+            raise ValueError(f"votes has shape {tuple(votes.shape)}; it takes {least} axes or more")
+        lead, I, capsule = votes.shape[: least - 1], votes.shape[least - 1], votes.shape[least:]
+        wide = votes.to(torch.promote_types(votes.dtype, torch.float32))
+        size = capsule.numel() if capsule else 1
+        flat = wide.reshape(*lead[:2], lead[2:].numel(), I, size).permute(0, 2, 3, 1, 4)
+        return flat, (*lead, *capsule)
+
+    def extra_repr(self):
+        return f"positions={self.positions}, {_shown(self.options)}"
+
+
+class DynamicRouting(_Routing):
+    """Dynamic routing of votes (N, P, *positions, I, *capsule); returns (N, P, *positions, *capsule).
+
+    Parameters
+    ----------
+    positions : int
+        Axes of positions, between parents and children.
+    options
+        ``iterations``, ``softmax_over`` and ``detach`` of :func:`capsule_routing`.
+    """
+
+    def __init__(self, positions=0, **options):
+        super().__init__(positions, "dynamic", **options)
+
+    def forward(self, votes, logits=None):
+        """The parents; ``logits`` (P, I)."""
+        flat, shape = self._flat(votes)
+        v = plain.dynamic(flat, logits, self.options)
+        return v.transpose(1, 2).reshape(shape).to(votes.dtype)
+
+
+class EMRouting(_Routing):
+    """EM routing of votes (N, P, *positions, I, *capsule), with ``beta_u`` and ``beta_a`` of its own.
+
+    Parameters
+    ----------
+    out_channels : int
+        Parents.
+    positions : int
+        Axes of positions, between parents and children.
+    options
+        ``iterations``, ``lam``, ``epsilon`` and ``detach`` of :func:`capsule_routing`.
+    """
+
+    def __init__(self, out_channels, positions=0, **options):
+        super().__init__(positions, "em", **options)
+        if self.options.normalise != "window":
+            raise ValueError("normalise is 'all'; EMRouting takes 'window', the only one of votes")
+        self.beta_u = nn.Parameter(torch.zeros(out_channels))
+        self.beta_a = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, votes, activations):
+        """Parents, and their activations (N, P, *positions); ``activations`` (N, *positions, I)."""
+        flat, shape = self._flat(votes)
+        a = activations.to(flat.dtype).reshape(flat.shape[:3])
+        mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)
+        lead = shape[: 2 + self.positions]
+        return (
+            mu.transpose(1, 2).reshape(shape).to(votes.dtype),
+            out.transpose(1, 2).reshape(lead).to(votes.dtype),
+        )

@@ -1,0 +1,52 @@
+"""What :mod:`numbacaps.torch.kernels` does on CUDA tensors, on CPU tensors instead: the simulator writes to their memory."""
+
+from types import SimpleNamespace
+
+import torch
+
+from numbacaps.arrays import Operand
+from numbacaps.device.compiled import as_argument
+from numbacaps.device.target import cuda
+from numbacaps.forms import form_of
+from numbacaps.torch import kernels
+
+
+class OnSimulator:
+    """Patches it for a test.
+
+    Attributes
+    ----------
+    stream : int
+        Address of what is PyTorch's current stream.
+    capturing : bool
+        It is being captured.
+    """
+
+    def __init__(self, monkeypatch):
+        self.stream, self.capturing = 0, False
+        for name, replaced in {
+            "current_stream": lambda device: SimpleNamespace(cuda_stream=self.stream),
+            "is_current_stream_capturing": lambda: self.capturing,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, replaced)
+        monkeypatch.setattr(kernels, "current_device", lambda: None)  # the index of "cpu"
+        monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
+        monkeypatch.setattr(kernels._Call, "_described", _described)
+        monkeypatch.setattr(kernels._Room, "_new", _new)
+
+
+def _described(call, which, tensor):
+    form = form_of(call._of.layouts[which], None, call._of.dtype)
+    return Operand(which, _array(tensor), form, True)
+
+
+def _new(room, size, dtype):
+    tensor = torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+    room._held.append(tensor)
+    return as_argument(_array(tensor))
+
+
+def _array(tensor):
+    """The simulator's array of a tensor's memory."""
+    array = tensor.detach().numpy()
+    return type(cuda.to_device(array))(array)

@@ -1,0 +1,123 @@
+"""What a user of PyTorch expects of operators and layers besides their values: refusals, empty batches, what they say."""
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numbacaps.torch as nt  # noqa: E402  (where torch is)
+
+pytestmark = pytest.mark.tiers("simulator")
+_X, _W = (2, 2, 4, 4, 2, 3), (3, 2, 2, 2, 3, 2)
+
+_FUNCTIONS = {
+    "convolution": nt.capsule_conv2d,
+    "transposed": lambda y, w: nt.capsule_conv_transpose2d(y, w, (len(y), *_X[1:])),
+    "votes": nt.capsule_votes,
+    "linear": lambda x, w: nt.capsule_linear(x[:, :, 0, 0], w[:, :, 0, 0]),
+    "dynamic": nt.capsule_routing,
+    "em": lambda x, w: nt.capsule_routing(x, w, routing="em")[0],
+    "em over all": lambda x, w: nt.capsule_routing(x, w, routing="em", normalise="all")[1],
+}
+_functions = pytest.mark.parametrize("function", _FUNCTIONS)
+
+
+def _operands(function, images=2, **how):
+    shape = (3, 3, 3, 2, 2) if function == "transposed" else _X[1:]
+    return torch.randn(images, *shape, **how), torch.randn(_W, **how)
+
+
+@_functions
+def test_no_images(function):
+    x, w = _operands(function, 0, requires_grad=True)
+    y, some = _FUNCTIONS[function](x, w), _FUNCTIONS[function](*_operands(function))
+    assert y.shape == (0, *some.shape[1:])
+    y.sum().backward()
+    assert x.grad.shape == x.shape and (w.grad == 0).all()
+
+
+@_functions
+def test_layouts_of_operands_do_not_matter(function):
+    """Results are contiguous, as the fake ones are."""
+    run, (x, w) = _FUNCTIONS[function], _operands(function)
+    turned = [
+        one.permute(*reversed(range(one.dim()))).contiguous().permute(*reversed(range(one.dim())))
+        for one in (x, w)
+    ]
+    found, right = run(*turned), run(x, w)
+    torch.testing.assert_close(found, right)
+    assert found.is_contiguous()
+    fake = run(*(one.to("meta") for one in turned))
+    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
+
+
+def test_channels_last_is_read_as_it_lies():
+    """Numbers are capsules too; the result is contiguous, eager and fake."""
+    x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
+    right = torch.nn.functional.conv2d(x, w)
+    x, w = (one.to(memory_format=torch.channels_last) for one in (x, w))
+    y = nt.capsule_conv2d(x, w, product=",->")
+    torch.testing.assert_close(y, right)
+    fake = nt.capsule_conv2d(x.to("meta"), w.to("meta"), product=",->")
+    assert y.is_contiguous() and fake.stride() == y.stride()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated:DeprecationWarning")
+@_functions
+def test_forward_mode_is_refused(function):
+    """Operators of torch.library would take a tangent for zeros."""
+    run, (x, w) = _FUNCTIONS[function], _operands(function)
+    with pytest.raises(NotImplementedError, match="has a tangent .* no derivative here"):
+        torch.func.jvp(lambda x: run(x, w), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(w, w)
+        with pytest.raises(NotImplementedError, match="w has a tangent"):
+            run(x, dual)
+
+
+@pytest.mark.parametrize("total", [torch.sum, lambda y: y.square().sum()], ids=["sum", "squares"])
+@pytest.mark.parametrize("function", ["dynamic", "em"])
+def test_gradients_of_routings_gradients_are_refused(function, total):
+    """Also as a part of a sum that has gradients of its own."""
+    x, w = _operands(function, requires_grad=True)
+    y = _FUNCTIONS[function](x, w)
+    want = torch.autograd.grad(total(y), (x, w), retain_graph=True)
+    found = torch.autograd.grad(total(y), (x, w), create_graph=True)
+    for one, wanted in zip(found, want):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="no gradient of its gradient"):
+        (x.square().sum() + found[0].square().sum()).backward()
+
+
+_LAYERS = {
+    "RoutedCapsuleConv2d(2, 3, kernel_size=(1, 1), in_capsule=(4, 4), out_capsule=(4, 4), routing='em', iterations=2, "
+    "normalise='all', lam=0.1)": lambda: nt.RoutedCapsuleConv2d(
+        2, 3, 1, routing={"routing": "em", "iterations": 2, "normalise": "all", "lam": 0.1}
+    ),
+    "RoutedCapsuleConv2d(2, 3, kernel_size=(1, 1), in_capsule=(4, 4), out_capsule=(4, 4), routing='dynamic', "
+    "iterations=3, learn_logits=True)": lambda: nt.RoutedCapsuleConv2d(2, 3, 1, learn_logits=True),
+    "DynamicRouting(positions=2, routing='dynamic', iterations=1, detach=True)": lambda: (
+        nt.DynamicRouting(2, iterations=1, detach=True)
+    ),
+    "EMRouting(positions=0, routing='em', iterations=3)": lambda: nt.EMRouting(3),
+    "MarginLoss(m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction='sum')": lambda: nt.MarginLoss(
+        reduction="sum"
+    ),
+    "SpreadLoss(margin=0.2, reduction='mean')": nt.SpreadLoss,
+}
+
+
+@pytest.mark.parametrize("said", _LAYERS)
+def test_what_layers_say_and_their_copies_say(said):
+    layer = _LAYERS[said]()
+    for one in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(one) == said
+        assert list(one.state_dict()) == list(layer.state_dict())
+
+
+def test_routed_layers_refuse_what_they_would_not_do():
+    with pytest.raises(ValueError, match="bias is True; routing takes none"):
+        nt.RoutedCapsuleConv2d(2, 3, 1, (4, 4), (4, 4), 1, 0, 1, "ab,bc->ac", "auto", True)
+    with pytest.raises(ValueError, match="precision is 'tf32'; routing takes 'auto' or 'ieee'"):
+        nt.RoutedCapsuleConv2d(2, 3, 1, precision="tf32")
