@@ -238,10 +238,10 @@ def mma_sync_together(jobs, tile=None):
     forced = forced_tile(terms, tile)
     products = [job.product for job in jobs]
     which = products, job.images, job.G, job.dtype, terms
-    how, why = mma_sync.choose(*which, tile=forced)
+    whole = sum(product.M(job.images) * product.N * job.G for product in products) >= job.result
+    how, why = mma_sync.choose(*which, tile=forced, whole=whole)
     _refuse(None if how else why or "a thread would have too many copies")
-    written = sum(product.M(job.images) * product.N * job.G for product in products)
-    if how.splits > 1 and written < job.result:
+    if how.splits > 1 and not whole:
         raise NotPossible("splits are added all over the result, and other products write there")
     make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how)
     return Choice("mma_sync", make, how.tile, how.predicted, how.why)

@@ -196,9 +196,9 @@ _ODD = {D: Geometry(128, 16, 16, 14, 14, 3, 3, 1, D, D, D) for D in (3, 5, 7)}
 _EVERY = [("float32", "tf32"), ("float32", "tf32x3"), ("float16", "ieee"), ("bfloat16", "ieee")]
 
 
-def _job(g, dtype, precision, product=None):
+def _job(g, dtype, precision, product=None, result_is_dx=False):
     product = implicit_gemm.forward(g) if product is None else product
-    size = g.N * g.P * g.L * g.G * g.D1 * g.D3
+    size = g.N * g.C * g.H * g.W * g.E1 if result_is_dx else g.N * g.P * g.L * g.E3
     which = product, g.N, g.G, dtype_of(dtype), precision
     return Job(*which, size=g.P * g.Q * g.E2, result=size)
 
@@ -232,7 +232,7 @@ def test_older_ones_keep_ordinary_arithmetic(of_capability):
 def _of_the_input(g, dtype):
     """The rungs of the input's gradient."""
     products = implicit_gemm.backward_input(g)
-    jobs = [_job(g, dtype, "ieee", product) for product in products]
+    jobs = [_job(g, dtype, "ieee", product, True) for product in products]
     return [one.rung for one in choose_input(jobs, g)]
 
 

@@ -72,7 +72,7 @@ def runs_of(product, dtype, packs):
     return a_run, gcd(a_run, product.D) if along_k else gcd(each, product.n.D), along_k
 
 
-def choose(products, images, G, dtype, terms, packs=None, tile=None):
+def choose(products, images, G, dtype, terms, packs=None, tile=None, whole=True):
     """The :class:`How` that should take the least time; or None, and why there is none.
 
     Parameters
@@ -85,6 +85,8 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None):
         The way of packing to take.
     tile : numbacaps.fused.mma_sync.tile.Tile, optional
         The tile to take.
+    whole : bool
+        The products write all of the result.
     """
     best, reason, first, itemsize = None, None, products[0], dtype.itemsize
     rows = tuple(product.M(images) for product in products)
@@ -103,6 +105,7 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None):
             *(rows, first.N, K, G, terms, itemsize, a_run, b_run),
             paired=p.other[3] % 2 == 0,
             packed=packed * itemsize,
+            whole=whole,
         )
         found = choose_tile(sizes, multiprocessors(), tile)
         if found and (best is None or found[0] < best.predicted):

@@ -147,6 +147,8 @@ class Sizes:
         Results are stored in pairs.
     packed : int
         Bytes that packing writes.
+    whole : bool
+        The products write all of the result; only then can splits be added all over it.
     """
 
     M: tuple
@@ -159,6 +161,7 @@ class Sizes:
     b_run: int
     paired: bool
     packed: int
+    whole: bool
 
 
 def choose_tile(sizes, multiprocessors, forced=None):
@@ -179,7 +182,8 @@ def choose_tile(sizes, multiprocessors, forced=None):
         blocks = s.G * sum(ceil_div(M, tile.BM) for M in s.M) * ceil_div(s.N, tile.BN)
         least = 1 if s.terms == 1 else max(1, ceil_div(stages * tile.WORDS // 8, _MOST_ADDS))
         at_once = tile.BLOCKS * multiprocessors
-        most = max(least, min(_MOST_SPLITS, stages // _FEWEST_STAGES, ceil_div(at_once, blocks)))
+        most = min(_MOST_SPLITS, stages // _FEWEST_STAGES, ceil_div(at_once, blocks))
+        most = max(least, most) if s.whole else least
         for splits in range(least, most + 1):
             takes = _cycles(tile, s, blocks, stages, splits, multiprocessors)
             if best is None or takes < best[0]:
