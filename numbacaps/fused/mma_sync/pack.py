@@ -22,12 +22,14 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 
 THREADS = 128
+LANES = 4  # side by side write 64 bytes of a pixel's row
+PIXELS = THREADS // LANES  # of a block
 
 
 @cache
 def make_pack_pixels(dtype):
     """Kernel that packs an array of pixels: (N, C, H, W, G, D1, D) becomes (G, N, H, W, D1, row)."""
-    EACH, BLOCK = CHUNK // dtype.itemsize, THREADS
+    EACH, OF_PIXEL, OF_BLOCK = CHUNK // dtype.itemsize, LANES, PIXELS
     held = np.dtype(stored(dtype))
     _, as_element = conversions(dtype)
     ZERO = np.float32(0)
@@ -50,20 +52,22 @@ def make_pack_pixels(dtype):
         let_next_start()
         run = cuda.local.array(EACH, held)
         turn = np.uint32(cuda.blockIdx.x) // np.uint32(blocks)
-        q = short(
-            (np.uint32(cuda.blockIdx.x) - turn * np.uint32(blocks)) * BLOCK + cuda.threadIdx.x
-        )
-        k = short(cuda.blockIdx.y * EACH)
+        thread = np.uint32(cuda.threadIdx.x)
+        q = short((cuda.blockIdx.x - turn * blocks) * OF_BLOCK + thread // OF_PIXEL)
+        k = short((cuda.blockIdx.y * OF_PIXEL + thread % OF_PIXEL) * EACH)
         n, g = short(turn // np.uint32(G)), short(turn % np.uint32(G))
         wait_for_last()
         if q < pixels:
             pixel, d1 = short(np.uint32(q) // np.uint32(D1)), short(np.uint32(q) % np.uint32(D1))
             base = n * image + (np.int64(pixel) * (G * D1) + g * D1 + d1) * D
-            for i in range(EACH):
-                offset = table[at(k + i)]
-                run[i] = source[at(base + offset)] if offset >= 0 else as_element(ZERO)
             images = short(np.uint32(cuda.gridDim.x) // np.uint32(blocks * G))
-            store_run(EACH, packed, first + ((g * images + n) * pixels + q) * row + k, run)
+            to = first + ((g * images + n) * pixels + q) * row
+            while k < row:
+                for i in range(EACH):
+                    offset = table[at(k + i)]
+                    run[i] = source[at(base + offset)] if offset >= 0 else as_element(ZERO)
+                store_run(EACH, packed, to + k, run)
+                k = short(k + cuda.gridDim.y * (OF_PIXEL * EACH))
 
     return pack_pixels_kernel
 

@@ -7,7 +7,7 @@ import numpy as np
 from numbacaps.device.bfloat16 import stored
 from numbacaps.device.compiled import Compiled, as_argument, run_as_argument
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.launch import ceil_div
+from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.mma_sync import pack
 from numbacaps.fused.mma_sync.table import ABSENT
@@ -46,9 +46,9 @@ class PixelPacking:
         self._argument = as_argument(self._table)
         pixels, image = H * W * p.D1, product.channels * H * W * G * p.D1 * product.D
         self.elements = G * images * pixels * k.size
-        blocks = ceil_div(pixels, pack.THREADS)
+        blocks = ceil_div(pixels, pack.PIXELS)
         self._numbers = pixels, p.D1, G, product.D, image, k.size, blocks
-        grid = blocks * images * G, k.size // each
+        grid = blocks * images * G, min(ceil_div(k.size, each * pack.LANES), MAX_GRID_Y)
         types = dtype, dtype, np.int32
         made = Compiled(pack.make_pack_pixels(dtype), types, 8, early=True)
         self._launch = made.on(grid, pack.THREADS)
