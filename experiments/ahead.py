@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from tqdm import tqdm
 
 from experiments import fused, rungs, sweep, table1
-from experiments.measuring import command, measure, networks
+from experiments.measuring import command, gpu_time, measure, networks
 from experiments.measuring.contestants import PRECISIONS, OurRun, PackedRun
 from experiments.measuring.problem import NETWORK_PASSES, PASSES, Problem
 from experiments.measuring.refusal import Parser
@@ -106,7 +106,7 @@ def pretend(capability, multiprocessors):
     tensor_map.encoded = lambda *of: (0,) * tensor_map.MAP_WORDS
     streams._core_stream = nothing
     arrays.Operand.device_ordinal = lambda operand: 0
-    measure.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
+    gpu_time.clock = lambda: SimpleNamespace(numba=_STREAM, synchronize=nothing)
 
 
 class _Unwritten(Problem):
@@ -161,7 +161,7 @@ def _compile(number):
     if wanted in NETWORK_PASSES:
         variant.run(variant, wanted, networks.task(geometry.N)).call()
     else:
-        variant.run(variant, _Unwritten(geometry), wanted, 1, measure.clock()).calls[0]()
+        variant.run(variant, _Unwritten(geometry), wanted, 1, gpu_time.clock()).calls[0]()
 
 
 def compile_chosen(options, processes):

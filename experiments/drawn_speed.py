@@ -23,7 +23,16 @@ from tqdm import tqdm
 
 import numbacaps
 from experiments.ahead import count
-from experiments.measuring import command, measure, opponents, provenance, quick, ratios, records
+from experiments.measuring import (
+    command,
+    gpu_time,
+    measure,
+    opponents,
+    provenance,
+    quick,
+    ratios,
+    records,
+)
 from experiments.measuring.drawing import drawn
 from experiments.measuring.problem import PASSES
 from experiments.measuring.refusal import Parser
@@ -91,7 +100,7 @@ def workload(seed, number):
 def groups(options, variants):
     """A group of rows for every drawn geometry and pass; what a file has of other classes is measured along."""
     everyone = quick.everyone()
-    effort = measure.Effort(
+    effort = gpu_time.Effort(
         options.settle, timed_ms=8, repeats=(5, 9), turns=2, graph_ms=0.3, calls=64
     )
     measured = partial(quick.measure_pass, effort=effort)

@@ -16,7 +16,7 @@ Ours is compared with the library at like precision: "default" is float32 withou
 import sys
 
 from experiments.fused import WORKLOADS
-from experiments.measuring import host, measure, opponents
+from experiments.measuring import device_memory, host, measure, opponents
 from experiments.measuring.classes import plan_words
 from experiments.measuring.clocks import queueing_us, wall_us
 from experiments.measuring.listed import Listed
@@ -75,7 +75,7 @@ def measure_case(case, precision):
         row["ratio"] = row["ours_us"] / row["fold_us"]
     except Exception as failure:  # whatever a library raises is what its row says
         row["note"] = measure.note_of(failure)
-    measure.release()
+    device_memory.release()
     return row
 
 

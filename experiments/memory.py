@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from experiments.measuring import command, contestants, measure, sources
+from experiments.measuring import command, contestants, device_memory, gpu_time, measure, sources
 from experiments.measuring.contestants import LAID_OUT
 from experiments.measuring.workloads import EM_ROUTING
 from numbacaps import ALGORITHMS
@@ -61,7 +61,7 @@ def _held_bytes(variant, problem, wanted):
     what a call allocates by how much the driver's free memory falls; its first call loads code, so the
     second counts.
     """
-    clock = measure.clock()
+    clock = gpu_time.clock()
     needed = problem.geometry.min_bytes(4)
     with launched() as kernels:
         run = variant.run(variant, problem, wanted, 1, clock)
@@ -75,7 +75,7 @@ def _held_bytes(variant, problem, wanted):
     del run
     problem.leave_device()
     run = variant.run(variant, problem, wanted, 1, clock)
-    measure.release()
+    device_memory.release()
     before = _free_bytes()
     run.calls[0]()
     clock.synchronize()
@@ -95,7 +95,7 @@ def _measure(problem, wanted, variants, tick):
         except Exception as failure:  # whatever a library raises is what its row says
             row["note"] = measure.note_of(failure)
         problem.leave_device()
-        measure.release()
+        device_memory.release()
         rows.append(measure.common_cells(problem, wanted) | variant.cells | row)
     return rows
 

@@ -12,7 +12,7 @@ All multiply float32 without TF32. ``--workloads digitcaps-128,em-conv1-8`` is a
 
 import sys
 
-from experiments.measuring import measure, opponents, routed
+from experiments.measuring import device_memory, measure, opponents, routed
 from experiments.measuring.clocks import extra_bytes, milliseconds
 from experiments.measuring.listed import Listed
 
@@ -58,7 +58,7 @@ def measure_case(case):
             row |= _timed(workload, wanted, contestant)
     except Exception as failure:  # whatever a library raises is what its row says
         row["note"] = measure.note_of(failure)
-    measure.release()
+    device_memory.release()
     return row
 
 

@@ -15,7 +15,15 @@ from functools import partial
 
 import numpy as np
 
-from experiments.measuring import command, contestants, measure, sources
+from experiments.measuring import (
+    ceilings,
+    command,
+    contestants,
+    device_memory,
+    gpu_time,
+    measure,
+    sources,
+)
 from experiments.measuring.contestants import fill_with_nan
 from experiments.measuring.workloads import EM_ROUTING, PUBLISHED
 from numbacaps import stages
@@ -133,7 +141,7 @@ def _chains(problem, wanted, clock):
 
 def measure_stages(problem, wanted, tick):
     """The rows of a pass's stages."""
-    clock, rates, slab = measure.clock(), measure.ceilings(), stages.whole(problem.geometry)
+    clock, rates, slab = gpu_time.clock(), ceilings.ceilings(), stages.whole(problem.geometry)
     chains = _chains(problem, wanted, clock)
     error = max(problem.check(wanted, chain.run(), "ieee") for chain in chains)
     replays, caches, of = {}, {}, {}
@@ -146,9 +154,9 @@ def measure_stages(problem, wanted, tick):
         with launched() as kernels, clock.elapsed() as eager:
             calls[0]()
         of[stage] = sources.name_of(kernels)
-        count = measure.calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
+        count = gpu_time.calls_of(sets, least / rates["copy_gbs"] / 1e6, eager[0])
         replays[stage] = clock.capture([calls[i % sets] for i in range(count)])
-    times = measure.replay_in_turns(replays)
+    times = gpu_time.replay_in_turns(replays)
     chains[0].forget()
     for replay in replays.values():
         replay.run()
@@ -172,7 +180,7 @@ def measure_stages(problem, wanted, tick):
 def measure_all(problem, wanted, variants, tick):
     """The rows of a pass's stages, and of the whole pass."""
     rows = measure_stages(problem, wanted, tick)
-    measure.release()
+    device_memory.release()
     whole = [variant for variant in variants if not isinstance(variant, StageVariant)]
     return rows + measure.measure(problem, wanted, whole, tick)
 

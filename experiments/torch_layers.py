@@ -19,7 +19,15 @@ import sys
 from functools import cache
 
 from experiments.fused import WORKLOADS
-from experiments.measuring import measure, opponents, torch_calls, torch_rows, torch_steps
+from experiments.measuring import (
+    device_memory,
+    gpu_time,
+    measure,
+    opponents,
+    torch_calls,
+    torch_rows,
+    torch_steps,
+)
 from experiments.measuring.clocks import in_turns, queueing_us
 from experiments.measuring.listed import Listed
 from experiments.measuring.problem import Problem
@@ -86,7 +94,7 @@ def measure_calls(keys):
         except Exception as failure:  # whatever a library raises is what its row says
             row["note"] = measure.note_of(failure)
         rows.append(row)
-    measure.release()
+    device_memory.release()
     return rows
 
 
@@ -97,7 +105,7 @@ def measure_steps(keys):
     torch.compiler.reset()  # it compiles one piece of code a few times only
     rows, calls = {key: dict(zip(KEYS, key)) for key in keys}, {}
     theirs = torch_calls.CLASSES[precision][1]
-    with opponents.precision(theirs), torch.cuda.stream(measure.clock().torch):
+    with opponents.precision(theirs), torch.cuda.stream(gpu_time.clock().torch):
         for key in keys:
             try:
                 calls[key], cells = _prepared(task, mode, precision, key[-1])
@@ -111,7 +119,7 @@ def measure_steps(keys):
             for key in calls:
                 rows[key]["note"] = measure.note_of(failure)
     calls.clear()
-    measure.release()
+    device_memory.release()
     return list(rows.values())
 
 
@@ -119,7 +127,7 @@ def _prepared(task, mode, precision, contestant):
     """(what is timed, cells) of a contestant; what is left of others does not count as its memory."""
     word = torch_steps.precision_of(contestant, precision)
     task.expected  # before the memory is counted
-    measure.release()
+    device_memory.release()
     before = opponents.torch().cuda.memory_allocated()
     step = task.make(contestant, word)
     return torch_steps.prepare(step, mode, lambda *found: task.check(*found, word), before)

@@ -92,7 +92,7 @@ def test_explain_names_kernel_tile_and_reason():
 
 @pytest.mark.skipif(SIMULATED, reason="a graph takes a GPU")
 def test_a_plan_is_captured_and_allocates_nothing(rng, monkeypatch):
-    from experiments.measuring.measure import clock
+    from experiments.measuring.gpu_time import clock
 
     x, w, dy = _arrays(rng)
     plan = numbacaps.plan(_X, _W, **_HOW)

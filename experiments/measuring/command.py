@@ -19,6 +19,7 @@ from tqdm import tqdm
 from experiments.measuring import (
     cards,
     contestants,
+    device_memory,
     launcher,
     measure,
     provenance,
@@ -338,7 +339,7 @@ def measure_groups(jobs, until=math.inf, longest=0.0):
 
             table.replace(group.rows(problem, tick))
             problem.leave_device()
-            measure.release()
+            device_memory.release()
             longest = max(longest, time.monotonic() - begun)
     return len(jobs), longest
 

@@ -5,7 +5,7 @@ A run is an algorithm at work on one pass of a problem. It has
 - ``calls``: one function a set of operands, which queues the work on the clock's stream;
 - ``environment()``: what the calls want around them;
 - ``once()``: the first call's result, in capsule layout on the host;
-- ``repeatedly(order, host_us)``: (a :class:`experiments.measuring.measure.Replay` of the calls in that order, a
+- ``repeatedly(order, host_us)``: (a :class:`experiments.measuring.gpu_time.Replay` of the calls in that order, a
   function that runs it once and returns the last call's result);
 - ``peak_bytes(needed)``: most device memory that one call holds, of which operands and result are
   ``needed``.

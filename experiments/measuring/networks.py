@@ -22,7 +22,7 @@ import numpy as np
 import reference
 import reference.network
 import reference.nn
-from experiments.measuring import measure, opponents, sources
+from experiments.measuring import ceilings, device_memory, gpu_time, measure, opponents, sources
 from experiments.measuring.contestants import Variant, fill_with_nan
 from experiments.measuring.problem import WrongResult, side_by_side
 from experiments.measuring.workloads import PUBLISHED
@@ -162,7 +162,7 @@ class OurNetwork:
 
     def __init__(self, variant, wanted, task):
         net = published(variant.precision)
-        self._net, self._wanted, self._clock = net, wanted, measure.clock()
+        self._net, self._wanted, self._clock = net, wanted, gpu_time.clock()
         which = net.layers, len(task.x), net.dtype, wanted != "net_forward"
         if variant.algorithm == OURS:
             self._forward = forward_pass(*which)
@@ -213,7 +213,7 @@ class TorchNetwork:
         torch = opponents.torch_on_gpu()
         from experiments.training.torch_network import TorchNet, margin_loss
 
-        self._precision, self._wanted, self._clock = variant.precision, wanted, measure.clock()
+        self._precision, self._wanted, self._clock = variant.precision, wanted, gpu_time.clock()
         self.captured = variant.algorithm != "torch_net"
         twin = self._twin = TorchNet(published(), "cuda", layout=variant.layout)
         self._adam = twin.optimiser(fused=True, capturable=True)
@@ -285,7 +285,7 @@ def measure_network(problem, wanted, variants, tick=lambda variant: None):
     list of dict
         The cells of a row for each variant; the names of experiment and workload are not in it.
     """
-    rates, batch = measure.ceilings(), task(problem.geometry.N)
+    rates, batch = ceilings.ceilings(), task(problem.geometry.N)
     ready, notes = {}, {}
     for variant in variants:
         tick(variant)
@@ -293,9 +293,9 @@ def measure_network(problem, wanted, variants, tick=lambda variant: None):
             ready[variant] = _prepare(variant, wanted, batch)
         except Exception as failure:  # whatever a library raises is what its row says
             notes[variant] = measure.note_of(failure)
-            measure.release()
+            device_memory.release()
     replays = {variant: replay for variant, (_, replay, *_) in ready.items()}
-    times = measure.replay_in_turns(replays)
+    times = gpu_time.replay_in_turns(replays)
     flop, least = work(wanted, len(batch.x))
     rows = []
     for variant in variants:
@@ -343,7 +343,7 @@ def _prepare(variant, wanted, batch):
         error = batch.check(wanted, run.results(), variant.precision)
         if not run.captured:
             host_us = measure.idle_microseconds(run.call)
-            return error, measure.clock().queue([queue], host_us), host_us, of
+            return error, gpu_time.clock().queue([queue], host_us), host_us, of
         for calls in (1, _CALLS):
             replay = run.capture(calls)
             run.spoil()

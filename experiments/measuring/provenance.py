@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 _METHOD = (
-    *("measuring/measure", "measuring/problem", "measuring/contestants", "measuring/opponents"),
+    *("measuring/measure", "measuring/gpu_time", "measuring/ceilings", "measuring/device_memory"),
+    *("measuring/problem", "measuring/contestants", "measuring/opponents"),
     *(
         "measuring/networks",
         "measuring/quick",

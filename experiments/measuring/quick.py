@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 import numbacaps
-from experiments.measuring import measure, opponents, sources
+from experiments.measuring import ceilings, device_memory, gpu_time, measure, opponents, sources
 from experiments.measuring.contestants import Variant
 from experiments.measuring.problem import PASSES, WrongResult, itemsize
 from experiments.measuring.ratios import CLASSES, FOLD, OURS
@@ -112,7 +112,7 @@ def expected(geometry, wanted, tensors):
         result = getattr(fold, wanted)(geometry, *arrays)
     finally:
         opponents.torch().backends.cudnn.benchmark = before
-    measure.clock().synchronize()
+    gpu_time.clock().synchronize()
     return fold.deliver[wanted](geometry, result)
 
 
@@ -236,7 +236,7 @@ def measure_pass(problem, wanted, variants, tick, effort):
     variants : list of experiments.measuring.contestants.Variant
     tick : callable
         Called with each variant before it is checked.
-    effort : experiments.measuring.measure.Effort
+    effort : experiments.measuring.gpu_time.Effort
 
     Returns
     -------
@@ -250,7 +250,7 @@ def measure_pass(problem, wanted, variants, tick, effort):
         some = [variant for variant in variants if _is_of(variant, name)]
         rows |= _measure_class(problem, wanted, some, tick, effort, tensors, right)
         if problem.geometry.min_bytes(4) > _LARGE:  # collecting garbage takes longer than measuring
-            measure.release()
+            device_memory.release()
     return [
         common
         | variant.cells
@@ -275,18 +275,18 @@ def _measure_class(problem, wanted, variants, tick, effort, tensors, right):
             ready[variant] = _prepare(variant, problem, wanted, tensors, right, effort)
         except Exception as failure:  # whatever a library raises is what its row says
             rows[variant] = {"note": measure.note_of(failure)}
-            measure.release()
+            device_memory.release()
     replays = {variant: found.replay for variant, found in ready.items()}
-    times = measure.replay_in_turns(replays, effort) if replays else {}
+    times = gpu_time.replay_in_turns(replays, effort) if replays else {}
     for variant, ms in times.items():
-        row = measure.row_of(problem, variant, ready[variant], ms, measure.ceilings())
+        row = measure.row_of(problem, variant, ready[variant], ms, ceilings.ceilings())
         rows[variant] = row | {"note": ""}
     return rows
 
 
 def _prepare(variant, problem, wanted, tensors, right, effort):
     """Check a variant, and capture it."""
-    g, clock = problem.geometry, measure.clock()
+    g, clock = problem.geometry, gpu_time.clock()
     read = problem.bytes_read(wanted, variant.dtype)
     sets = measure.sets_of(read, _MOST_SETS)
     limit = problem.limit(wanted, variant.precision)
@@ -297,11 +297,11 @@ def _prepare(variant, problem, wanted, tensors, right, effort):
         error = check(first, right, limit)
         with clock.elapsed() as eager:
             host_us = measure.microseconds(run.calls[0])
-        floor_ms = g.min_bytes(itemsize(variant.dtype)) / measure.ceilings()["copy_gbs"] / 1e6
+        floor_ms = g.min_bytes(itemsize(variant.dtype)) / ceilings.ceilings()["copy_gbs"] / 1e6
         sets = max(
             1, min(sets, int(_LONGEST_MS / eager[0]))
         )  # a slow call gains little from the cache
-        calls = measure.calls_of(sets, floor_ms, eager[0], effort)
+        calls = gpu_time.calls_of(sets, floor_ms, eager[0], effort)
         replay, once = run.repeatedly([i % sets for i in range(calls)])
         error = max(error, check(once(), right, limit))
     replay = replace(replay, host_us=max(replay.host_us, measure.microseconds(replay.run)))

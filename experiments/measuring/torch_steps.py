@@ -18,7 +18,7 @@ from functools import cache, cached_property
 import numpy as np
 
 import reference
-from experiments.measuring import measure, networks, opponents
+from experiments.measuring import gpu_time, networks, opponents
 from experiments.measuring.clocks import peak_bytes, queueing_us
 from experiments.measuring.contestants import Variant
 from experiments.measuring.problem import WrongResult
@@ -88,7 +88,7 @@ class Step:
 
     def capture(self):
         """A replay of the step as one graph launch; it was called before, on the clock's stream."""
-        return measure.clock().capture_torch([self.call], 1)
+        return gpu_time.clock().capture_torch([self.call], 1)
 
 
 class NetworkStep:
@@ -297,7 +297,7 @@ def prepare(step, mode, check, before):
     cells : dict
         ``host_us``, ``peak_mb`` and ``error``.
     """
-    clock = measure.clock()
+    clock = gpu_time.clock()
     if mode.startswith("compiled"):
         step.compile()
     for _ in range(_WARM_UPS):

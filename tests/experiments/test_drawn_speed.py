@@ -8,7 +8,18 @@ import pytest
 
 import numbacaps
 from experiments import drawn_speed
-from experiments.measuring import command, measure, opponents, quick, ratios, records, sources
+from experiments.measuring import (
+    ceilings,
+    command,
+    device_memory,
+    gpu_time,
+    measure,
+    opponents,
+    quick,
+    ratios,
+    records,
+    sources,
+)
 from experiments.measuring.drawing import FLOP, MOST_BYTES, drawn
 from experiments.measuring.problem import PASSES, Problem, WrongResult
 from experiments.measuring.workloads import square
@@ -158,7 +169,7 @@ def test_auto_stands_alone_where_the_package_has_it(monkeypatch):
 @pytest.mark.parametrize("wanted", PASSES)
 def test_the_oracle_is_the_reference_s(wanted, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(measure, "clock", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(gpu_time, "clock", lambda: SimpleNamespace(synchronize=lambda: None))
     geometry = square(2, 3, 2, 7, 3, 2, 2, 3, 4)
     problem = Problem(geometry)
     tensors = [torch.from_numpy(array) for array in problem.operands]
@@ -183,18 +194,15 @@ def test_a_class_takes_turns_and_what_fails_is_noted(monkeypatch):
             raise RuntimeError("no such kernel")
         return measure.Ready(1e-7, 5.0, None, "1 set", SimpleNamespace(), "here")
 
-    clean = {"release": lambda: None, "replay_in_turns": replays, "ceilings": dict}
-    clean |= {
-        "common_cells": lambda problem, wanted: NOW,
-        "ceilings": lambda: {"copy_gbs": 1.0, "sgemm_tflops": 1.0},
-    }
-    for name, stand_in in clean.items():
-        monkeypatch.setattr(measure, name, stand_in)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
+    monkeypatch.setattr(gpu_time, "replay_in_turns", replays)
+    monkeypatch.setattr(ceilings, "ceilings", lambda: {"copy_gbs": 1.0, "sgemm_tflops": 1.0})
+    monkeypatch.setattr(measure, "common_cells", lambda problem, wanted: NOW)
     for name in ("operands", "expected"):
         monkeypatch.setattr(quick, name, lambda *others: None)
     monkeypatch.setattr(quick, "_prepare", prepare)
     variants, ticks = quick.choose(("tf32", "bfloat16")), []
-    rows = quick.measure_pass(Problem(SMALL), "forward", variants, ticks.append, measure.FULL)
+    rows = quick.measure_pass(Problem(SMALL), "forward", variants, ticks.append, gpu_time.FULL)
     assert turns == [
         ["torch_fold nchw tf32", "fused capsule tf32"],
         ["torch_fold nchw bfloat16", "fused capsule bfloat16"],
@@ -223,7 +231,7 @@ class _Clock:
         elapsed.append(1.0)
 
     def capture(self, calls):
-        return measure.Replay(lambda: [call() for call in calls], len(calls), calls)
+        return gpu_time.Replay(lambda: [call() for call in calls], len(calls), calls)
 
     def capture_torch(self, calls, kept):
         results = [call() for call in calls][-kept:]
@@ -231,7 +239,7 @@ class _Clock:
         def run():
             results[-1].copy_(calls[-1]())
 
-        return measure.Replay(run, len(calls), (calls, *results))
+        return gpu_time.Replay(run, len(calls), (calls, *results))
 
 
 @pytest.fixture
@@ -239,10 +247,10 @@ def here(monkeypatch):
     """PyTorch on this machine's processor, and a plan that the fold stands in for."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(measure, "clock", _Clock)
+    monkeypatch.setattr(gpu_time, "clock", _Clock)
     monkeypatch.setattr(measure, "sets_of", lambda size, most: 2)
     monkeypatch.setattr(measure, "cache_cell", lambda sets, size: "")
-    monkeypatch.setattr(measure, "ceilings", lambda: {"copy_gbs": 1.0, "sgemm_tflops": 1.0})
+    monkeypatch.setattr(ceilings, "ceilings", lambda: {"copy_gbs": 1.0, "sgemm_tflops": 1.0})
     monkeypatch.setattr(quick, "launched", lambda: nullcontext(set()))
     made = []
 
@@ -273,7 +281,7 @@ def test_both_are_checked_and_captured(wanted, here):
     problem = Problem(SMALL)
     tensors = [opponents.torch().from_numpy(array) for array in problem.operands]
     right = quick.expected(SMALL, wanted, tensors)
-    effort = measure.Effort(graph_ms=0.3, calls=8)
+    effort = gpu_time.Effort(graph_ms=0.3, calls=8)
     for variant in quick.choose(("tf32", "float16", "bfloat16")):
         ready = quick._prepare(variant, problem, wanted, tensors, right, effort)
         exact = variant.dtype == "float32"
@@ -294,13 +302,13 @@ def test_what_is_wrong_is_not_timed(algorithm, here, monkeypatch):
     right = 1.1 * quick.expected(SMALL, "forward", tensors)
     variant = next(one for one in quick.choose(("tf32",)) if one.algorithm == algorithm)
     with pytest.raises(WrongResult):
-        quick._prepare(variant, problem, "forward", tensors, right, measure.FULL)
+        quick._prepare(variant, problem, "forward", tensors, right, gpu_time.FULL)
 
 
 def test_a_shorter_effort_takes_fewer_repeats_and_calls():
-    effort = measure.Effort(10, timed_ms=8, repeats=(5, 9), turns=2, graph_ms=0.3, calls=64)
-    assert measure.calls_of(1, 1e-6, 0.01, effort) == 64
-    assert measure.calls_of(1, 0.1, 0.2, effort) == 3
+    effort = gpu_time.Effort(10, timed_ms=8, repeats=(5, 9), turns=2, graph_ms=0.3, calls=64)
+    assert gpu_time.calls_of(1, 1e-6, 0.01, effort) == 64
+    assert gpu_time.calls_of(1, 0.1, 0.2, effort) == 3
 
 
 # ---- the command
@@ -331,7 +339,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(command.provenance, "gpu_name", lambda: "here")
     monkeypatch.setattr(records, "of_machine", lambda: NOW)
     monkeypatch.setattr(command.contestants, "absent", list)
-    monkeypatch.setattr(measure, "release", lambda: None)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(quick, "explain", lambda geometry, row: "forward: some rung")
 
 

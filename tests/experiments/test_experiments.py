@@ -15,6 +15,8 @@ from experiments import memory, record, rungs, stages, sweep, table1
 from experiments.measuring import (
     command,
     contestants,
+    device_memory,
+    gpu_time,
     networks,
     opponents,
     predict,
@@ -132,7 +134,7 @@ def test_an_unwritable_folder_is_named(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(command.measure, "release", lambda: None)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
 
 
 def _group(wanted, measure, names=("indexed",), others=()):
@@ -467,9 +469,9 @@ def test_notes_of_failures():
         RuntimeError("CUDA out of memory. Tried to allocate 47.53 GiB."),
         RuntimeError("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
     ):
-        assert measure.is_out_of_memory(failure)
+        assert device_memory.is_out_of_memory(failure)
         assert measure.note_of(failure).startswith("out of memory: ")
-    assert not measure.is_out_of_memory(RuntimeError("illegal address"))
+    assert not device_memory.is_out_of_memory(RuntimeError("illegal address"))
     with pytest.raises(ImportError) as missing:
         require("no_such_package", "some", "an experiment")
     note = measure.note_of(missing.value)
@@ -488,7 +490,7 @@ class _WarmGPU:
             self.slowness += (own - self.slowness) * (1 - math.exp(-taken / 80))
             self.now += taken
 
-        return command.measure.Replay(run)
+        return gpu_time.Replay(run)
 
     @contextmanager
     def elapsed(self, host_us=0.0):
@@ -499,16 +501,16 @@ class _WarmGPU:
 
 def test_each_variant_is_timed_at_the_clock_that_it_leads_to(monkeypatch):
     gpu = _WarmGPU()
-    monkeypatch.setattr(command.measure, "clock", lambda: gpu)
+    monkeypatch.setattr(gpu_time, "clock", lambda: gpu)
     kinds = {"frugal": (1.0, 1.0), "hungry": (2.0, 1.3), "slow": (200.0, 1.1)}
     replays = {name: gpu.replay(*kind) for name, kind in kinds.items()}
-    times = command.measure.replay_in_turns(replays)
+    times = gpu_time.replay_in_turns(replays)
     for name, (ms, own) in kinds.items():
         assert np.median(times[name]) == pytest.approx(ms * own, rel=0.01), name
 
 
 def test_calls_of_a_graph():
-    calls_of = command.measure.calls_of
+    calls_of = gpu_time.calls_of
     assert calls_of(sets=3, floor_ms=0.1, eager_ms=0.5) == 10  # a millisecond of calls
     assert calls_of(sets=64, floor_ms=0.1, eager_ms=0.5) == 64  # every set once
     assert calls_of(sets=1, floor_ms=0.1, eager_ms=80.0) == 1  # a slow one alone
@@ -518,7 +520,7 @@ def test_calls_of_a_graph():
 def test_everything_is_measured(monkeypatch):
     """All algorithms and opponents; one that is wrong has no time."""
     measure = command.measure
-    monkeypatch.setattr(measure, "_SLOW_MS", math.inf)  # other tests may use the GPU too
+    monkeypatch.setattr(gpu_time, "SLOW_MS", math.inf)  # other tests may use the GPU too
 
     def zeros(geometry, x, w, out, *, stream, workspace):
         out.copy_to_device(np.zeros(out.shape, out.dtype), stream=stream)

@@ -8,7 +8,7 @@ import pytest
 
 import reference
 from experiments import host_cost
-from experiments.measuring import command, host, listed, measure, opponents, quick, records
+from experiments.measuring import command, device_memory, host, listed, opponents, quick, records
 from experiments.measuring.listing import Listing
 from experiments.measuring.problem import Problem
 from experiments.measuring.workloads import square
@@ -109,7 +109,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(opponents, "torch_on_gpu", lambda: None)
     monkeypatch.setattr(listed.provenance, "gpu_name", lambda: "here")
     monkeypatch.setattr(listed, "of_machine", lambda: NOW)
-    monkeypatch.setattr(measure, "release", lambda: None)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(host_cost, "cases", lambda options: [CASE])
     monkeypatch.setattr(host_cost.host, "arrays_of", lambda library, geometry: None)
     calls = dict.fromkeys(host.OURS, "ours")

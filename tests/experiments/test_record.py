@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import drawn_speed, first_call, host_cost, record
-from experiments.measuring import command, contestants, provenance, records, sources
+from experiments.measuring import command, contestants, device_memory, provenance, records, sources
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.measuring.shard import WHOLE
 from experiments.measuring.workloads import square
@@ -42,7 +42,7 @@ def machine(monkeypatch):
     """A machine on which nothing is looked for, and no device memory is given back."""
     monkeypatch.setattr(records, "of_machine", lambda: NOW)
     monkeypatch.setattr(contestants, "absent", list)
-    monkeypatch.setattr(command.measure, "release", lambda: None)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(record, "_compile", lambda jobs, processes: None)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import record, routing
-from experiments.measuring import command, listed, opponents, provenance, routed
+from experiments.measuring import command, device_memory, listed, opponents, provenance, routed
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
@@ -69,7 +69,7 @@ def _here(monkeypatch, tmp_path):
     monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
     monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
     monkeypatch.setattr(listed, "of_machine", lambda: NOW)
-    monkeypatch.setattr(routing.measure, "release", lambda: None)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(routed, "error", lambda *how: 1e-7)
     timed = []
 

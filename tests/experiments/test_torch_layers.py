@@ -13,9 +13,10 @@ from experiments import figures, record, torch_layers
 from experiments.measuring import (
     clocks,
     command,
+    device_memory,
+    gpu_time,
     launcher,
     listed,
-    measure,
     opponents,
     provenance,
     tables,
@@ -189,8 +190,8 @@ def clock(monkeypatch):
         return SimpleNamespace(run=lambda: made.replayed.append(calls[0]()))
 
     made.capture_torch = capture_torch
-    monkeypatch.setattr(measure, "clock", lambda: made)
-    monkeypatch.setattr(measure, "release", lambda: None)
+    monkeypatch.setattr(gpu_time, "clock", lambda: made)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(torch_steps, "queueing_us", lambda call, wait, queued: 5.0 * queued)
     for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

@@ -10,7 +10,7 @@ import sys
 import time
 
 from experiments import sweep
-from experiments.measuring import cards, command, contestants, records, sources
+from experiments.measuring import cards, command, contestants, device_memory, records, sources
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 FATES = dict(part.split(":") for part in os.environ.get("STUB", "").split(",") if part)
@@ -46,7 +46,7 @@ def groups(parser, options):
 def main(arguments):
     cards.busy_neighbours = lambda: 1
     command.refuse_without_gpu = lambda name: None
-    command.measure.release = lambda: None
+    device_memory.release = lambda: None
     contestants.absent = list
     records.of_machine = lambda: NOW
     command.provenance.gpu_name = lambda: "stub"

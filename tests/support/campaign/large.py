@@ -3,7 +3,7 @@
 import numpy as np
 
 import numbacaps
-from experiments.measuring import measure
+from experiments.measuring import device_memory
 from numbacaps.device.target import cuda
 
 _PERIOD, _WIDTH = 64, 1 << 14  # rows of a part, and their length
@@ -36,7 +36,7 @@ def check(seed, number):
     compare("dx", dx, count, part, w[0, 0, ::-1, 0].swapaxes(1, 2))
     del x, dx
     numbacaps.clear_caches()
-    measure.release()
+    device_memory.release()
     return f"auto {dtype} auto", f"more than 2^31 elements, window {KH}x1, capsules 1x{D}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import numbacaps
-from experiments.measuring import measure
+from experiments.measuring import device_memory
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn import CapsNet, Layer
 from tests.support.campaign.part import Part
@@ -68,7 +68,7 @@ def used():
     if SIMULATED:
         return 0, _resident()
     cuda.synchronize()
-    measure.release()
+    device_memory.release()
     memory = cuda.current_context().get_memory_info()
     return memory.total - memory.free, _resident()
 
