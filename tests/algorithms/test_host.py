@@ -11,7 +11,6 @@ import numbacaps
 import reference
 from numbacaps import Geometry, capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.algorithms import host, registry
-from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
 from tests.support.cases import SMALL, operands, sums
 

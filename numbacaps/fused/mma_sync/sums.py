@@ -19,25 +19,22 @@ def make_multiply(dtype, terms, down, beside):
     """
     product = WARP_PRODUCTS[dtype.name]
     THREE, DOWN, BESIDE = terms == 3, down, beside
-    A_LOW, B_LOW, FRESH = down * 4, beside * 2, down * 4
+    A_LOW, B_LOW = down * 4, beside * 2
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, a, b):
         if THREE:
-            fresh = cuda.local.array(FRESH, np.float32)
+            four = cuda.local.array(4, np.float32)
             for j in range(BESIDE):
-                for i in range(FRESH):
-                    fresh[i] = ZERO
-                for i in range(DOWN):
-                    product(fresh, i * 4, a, A_LOW + i * 4, b, j * 2)
-                for i in range(DOWN):
-                    product(fresh, i * 4, a, i * 4, b, B_LOW + j * 2)
-                for i in range(DOWN):
-                    product(fresh, i * 4, a, i * 4, b, j * 2)
                 for i in range(DOWN):
                     for q in range(4):
-                        acc[(i * BESIDE + j) * 4 + q] += fresh[i * 4 + q]
+                        four[q] = ZERO
+                    product(four, 0, a, A_LOW + i * 4, b, j * 2)
+                    product(four, 0, a, i * 4, b, B_LOW + j * 2)
+                    product(four, 0, a, i * 4, b, j * 2)
+                    for q in range(4):
+                        acc[(i * BESIDE + j) * 4 + q] += four[q]
         else:
             for i in range(DOWN):
                 for j in range(BESIDE):
