@@ -23,8 +23,8 @@ class Form:
     strides : tuple of int
         In bytes.
     dtype : numpy.dtype
-    size, nbytes : int
-        Elements, and the bytes that these take.
+    itemsize, size, nbytes : int
+        Bytes of an element, elements, and the bytes that these take.
     is_contiguous : bool
         C-contiguous, axes of size 1 apart; without elements always.
     refusal : Exception type and str, or None
@@ -33,8 +33,8 @@ class Form:
 
     def __init__(self, shape, strides, dtype):
         self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.size = prod(shape)
-        self.nbytes = self.size * dtype.itemsize
+        self.itemsize, self.size = dtype.itemsize, prod(shape)
+        self.nbytes = self.size * self.itemsize
         self.is_contiguous = not self.size or all(
             size <= 1 or stride == wanted
             for size, stride, wanted in zip(
@@ -66,6 +66,14 @@ def form_of_interface(shape, strides, typestr):
     if strides and len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides of {len(shape)} axes")
     return form_of(shape, strides, dtype_of(typestr))
+
+
+@lru_cache(_KEPT)
+def form_of_tensor(shape, strides, dtype):
+    """The form of a PyTorch tensor, whose strides are in elements; TypeError of a dtype that NumPy does not know."""
+    dtype = dtype_of(str(dtype).removeprefix("torch."))
+    form = form_of(tuple(shape), tuple(step * dtype.itemsize for step in strides), dtype)
+    return form_of(form.shape, None, dtype) if form.is_contiguous else form
 
 
 def is_taken(dtype):

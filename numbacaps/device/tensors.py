@@ -1,0 +1,15 @@
+"""PyTorch's tensors, for who does not import PyTorch."""
+
+import sys
+
+
+def is_on_gpu(array):
+    """Whether an array is a tensor of PyTorch's own, dense, on a GPU, and no part of what autograd follows."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(array) is torch.Tensor
+        and array.is_cuda
+        and not array.requires_grad
+        and array.layout is torch.strided
+    )
