@@ -13,3 +13,8 @@ def is_on_gpu(array):
         and not array.requires_grad
         and array.layout is torch.strided
     )
+
+
+def memory_beside(tensor, nbytes):
+    """A tensor of so many bytes on the same GPU, from PyTorch's pool for its current stream."""
+    return tensor.new_empty(nbytes, dtype=sys.modules["torch"].uint8)
