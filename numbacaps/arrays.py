@@ -112,12 +112,8 @@ class Operand:
 
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
-        start = self.address
-        if self.form.is_contiguous:
-            return start, start + self.form.nbytes
-        steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
-        low = start + sum(step for step in steps if step < 0)
-        return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
+        low, high = self.form.reach
+        return self.address + low, self.address + high
 
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
@@ -196,13 +192,14 @@ def describe(name, array):
         operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
-    if operand.form.refusal is not None:
-        error, said = operand.form.refusal
+    form = operand.form
+    if form.refusal is not None:
+        error, said = form.refusal
         raise error(f"{name} {said}")
     # On a GPU no instruction loads elements that lie across.
-    if operand.on_device and not SIMULATED and operand.address % operand.form.itemsize:
+    if operand.on_device and not SIMULATED and operand.address % form.itemsize:
         raise ValueError(
-            f"{name} begins at address {operand.address}; it takes a multiple of {operand.form.itemsize}"
+            f"{name} begins at address {operand.address}; it takes a multiple of {form.itemsize}"
         )
     return operand
 
@@ -246,11 +243,11 @@ def _describe_numba(name, array):
 def _describe_tensor(name, tensor):
     """An operand from a PyTorch tensor, which is asked itself: its interface would be made anew each time."""
     try:
-        form = form_of_tensor(tensor.shape, tensor.stride(), tensor.dtype)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        form = form_of_tensor(tensor.shape, strides, tensor.dtype)
     except TypeError:
         raise TypeError(f"{name} has dtype {tensor.dtype}; it takes {DTYPE_NAMES}") from None
-    address, ordinal = tensor.data_ptr(), tensor.get_device()
-    return Operand(name, tensor, form, True, address, ordinal=ordinal)
+    return Operand(*(name, tensor, form, True, tensor.data_ptr()), ordinal=tensor.get_device())
 
 
 def _describe_interface(name, array, interface):

@@ -21,7 +21,6 @@ from numbacaps.device.keeping import keep
 from numbacaps.device.streams import is_capturing
 from numbacaps.device.target import cuda
 from numbacaps.kept import kept_plan, settle
-from numbacaps.limits import check_limits
 from numbacaps.signature import signature_of
 
 
@@ -100,7 +99,7 @@ class Call:
                 raise ValueError(f"{dy.name} has shape {dy.shape}; it takes {shapes[about]}")
         algorithm = ALGORITHMS[self.signature.algorithm]
         self._on_host = algorithm.on_host and algorithm.stays_on_host(given[0])
-        check_limits(self.signature.geometry, self.signature.algorithm, passes)
+        self.signature.check_limits(passes)
         self._outs = {}
         for which, (name, out) in (outs or {}).items():
             if out is not None:

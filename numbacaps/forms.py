@@ -25,6 +25,8 @@ class Form:
     dtype : numpy.dtype
     itemsize, size, nbytes : int
         Bytes of an element, elements, and the bytes that these take.
+    reach : (int, int)
+        Bytes from the first element to the beginning of the memory that is spanned, and to its end.
     is_contiguous : bool
         C-contiguous, axes of size 1 apart; without elements always.
     refusal : Exception type and str, or None
@@ -40,6 +42,11 @@ class Form:
             for size, stride, wanted in zip(
                 shape, strides, contiguous_strides(shape, dtype.itemsize)
             )
+        )
+        steps = [(size - 1) * stride for size, stride in zip(shape, strides) if self.size]
+        self.reach = (
+            sum(step for step in steps if step < 0),
+            sum(step for step in steps if step > 0) + (self.itemsize if self.size else 0),
         )
         self.refusal = None
         if not is_taken(dtype):
@@ -70,10 +77,16 @@ def form_of_interface(shape, strides, typestr):
 
 @lru_cache(_KEPT)
 def form_of_tensor(shape, strides, dtype):
-    """The form of a PyTorch tensor, whose strides are in elements; TypeError of a dtype that NumPy does not know."""
+    """The form of a PyTorch tensor, with ``strides`` in elements, None of a contiguous one.
+
+    Raises
+    ------
+    TypeError
+        NumPy knows no such dtype.
+    """
     dtype = dtype_of(str(dtype).removeprefix("torch."))
-    form = form_of(tuple(shape), tuple(step * dtype.itemsize for step in strides), dtype)
-    return form_of(form.shape, None, dtype) if form.is_contiguous else form
+    strides = strides and tuple(step * dtype.itemsize for step in strides)
+    return form_of(tuple(shape), strides, dtype)
 
 
 def is_taken(dtype):

@@ -83,8 +83,12 @@ def kept_plan(signature, stream):
     s = signature
     device = None if ALGORITHMS[s.algorithm].on_host else current_device()
     key = s, int(stream) if stream else 0, threading.get_ident(), device
-    how = s.geometry, s.dtype, s.algorithm, s.precision, s.workspace_limit
-    return plans.get(key, lambda: Plan(*how, votes=s.votes))
+
+    def make():
+        how = s.geometry, s.dtype, s.algorithm, s.precision, s.workspace_limit
+        return Plan(*how, votes=s.votes)
+
+    return plans.get(key, make)
 
 
 def settle(plan):
