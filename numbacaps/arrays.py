@@ -247,7 +247,8 @@ def _describe_tensor(name, tensor):
         form = form_of_tensor(tensor.shape, strides, tensor.dtype)
     except TypeError:
         raise TypeError(f"{name} has dtype {tensor.dtype}; it takes {DTYPE_NAMES}") from None
-    return Operand(*(name, tensor, form, True, tensor.data_ptr()), ordinal=tensor.get_device())
+    address, ordinal = tensor.data_ptr(), tensor.get_device()
+    return Operand(name, tensor, form, True, address, None, False, ordinal)
 
 
 def _describe_interface(name, array, interface):

@@ -23,8 +23,8 @@ class Form:
     strides : tuple of int
         In bytes.
     dtype : numpy.dtype
-    itemsize, size, nbytes : int
-        Bytes of an element, elements, and the bytes that these take.
+    itemsize, size : int
+        Bytes of an element, and elements.
     reach : (int, int)
         Bytes from the first element to the beginning of the memory that is spanned, and to its end.
     is_contiguous : bool
@@ -36,7 +36,6 @@ class Form:
     def __init__(self, shape, strides, dtype):
         self.shape, self.strides, self.dtype = shape, strides, dtype
         self.itemsize, self.size = dtype.itemsize, prod(shape)
-        self.nbytes = self.size * self.itemsize
         self.is_contiguous = not self.size or all(
             size <= 1 or stride == wanted
             for size, stride, wanted in zip(

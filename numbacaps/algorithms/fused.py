@@ -178,8 +178,8 @@ class FusedPasses(Passes):
         launchers, shapes, _ = self._launches(wanted)
         places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
         (w,) = runs(self.geometry, w=w)
-        for i, launcher in enumerate(launchers):
-            launcher.pack(w, places.get(i), stream)
+        for i, place in places.items():
+            launchers[i].pack(w, place, stream)
 
     def forward(self, x, w, out, *, stream, room, packed=False):
         """Write the output; ``packed`` says that :meth:`pack` left the kernel in the same room."""
@@ -230,8 +230,8 @@ class FusedPasses(Passes):
         places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
         ready = [one.ready_for(gathered, kernel, result, activated) for one in launchers]
         if not packed:
-            for i, launcher in enumerate(ready):
-                launcher.pack(kernel, places.get(i), stream)
+            for i, place in places.items():
+                ready[i].pack(kernel, place, stream)
         for i, launcher in enumerate(ready):
             launcher.multiply(gathered, kernel, places.get(i), result, activated, stream, packed)
         if guard:
