@@ -22,7 +22,6 @@ from numbacaps.forms import DTYPE_NAMES, form_of, form_of_interface, form_of_ten
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
 _KEPT = 1024  # addresses
-_NOWHERE = {None}  # streams of arrays that name none
 _ON_GPUS = (
     runtime.cudaMemoryType.cudaMemoryTypeDevice,
     runtime.cudaMemoryType.cudaMemoryTypeManaged,
@@ -175,12 +174,12 @@ def describe(name, array):
             raise TypeError(f"{name} is a masked array; it takes {_TAKES}")
         form = form_of(array.shape, array.strides, array.dtype)
         operand = Operand(name, array, form, False, read_only=not array.flags.writeable)
+    elif getattr(array, "__cuda_ndarray__", False):
+        operand = _describe_numba(name, array)
     elif is_on_gpu(array):
         if SIMULATED:
             _refuse_on_simulator(name, array)
         operand = _describe_tensor(name, array)
-    elif getattr(array, "__cuda_ndarray__", False):
-        operand = _describe_numba(name, array)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         if SIMULATED:
             _refuse_on_simulator(name, array)
@@ -402,7 +401,7 @@ def resolve_stream(stream, operands):
     if stream is None and operands:
         stream = operands[0].stream or torch_stream(operands[0].array)
     stream = numba_stream(stream)
-    made_on = {operand.stream for operand in operands}
-    if made_on != _NOWHERE:
-        follow(stream, made_on - _NOWHERE)
+    made_on = {operand.stream for operand in operands if operand.stream}
+    if made_on:
+        follow(stream, made_on)
     return stream

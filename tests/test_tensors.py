@@ -1,4 +1,4 @@
-"""PyTorch's tensors as operands: what they say themselves is what their interface says. Memory of the host stands in for a GPU's."""
+"""PyTorch's tensors as operands, on the host: what they say themselves is what their interface says."""
 
 import numpy as np
 import pytest
