@@ -78,6 +78,8 @@ def capsule_conv2d(
     -------
     array (N, P, OH, OW, *T3)
         ``out`` if given; else a NumPy array for NumPy inputs, a Numba device array for device ones.
+        For PyTorch tensors, on PyTorch's current stream, it lies in memory of PyTorch's pool: as with a tensor, who
+        uses it on another stream holds it until that has passed.
         OH = (H + 2*padding - dilation*(KH-1) - 1) // stride + 1, OW likewise. Empty for N = 0.
 
     Raises
@@ -95,9 +97,14 @@ def capsule_conv2d(
     MemoryError
         ``workspace_limit`` is too small for one output row of one image.
     """
-    options = {"workspace_limit": workspace_limit, "outs": {"y": ("out", out)}, "stream": stream}
-    options |= {"algorithm": algorithm, "precision": precision}
-    with Call((x, w), stride, padding, dilation, product, **options) as call:
+    with Call(
+        *((x, w), stride, padding, dilation, product),
+        algorithm=algorithm,
+        precision=precision,
+        workspace_limit=workspace_limit,
+        outs={"y": ("out", out)},
+        stream=stream,
+    ) as call:
         y = call.result("y")
         if not call.signature.is_empty:
             call.plan().forward_operands(*call.operands(), y.operand, call.stream)
@@ -286,9 +293,13 @@ def capsule_conv2d_backward(
         As :func:`capsule_conv2d`; ValueError also for a ``dy`` of another shape than the output's,
         or ``needs`` that name nothing or something else.
     """
-    options = {"workspace_limit": workspace_limit, "stream": stream}
-    options |= {"algorithm": algorithm, "precision": precision}
-    with Call((x, w, dy), stride, padding, dilation, product, **options) as call:
+    with Call(
+        *((x, w, dy), stride, padding, dilation, product),
+        algorithm=algorithm,
+        precision=precision,
+        workspace_limit=workspace_limit,
+        stream=stream,
+    ) as call:
         needs = _check_needs(needs)
         dx = call.result("x") if "input" in needs else None
         dw = call.result("w") if "kernel" in needs else None

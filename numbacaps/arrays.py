@@ -4,7 +4,7 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from numbacaps.device.compiled import address_of, as_argument, run_as_argument
 from numbacaps.device.streams import follow, numba_stream, torch_stream
 from numbacaps.device.strided_copy import gather
 from numbacaps.device.target import SIMULATED, cuda, current_device
-from numbacaps.forms import form_of, form_of_interface
+from numbacaps.device.tensors import is_on_gpu
+from numbacaps.forms import DTYPE_NAMES, form_of, form_of_interface, form_of_tensor
 
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
@@ -55,9 +56,13 @@ class Operand:
     read_only : bool
     """
 
-    def __init__(self, name, array, form, on_device, address=None, stream=None, read_only=False):
+    def __init__(
+        self, name, array, form, on_device, address=None, stream=None, read_only=False, ordinal=None
+    ):
         self.name, self.array, self.form, self.on_device = name, array, form, on_device
-        self.stream, self.read_only, self._address = stream, read_only, address
+        self.stream, self.read_only, self._ordinal = stream, read_only, ordinal
+        if address is not None:
+            self.address = address
 
     shape = property(lambda self: self.form.shape)
     strides = property(lambda self: self.form.strides)
@@ -65,18 +70,16 @@ class Operand:
     is_contiguous = property(lambda self: self.form.is_contiguous)
     rank = property(lambda self: len(self.form.shape))
 
-    @property
-    def address(self):
-        if self._address is None:  # on the host, or the simulator's
-            self._address = _simulated(self.array).__array_interface__["data"][0]
-        return self._address
+    @cached_property
+    def address(self):  # on the host, or the simulator's
+        return _simulated(self.array).__array_interface__["data"][0]
 
     @property
     def argument(self):
         """A C-contiguous array on the device as kernels take it; see :mod:`numbacaps.device.compiled`."""
         if SIMULATED:
             return as_argument(self.array)
-        return run_as_argument(self._address, self.form.size, self.form.dtype.itemsize)
+        return run_as_argument(self.address, self.form.size, self.form.itemsize)
 
     def reshaped(self, shape):
         """A C-contiguous array under another shape, in place; one on the GPU as a device array."""
@@ -108,17 +111,15 @@ class Operand:
 
     def byte_bounds(self):
         """Addresses (first, past the last) of the memory the array spans."""
-        start = self.address
-        if self.form.is_contiguous:
-            return start, start + self.form.nbytes
-        steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
-        low = start + sum(step for step in steps if step < 0)
-        return low, start + sum(step for step in steps if step > 0) + self.dtype.itemsize
+        low, high = self.form.reach
+        return self.address + low, self.address + high
 
     def device_ordinal(self):
         """Number of the GPU that holds the array."""
+        if self._ordinal is not None:  # the array has said so
+            return self._ordinal
         try:
-            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self._address)
+            return (_kept_ordinal if _gpus() == 1 else _ordinal)(self.address)
         except LookupError as error:
             raise ValueError(f"{self.name} does not point to CUDA memory ({error})") from None
 
@@ -147,7 +148,7 @@ def _gpus():
     return len(cuda.gpus)
 
 
-KEPT = form_of, form_of_interface, _kept_ordinal
+KEPT = form_of, form_of_interface, form_of_tensor, _kept_ordinal
 
 
 def _simulated(array):
@@ -175,6 +176,10 @@ def describe(name, array):
         operand = Operand(name, array, form, False, read_only=not array.flags.writeable)
     elif getattr(array, "__cuda_ndarray__", False):
         operand = _describe_numba(name, array)
+    elif is_on_gpu(array):
+        if SIMULATED:
+            _refuse_on_simulator(name, array)
+        operand = _describe_tensor(name, array)
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         if SIMULATED:
             _refuse_on_simulator(name, array)
@@ -186,13 +191,14 @@ def describe(name, array):
         operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
-    if operand.form.refusal is not None:
-        error, said = operand.form.refusal
+    form = operand.form
+    if form.refusal is not None:
+        error, said = form.refusal
         raise error(f"{name} {said}")
-    address = operand._address  # on a GPU, where no instruction loads elements that lie across
-    if address is not None and address % operand.form.dtype.itemsize:
+    # On a GPU no instruction loads elements that lie across.
+    if operand.on_device and not SIMULATED and operand.address % form.itemsize:
         raise ValueError(
-            f"{name} begins at address {address}; it takes a multiple of {operand.form.dtype.itemsize}"
+            f"{name} begins at address {operand.address}; it takes a multiple of {form.itemsize}"
         )
     return operand
 
@@ -231,6 +237,17 @@ def _describe_numba(name, array):
         return Operand(name, array, form, True)
     stream = int(array.stream) if array.stream else None
     return Operand(name, array, form, True, address_of(array), stream)
+
+
+def _describe_tensor(name, tensor):
+    """An operand from a PyTorch tensor, which is asked itself: its interface would be made anew each time."""
+    try:
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        form = form_of_tensor(tensor.shape, strides, tensor.dtype)
+    except TypeError:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it takes {DTYPE_NAMES}") from None
+    address, ordinal = tensor.data_ptr(), tensor.get_device()
+    return Operand(name, tensor, form, True, address, None, False, ordinal)
 
 
 def _describe_interface(name, array, interface):
@@ -381,14 +398,10 @@ def resolve_stream(stream, operands):
     if SIMULATED:  # everything is synchronous there
         numba_stream(stream)
         return 0
-    made_on = [operand.stream for operand in operands if operand.on_device]
-    if stream is None:
-        stream = (
-            made_on[0]
-            if made_on and made_on[0]
-            else torch_stream(operands[0].array if operands else None)
-        )
+    if stream is None and operands:
+        stream = operands[0].stream or torch_stream(operands[0].array)
     stream = numba_stream(stream)
-    if any(made_on):
-        follow(stream, set(made_on) - {None})
+    made_on = {operand.stream for operand in operands if operand.stream}
+    if made_on:
+        follow(stream, made_on)
     return stream

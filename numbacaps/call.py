@@ -15,12 +15,12 @@ from numbacaps.arrays import (
     to_canonical,
     to_canonical_on_host,
 )
+from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.keeping import keep
 from numbacaps.device.streams import is_capturing
 from numbacaps.device.target import cuda
 from numbacaps.kept import kept_plan, settle
-from numbacaps.limits import check_limits
 from numbacaps.signature import signature_of
 
 
@@ -99,7 +99,7 @@ class Call:
                 raise ValueError(f"{dy.name} has shape {dy.shape}; it takes {shapes[about]}")
         algorithm = ALGORITHMS[self.signature.algorithm]
         self._on_host = algorithm.on_host and algorithm.stays_on_host(given[0])
-        check_limits(self.signature.geometry, self.signature.algorithm, passes)
+        self.signature.check_limits(passes)
         self._outs = {}
         for which, (name, out) in (outs or {}).items():
             if out is not None:
@@ -167,10 +167,12 @@ class Call:
             array = (np.zeros if s.is_empty else np.empty)(layout, s.dtype)
         elif s.is_empty:
             array = self._passing(to_device(np.zeros(layout, s.dtype), self.stream))
-        elif out is None and self._given[0].on_device and s.in_order[which]:
-            array, in_place = cuda.device_array(shape, s.dtype, stream=self.stream), True
         else:
-            array = self._passing(cuda.device_array(layout, s.dtype, stream=self.stream))
+            in_place = out is None and self._given[0].on_device and s.in_order[which]
+            of = shape if in_place else layout
+            array = new_array(of, s.dtype, self.stream, self._given[0].array)
+            if not in_place:
+                self._passing(array)
         return Result(describe(which, array), shape, order, out, in_place)
 
     def deliver(self, result):

@@ -23,8 +23,10 @@ class Form:
     strides : tuple of int
         In bytes.
     dtype : numpy.dtype
-    size, nbytes : int
-        Elements, and the bytes that these take.
+    itemsize, size : int
+        Bytes of an element, and elements.
+    reach : (int, int)
+        Bytes from the first element to the beginning of the memory that is spanned, and to its end.
     is_contiguous : bool
         C-contiguous, axes of size 1 apart; without elements always.
     refusal : Exception type and str, or None
@@ -33,13 +35,17 @@ class Form:
 
     def __init__(self, shape, strides, dtype):
         self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.size = prod(shape)
-        self.nbytes = self.size * dtype.itemsize
+        self.itemsize, self.size = dtype.itemsize, prod(shape)
         self.is_contiguous = not self.size or all(
             size <= 1 or stride == wanted
             for size, stride, wanted in zip(
                 shape, strides, contiguous_strides(shape, dtype.itemsize)
             )
+        )
+        steps = [(size - 1) * stride for size, stride in zip(shape, strides) if self.size]
+        self.reach = (
+            sum(step for step in steps if step < 0),
+            sum(step for step in steps if step > 0) + (self.itemsize if self.size else 0),
         )
         self.refusal = None
         if not is_taken(dtype):
@@ -66,6 +72,20 @@ def form_of_interface(shape, strides, typestr):
     if strides and len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides of {len(shape)} axes")
     return form_of(shape, strides, dtype_of(typestr))
+
+
+@lru_cache(_KEPT)
+def form_of_tensor(shape, strides, dtype):
+    """The form of a PyTorch tensor, with ``strides`` in elements, None of a contiguous one.
+
+    Raises
+    ------
+    TypeError
+        NumPy knows no such dtype.
+    """
+    dtype = dtype_of(str(dtype).removeprefix("torch."))
+    strides = strides and tuple(step * dtype.itemsize for step in strides)
+    return form_of(tuple(shape), strides, dtype)
 
 
 def is_taken(dtype):

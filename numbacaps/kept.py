@@ -6,7 +6,7 @@ from collections import OrderedDict
 from numbacaps import arrays, signature
 from numbacaps.algorithms import fused
 from numbacaps.algorithms.registry import ALGORITHMS
-from numbacaps.device import compiled, keeping, streams
+from numbacaps.device import allocation, compiled, keeping, streams
 from numbacaps.device.target import current_device
 from numbacaps.plan import Plan
 from numbacaps.routing import runner
@@ -83,8 +83,12 @@ def kept_plan(signature, stream):
     s = signature
     device = None if ALGORITHMS[s.algorithm].on_host else current_device()
     key = s, int(stream) if stream else 0, threading.get_ident(), device
-    how = s.geometry, s.dtype, s.algorithm, s.precision, s.workspace_limit
-    return plans.get(key, lambda: Plan(*how, votes=s.votes))
+
+    def make():
+        how = s.geometry, s.dtype, s.algorithm, s.precision, s.workspace_limit
+        return Plan(*how, votes=s.votes)
+
+    return plans.get(key, make)
 
 
 def settle(plan):
@@ -105,7 +109,9 @@ def clear_caches() -> None:
     :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()
-    for kept in (fused.kept_passes, *runner.KEPT, *arrays.KEPT, *streams.KEPT, *compiled.KEPT):
-        kept.cache_clear()
+    for module in (runner, arrays, streams, compiled, allocation):
+        for kept in module.KEPT:
+            kept.cache_clear()
+    fused.kept_passes.cache_clear()
     signature.clear()
     keeping.let_go()

@@ -7,7 +7,6 @@ in ordinary shapes: a long axis, a wide padding or very many g reach them first.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd, prod
 
 from numbacaps.device.launch import MAX_GRID_Y
@@ -182,7 +181,6 @@ LIMITS = {
 }
 
 
-@lru_cache(1024)  # calls that are alike are checked once
 def check_limits(geometry, algorithm, passes):
     """Refuse a convolution that an algorithm would not compute rightly.
 

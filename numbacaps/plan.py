@@ -9,7 +9,7 @@ import threading
 import weakref
 from functools import cached_property
 
-from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
+from numbacaps.algorithms.registry import find_algorithm, resolve
 from numbacaps.arrays import (
     Array,
     check_device,
@@ -87,6 +87,7 @@ class Plan:
         found = find_algorithm(algorithm, dtype, precision, votes)
         self.algorithm, self.capturable = resolve(algorithm, votes), found.capturable
         self._on_host, self._stays_on_host = found.on_host, found.stays_on_host
+        self._keeps_workspace = found.keeps_workspace
         self._make = found.passes
         self._activation, self._before, self._rungs = activation, before, rungs
         self._device = None if found.on_host else current_device()
@@ -160,7 +161,7 @@ class Plan:
 
     def release(self):
         """Free the workspace, where the algorithm's is large."""
-        if not ALGORITHMS[self.algorithm].keeps_workspace:
+        if not self._keeps_workspace:
             self._rooms.release()
 
     def launch_pack(self, wanted, w, stream):

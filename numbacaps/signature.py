@@ -9,6 +9,7 @@ import numpy as np
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
+from numbacaps.limits import check_limits
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
 
@@ -98,6 +99,13 @@ class Signature:
             name: order == tuple(range(len(order))) for name, order in self.orders.items()
         }
         self.is_empty = g.N == 0
+        self._accepted = set()  # passes
+
+    def check_limits(self, passes):
+        """Refuse passes that the algorithm would not compute rightly (:func:`numbacaps.limits.check_limits`)."""
+        if passes not in self._accepted:
+            check_limits(self.geometry, self.algorithm, passes)
+            self._accepted.add(passes)
 
 
 def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):

@@ -51,7 +51,7 @@ class FusedPasses(Passes):
         self._forced = {wanted: (rung, tile) for wanted, rung, tile in rungs}
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
         self.choices = {}  # pass to list of Choice
-        self._shapes = {}  # pass to its workspace
+        self._made = {}  # pass to what a call of it launches
         self._guards = {}  # pass to what looks through its results, where something does
 
     def _launcher(self, wanted, chosen):
@@ -147,29 +147,39 @@ class FusedPasses(Passes):
     def make_ready(self, room):
         """Compile every pass, and allocate its workspace."""
         for wanted in ("forward", "input"):
-            self._places(wanted, room)
+            _, shapes, _ = self._launches(wanted)
+            room[wanted].arguments(shapes, self.sums)
         room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
 
-    def _places(self, wanted, room):
-        """Room for what each launcher of a pass packs, by the launcher's number; none for those that pack nothing."""
-        shapes = self._shapes.get(wanted)
-        if shapes is None:
-            launchers = enumerate(self._launchers(wanted))
-            shapes = {i: (one.packed,) for i, one in launchers if one.packed}
-            self._shapes[wanted] = shapes
-        return room[wanted].arguments(shapes, self.sums)
+    def _launches(self, wanted):
+        """What a call of a pass, "forward" or "input", launches.
 
-    def _launchers(self, wanted):
-        return self.forward_launchers if wanted == "forward" else self.input_launchers
+        Returns
+        -------
+        launchers : list
+        shapes : dict
+            Of the workspaces of those that pack, by their numbers.
+        guard : numbacaps.fused.guard.Guard or None
+        """
+        made = self._made.get(wanted)
+        if made is None:
+            is_forward = wanted == "forward"
+            launchers = self.forward_launchers if is_forward else self.input_launchers
+            shapes = {i: (one.packed,) for i, one in enumerate(launchers) if one.packed}
+            guard = self._guards.get("forward" if is_forward else "backward_input")
+            made = self._made[wanted] = launchers, shapes, guard
+        return made
 
     def packs(self, wanted):
-        return any(launcher.packed for launcher in self._launchers(wanted))
+        _, shapes, _ = self._launches(wanted)
+        return bool(shapes)
 
     def pack(self, wanted, w, *, stream, room):
-        places, stream = self._places(wanted, room), launch_stream(stream)
+        launchers, shapes, _ = self._launches(wanted)
+        places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
         (w,) = runs(self.geometry, w=w)
-        for i, launcher in enumerate(self._launchers(wanted)):
-            launcher.pack(w, places.get(i), stream)
+        for i, place in places.items():
+            launchers[i].pack(w, place, stream)
 
     def forward(self, x, w, out, *, stream, room, packed=False):
         """Write the output; ``packed`` says that :meth:`pack` left the kernel in the same room."""
@@ -216,16 +226,14 @@ class FusedPasses(Passes):
 
     def _launch(self, wanted, gathered, kernel, result, activated, stream, room, packed):
         """Launch the products of a pass on arguments: first all packing, which goes on side by side."""
-        places, stream = self._places(wanted, room), launch_stream(stream)
-        ready = [
-            one.ready_for(gathered, kernel, result, activated) for one in self._launchers(wanted)
-        ]
+        launchers, shapes, guard = self._launches(wanted)
+        places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
+        ready = [one.ready_for(gathered, kernel, result, activated) for one in launchers]
         if not packed:
-            for i, launcher in enumerate(ready):
-                launcher.pack(kernel, places.get(i), stream)
+            for i, place in places.items():
+                ready[i].pack(kernel, place, stream)
         for i, launcher in enumerate(ready):
             launcher.multiply(gathered, kernel, places.get(i), result, activated, stream, packed)
-        guard = self._guards.get("forward" if wanted == "forward" else "backward_input")
         if guard:
             guard(gathered, kernel, result, stream)
 

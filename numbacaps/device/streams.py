@@ -98,15 +98,19 @@ def numba_stream(stream):
     """
     if type(stream) is not int or stream < 0:
         _check_stream(stream)
-    if not stream or SIMULATED:
-        return 0
-    if hasattr(stream, "auto_synchronize"):  # Numba's own
-        return stream
+        if hasattr(stream, "auto_synchronize"):  # Numba's own
+            return 0 if SIMULATED else stream
+        stream = _address(stream)
+    return _external(stream) if stream and not SIMULATED else 0
+
+
+def _address(stream):
+    """The address of another library's stream, or of one that is an address; 0 of None."""
     if hasattr(stream, "__cuda_stream__"):
-        stream = int(stream.__cuda_stream__()[1])
+        return int(stream.__cuda_stream__()[1])
     for attribute in ("cuda_stream", "ptr"):
         stream = getattr(stream, attribute, stream)
-    return _external(int(stream)) if stream else 0
+    return int(stream or 0)
 
 
 @lru_cache(_KEPT)

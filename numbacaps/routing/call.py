@@ -7,11 +7,11 @@ import numpy as np
 from numbacaps.algorithms.registry import AUTO
 from numbacaps.arrays import check_together, contiguous, describe
 from numbacaps.call import Call
+from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
-from numbacaps.device.target import cuda
 from numbacaps.messages import shown
 from numbacaps.routing.options import Options, check_given, check_name, check_votes
 from numbacaps.routing.pack import make_pack, make_unpack
@@ -166,7 +166,7 @@ class RoutingCall:
 
     def _wide(self, array):
         """In the dtype of sums."""
-        wide = self.keep(cuda.device_array(array.shape, self.sums, stream=self.stream))
+        wide = self.keep(new_array(array.shape, self.sums, self.stream))
         kernel, size = make_pack(1, np.dtype(array.dtype)), array.size
         run(kernel, ceil_div(size, TEAM_THREADS), TEAM_THREADS, (array, wide, size), self.stream)
         return wide
@@ -177,7 +177,7 @@ class RoutingCall:
 
     def room(self, shape):
         """A new device array of x's dtype."""
-        return self.keep(cuda.device_array(shape, self.signature.dtype, stream=self.stream))
+        return self.keep(new_array(shape, self.signature.dtype, self.stream))
 
     def delivered(self, array):
         """A result besides y, dx and dw as the caller gets it; None for None."""

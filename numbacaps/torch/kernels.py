@@ -22,7 +22,6 @@ from numbacaps.device.streams import numba_stream
 from numbacaps.device.target import cuda, current_device
 from numbacaps.forms import form_of
 from numbacaps.kept import PLANS, KeptPlans
-from numbacaps.limits import check_limits
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
 from numbacaps.torch.packings import Packings
@@ -198,7 +197,7 @@ class _Call:
                 f"x {s.shapes['x']} by w {s.shapes['w']} is captured before it has run: call it once before, so that "
                 "its kernels are compiled and its tables are on the GPU"
             )
-        check_limits(s.geometry, s.algorithm, self._limits)
+        s.check_limits(self._limits)
         return Plan(s.geometry, s.dtype, s.algorithm, s.precision, votes=s.votes)
 
     def packing(self, w, keep):

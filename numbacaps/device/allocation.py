@@ -1,0 +1,62 @@
+"""New device arrays, at a small part of what Numba's own ``device_array`` takes.
+
+What Numba works out of a shape, and where it allocates, is looked up once. Beside a PyTorch tensor, memory comes from
+PyTorch's pool, which neither asks the driver nor waits for the GPU; but only on PyTorch's current stream, in whose
+order the pool hands memory on.
+"""
+
+from functools import lru_cache
+
+from numbacaps.device.streams import torch_stream
+from numbacaps.device.target import SIMULATED, cuda, current_device
+from numbacaps.device.tensors import is_on_gpu, memory_beside
+
+if not SIMULATED:
+    from numba.cuda.api_util import prepare_shape_strides_dtype
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.cudadrv.driver import MemoryPointer, binding
+
+_KEPT = 256  # shapes
+
+
+def new_array(shape, dtype, stream, beside=None):
+    """A C-contiguous Numba device array, contents undefined, that names a stream.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    stream : Numba stream or 0
+        Where it is used first.
+    beside : array, optional
+        Of the current device; the new one lies in its library's memory, if that can be.
+    """
+    if SIMULATED or 0 in shape:
+        return cuda.device_array(shape, dtype, stream=stream)
+    array, context = object.__new__(DeviceNDArray), _context(current_device())
+    array.__dict__.update(_described(shape, dtype), stream=stream)
+    if is_on_gpu(beside) and torch_stream(beside) == (int(stream) if stream else 0):
+        array.gpu_data = _held(context, memory_beside(beside, array.alloc_size))
+    else:
+        array.gpu_data = context.memalloc(array.alloc_size)
+    return array
+
+
+@lru_cache(_KEPT)
+def _described(shape, dtype):
+    """The attributes of Numba's array of a shape, which has no memory."""
+    return vars(DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=()))
+
+
+@lru_cache
+def _context(device):
+    """Numba's context of the current device, whose number that is."""
+    return cuda.current_context()
+
+
+def _held(context, tensor):
+    """The memory of a tensor as Numba's arrays hold it."""
+    return MemoryPointer(context, binding.CUdeviceptr(tensor.data_ptr()), tensor.numel(), tensor)
+
+
+KEPT = _described, _context

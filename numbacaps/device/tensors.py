@@ -1,0 +1,20 @@
+"""PyTorch's tensors, for who does not import PyTorch."""
+
+import sys
+
+
+def is_on_gpu(array):
+    """Whether an array is a tensor of PyTorch's own, dense, on a GPU, and no part of what autograd follows."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(array) is torch.Tensor
+        and array.is_cuda
+        and not array.requires_grad
+        and array.layout is torch.strided
+    )
+
+
+def memory_beside(tensor, nbytes):
+    """A tensor of so many bytes on the same GPU, from PyTorch's pool for its current stream."""
+    return tensor.new_empty(nbytes, dtype=sys.modules["torch"].uint8)
