@@ -476,6 +476,7 @@ def test_current_rows_are_drawn(tmp_path, capsys):
 # ---- on a GPU
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.tiers("gpu")
 @pytest.mark.slow
 def test_layers_are_measured(tmp_path):
