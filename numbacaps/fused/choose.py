@@ -41,7 +41,7 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.3  # times as many cycles: more than the models of two rungs err by
-_AROUND = 17_500  # cycles of a launch that the models of TMA's rungs do not count (measured)
+_AROUND = 17_500  # cycles: a small product by warps waits for itself, which its model does not count
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 
 
@@ -297,7 +297,7 @@ def choose(job, rung=None, tile=None):
 
 def much_faster(predicted, choices):
     """Whether cycles by the warps' model are so few beside those of TMA's rungs that the models' errors do not matter."""
-    return _SURELY * predicted < sum(one.predicted + _AROUND for one in choices)
+    return _SURELY * (predicted + _AROUND) < sum(one.predicted for one in choices)
 
 
 def _clear(job):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numba.cuda import dispatcher
 
+from experiments.measuring.workloads import PUBLISHED
 from numbacaps import Geometry
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import dtype_of
@@ -250,6 +251,18 @@ def test_residues_of_a_stride_are_one_launch(capability, of_capability):
     assert _of_the_input(replace(_ODD[3], stride=(2, 2)), "float16") == ["mma_sync"]
     found = _of_the_input(replace(_EM, stride=(2, 2)), "float16")
     assert found == ["warp_specialized"] * 4 if capability == (9, 0) else ["mma_sync"]
+
+
+@pytest.mark.parametrize("batch", [1, 128, 1024])
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_layers_of_the_published_network_stay_on_hoppers_rungs(dtype, precision, batch):
+    """A small product by warps waits for itself, which its model does not count."""
+    for layer in PUBLISHED.values():
+        g = replace(layer, N=batch)
+        if g.D2 == g.C == 1:  # 9 products a sum, of one channel of one element
+            continue
+        found = choose(_job(g, dtype, precision)).rung
+        assert found in ("warp_specialized", "swap_ab"), g
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
