@@ -259,7 +259,8 @@ def test_ctrl_c_merges_what_was_measured(tmp_path, whole):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "STUB": "0:waits,1:waits"}
     command = [sys.executable, "-c", _LAUNCH, str(tmp_path), *_SWEEP]
     told = {"cwd": provenance.ROOT, "env": environment, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **told)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background it is not
+    process = subprocess.Popen(command, **told, preexec_fn=heard)
     said = b""
     while not all(b"waiting on %d" % gpu in said for gpu in (0, 1)):
         said += (piece := os.read(process.stderr.fileno(), 1 << 12))
