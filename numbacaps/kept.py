@@ -13,6 +13,7 @@ from numbacaps.routing import runner
 
 PLANS = 64
 BYTES = 1 << 29  # of the kept plans' workspaces, all devices and threads together
+_others = []  # functions that give back what parts keep that are imported only where they are used
 
 
 class KeptPlans:
@@ -99,16 +100,23 @@ def settle(plan):
         plans.fit()
 
 
+def cleared_too(function):
+    """Have :func:`clear_caches` call a function."""
+    _others.append(function)
+
+
 def clear_caches() -> None:
     """Give back what calls have left behind, on all devices: it waits for the calls that are queued.
 
-    The public functions keep the plans of the last 64 kinds of calls, a kind for each thread, stream and device, with
-    workspaces of 512 MiB at most; the tables of 64 geometries, each with the tensor maps of the last 64 places of
-    arrays; signatures of calls and forms of arrays; and for each call that had to copy an array the copy, until the
-    stream has passed the call. All of it is made anew when it is needed. What others hold stays as it is: plans of
-    :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
+    The public functions, and PyTorch's operators, keep the plans of the last 64 kinds of calls, a kind for each thread,
+    stream and device, with workspaces of 512 MiB at most, and kernels that stay packed; the tables of 64 geometries,
+    each with the tensor maps of the last 64 places of arrays; signatures of calls and forms of arrays; and for each call
+    that had to copy an array the copy, until the stream has passed the call. All of it is made anew when it is needed.
+    What others hold stays as it is: plans of :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()
+    for give_back in _others:
+        give_back()
     for module in (runner, arrays, streams, compiled, allocation):
         for kept in module.KEPT:
             kept.cache_clear()

@@ -21,7 +21,7 @@ from numbacaps.device.compiled import run_as_argument
 from numbacaps.device.streams import numba_stream
 from numbacaps.device.target import cuda, current_device
 from numbacaps.forms import form_of
-from numbacaps.kept import PLANS, KeptPlans
+from numbacaps.kept import PLANS, KeptPlans, cleared_too
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
 from numbacaps.torch.packings import Packings
@@ -36,6 +36,7 @@ _TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.flo
 _plans = KeptPlans(PLANS, 0)  # a plan's own workspaces stay empty
 _captured = set()
 _packings = Packings(PLANS)
+cleared_too(lambda: (_plans.clear(), _packings.clear()))
 
 
 def convolve(x, w, *how):

@@ -69,6 +69,11 @@ class Packings:
             while len(self._kept) > self._count:
                 self._kept.popitem(last=False)
 
+    def clear(self):
+        """Drop all copies."""
+        with self._lock:
+            self._kept.clear()
+
     def forget(self, w):
         """Drop the copies of what lies in a tensor's storage, and of storages that are gone."""
         of = StorageWeakRef(w.untyped_storage())

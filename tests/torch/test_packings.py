@@ -8,7 +8,8 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-import numbacaps.torch as nt  # noqa: E402  (where torch is)
+import numbacaps  # noqa: E402  (where torch is)
+import numbacaps.torch as nt  # noqa: E402
 from numbacaps.algorithms.fused import FusedPasses  # noqa: E402
 from numbacaps.torch import kernels, operators  # noqa: E402
 from numbacaps.torch.packings import Packings  # noqa: E402
@@ -287,6 +288,16 @@ def test_parametrized_kernels_are_packed_for_every_call(cuda_side):
     for Scaled.scale in (1, 2):
         _check(layer.eval(), x)
     assert cuda_side.packings == 2 and len(kernels._packings) == 0
+
+
+def test_clear_caches_gives_packed_kernels_back(cuda_side):
+    layer, x = _made("conv")
+    _check(layer, x)
+    assert len(kernels._packings) == 1 and len(kernels._plans) > 0
+    numbacaps.clear_caches()
+    assert len(kernels._packings) == len(kernels._plans) == 0
+    _check(layer, x)
+    assert cuda_side.packings == 2
 
 
 def test_weights_of_functional_call_are_read(cuda_side):
