@@ -5,6 +5,7 @@ of a part are all that is kept. The gradient keeps nothing of the forward pass: 
 """
 
 import threading
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -66,6 +67,18 @@ class Runner:
     def nbytes(self):
         """Bytes of workspace that are allocated now."""
         return self._room.nbytes
+
+    def within(self, room):
+        """The same runner, on a workspace of the caller's.
+
+        Parameters
+        ----------
+        room : numbacaps.device.workspace.Workspaces
+            Or what has its ``use``, and ``room[name].arrays(shapes, dtype)``.
+        """
+        found = copy(self)
+        found._room = room
+        return found
 
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""

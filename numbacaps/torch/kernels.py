@@ -199,6 +199,11 @@ class _Call:
                 "its kernels are compiled and its tables are on the GPU"
             )
         s.check_limits(self._limits)
+        return self._decided()
+
+    def _decided(self):
+        """What calls like this one decide."""
+        s = self._of
         return Plan(s.geometry, s.dtype, s.algorithm, s.precision, votes=s.votes)
 
     def packing(self, w, keep):

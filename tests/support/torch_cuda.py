@@ -1,4 +1,4 @@
-"""What :mod:`numbacaps.torch.kernels` does on CUDA tensors, on CPU tensors instead: the simulator writes to their memory."""
+"""What :mod:`numbacaps.torch.kernels` and `routing_kernels` do on CUDA tensors, in CPU tensors' memory, by the simulator."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from numbacaps.arrays import Operand
 from numbacaps.device.compiled import as_argument
 from numbacaps.device.target import cuda
 from numbacaps.forms import form_of
-from numbacaps.torch import kernels
+from numbacaps.torch import kernels, routing_kernels
 
 
 class OnSimulator:
@@ -33,6 +33,8 @@ class OnSimulator:
         monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
         monkeypatch.setattr(kernels._Call, "_described", _described)
         monkeypatch.setattr(kernels._Room, "_new", _new)
+        monkeypatch.setattr(routing_kernels._Workspace, "_new", _undefined)
+        monkeypatch.setattr(routing_kernels, "_array", _seen)
 
 
 def _described(call, which, tensor):
@@ -41,9 +43,17 @@ def _described(call, which, tensor):
 
 
 def _new(room, size, dtype):
-    tensor = torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+    tensor = _undefined(room, size, dtype)
     room._held.append(tensor)
     return as_argument(_array(tensor))
+
+
+def _undefined(room, size, dtype):
+    return torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+
+
+def _seen(tensor, shape, dtype):
+    return _array(tensor).reshape(shape)
 
 
 def _array(tensor):
