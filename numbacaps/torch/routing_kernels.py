@@ -145,26 +145,20 @@ class _Workspaces:
 
 
 class _Workspace:
-    """Memory that the parts of a batch share."""
+    """An array of it, whose memory the parts of a batch share."""
 
     def __init__(self, device):
-        self._device, self._held, self._asked, self._arrays = device, {}, None, None
+        self._device, self._held, self._asked, self._arrays = device, None, None, None
 
     def arrays(self, shapes, dtype):
-        """Device arrays of the named shapes; what lies in those that were there stays."""
+        """{name: device array} of one shape, on the first elements of what there is, if it is large enough."""
         if shapes != self._asked:
-            self._asked = shapes
-            self._arrays = {
-                name: _array(self._tensor(name, prod(shape), dtype), shape, dtype)
-                for name, shape in shapes.items()
-            }
+            ((name, shape),) = shapes.items()
+            size = prod(shape)
+            if self._held is None or self._held.numel() < size:
+                self._held = self._new(size, dtype)
+            self._asked, self._arrays = shapes, {name: _array(self._held[:size], shape, dtype)}
         return self._arrays
-
-    def _tensor(self, name, size, dtype):
-        """The first elements of what there is, if it is large enough, or of new memory."""
-        if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = self._new(size, dtype)
-        return self._held[name][:size]
 
     def _new(self, size, dtype):
         return torch.empty(size, dtype=_TENSORS[dtype], device=self._device)
