@@ -73,7 +73,7 @@ class _RoutingCall(_Call):
     """A call of routing, ``wanted`` "forward" or "backward"."""
 
     def __init__(self, x, w, more, options, window, wanted):
-        super().__init__(x.device, x.shape, w.shape, x.dtype, (*window, "auto"), wanted)
+        super().__init__(x, x.shape, w.shape, x.dtype, (*window, "auto"), wanted)
         if wanted == "backward":
             self._limits = "input", "kernel"
         self._x, self._w, self._more, self._options = x, w, more, options

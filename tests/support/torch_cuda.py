@@ -1,7 +1,5 @@
 """What :mod:`numbacaps.torch.kernels` and `routing_kernels` do on CUDA tensors, in CPU tensors' memory, by the simulator."""
 
-from types import SimpleNamespace
-
 import torch
 
 from numbacaps.arrays import Operand
@@ -24,11 +22,8 @@ class OnSimulator:
 
     def __init__(self, monkeypatch):
         self.stream, self.capturing = 0, False
-        for name, replaced in {
-            "current_stream": lambda device: SimpleNamespace(cuda_stream=self.stream),
-            "is_current_stream_capturing": lambda: self.capturing,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, replaced)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(kernels, "torch_stream", lambda tensor: self.stream)
         monkeypatch.setattr(kernels, "current_device", lambda: None)  # the index of "cpu"
         monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
         monkeypatch.setattr(kernels._Call, "_described", _described)
