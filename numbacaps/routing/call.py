@@ -58,6 +58,18 @@ class Problem:
         return "numpy" if AUTO[0] == "numpy" else "fused"
 
 
+def shapes_of_operands(geometry, votes="children"):
+    """The shapes of all operands besides x, w and dy, by name."""
+    g = geometry
+    return {
+        "activations": (g.N, g.C, g.H, g.W),
+        "beta_u": (g.P,),
+        "beta_a": (g.P,),
+        "logits": (g.P, g.C) if votes == "sum" else (g.P, g.C, g.KH, g.KW),
+        "d_activations": (g.N, g.P, g.OH, g.OW),
+    }
+
+
 class RoutingCall:
     """A call whose arguments have been accepted; before, nothing is allocated or launched.
 
@@ -107,15 +119,7 @@ class RoutingCall:
 
     def shape_of(self, name):
         """Of an operand besides x and w."""
-        g = self.geometry
-        window = (g.P, g.C) if self.problem.votes == "sum" else (g.P, g.C, g.KH, g.KW)
-        return {
-            "activations": (g.N, g.C, g.H, g.W),
-            "beta_u": (g.P,),
-            "beta_a": (g.P,),
-            "logits": window,
-            "d_activations": (g.N, g.P, g.OH, g.OW),
-        }[name]
+        return shapes_of_operands(self.geometry, self.problem.votes)[name]
 
     def _check_activations(self):
         given = self._more.get("activations")

@@ -5,6 +5,7 @@ of a part are all that is kept. The gradient keeps nothing of the forward pass: 
 """
 
 import threading
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -67,6 +68,18 @@ class Runner:
         """Bytes of workspace that are allocated now."""
         return self._room.nbytes
 
+    def within(self, room):
+        """The same runner, on a workspace of the caller's.
+
+        Parameters
+        ----------
+        room : numbacaps.device.workspace.Workspaces
+            Or what has its ``use``, and ``room[name].arrays({name: shape}, dtype)``.
+        """
+        found = copy(self)
+        found._room = room
+        return found
+
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""
         return prod(self.geometry.votes_shape) * self.dtype.itemsize
@@ -81,16 +94,20 @@ class Runner:
                 self._passes[count] = self._make(replace(self.geometry, N=count), *how)
             yield self._passes[count], images
 
-    def _arrays(self, name, passes, shapes, stream):
+    def _arrays(self, passes, shapes, stream):
+        """Workspace, each array by itself: one that grows for a part leaves what lies in the others."""
         self._room.use.stream = stream
-        return self._room[name].arrays(shapes, passes.sums)
+        return {
+            name: self._room[name].arrays({name: shape}, passes.sums)[name]
+            for name, shape in shapes.items()
+        }
 
     def _states(self, passes, stream):
         """The states, and in EM routing the capsules' norms."""
         shapes = {"states": passes.states_shape}
         if self.options.is_em:
             shapes["norms"] = passes.norms_shape
-        return tuple(self._arrays("states", passes, shapes, stream).values())
+        return tuple(self._arrays(passes, shapes, stream).values())
 
     def forward(self, x, w, operands, results, couplings=None, stream=0):
         """Write the results.
@@ -108,7 +125,7 @@ class Runner:
         stream : Numba stream
         """
         for passes, images in self._parts():
-            room = self._arrays("forward", passes, passes.forward_shapes(), stream)
+            room = self._arrays(passes, passes.forward_shapes(), stream)
             out = [result[images] for result in results]
             more = None if couplings is None else couplings[images]
             self._forward(passes, x[images], w, operands, images, out, room, stream, more)
@@ -137,11 +154,11 @@ class Runner:
             Of dynamic routing (d_logits,), of EM routing (d_activations, d_beta_u, d_beta_a).
         """
         for passes, images in self._parts():
-            scratch = self._arrays("results", passes, self._result_shapes(passes), stream)
-            room = self._arrays("forward", passes, passes.forward_shapes(), stream)
+            scratch = self._arrays(passes, self._result_shapes(passes), stream)
+            room = self._arrays(passes, passes.forward_shapes(), stream)
             own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
             self._forward(passes, own, w, operands, images, out, room, stream)
-            room = self._arrays("backward", passes, passes.backward_shapes(), stream)
+            room = self._arrays(passes, passes.backward_shapes(), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}

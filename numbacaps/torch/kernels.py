@@ -18,7 +18,7 @@ from numbacaps.algorithms.registry import VOTES
 from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import run_as_argument
-from numbacaps.device.streams import numba_stream
+from numbacaps.device.streams import numba_stream, torch_stream
 from numbacaps.device.target import cuda, current_device
 from numbacaps.forms import form_of
 from numbacaps.kept import PLANS, KeptPlans, cleared_too
@@ -61,7 +61,7 @@ def convolve(x, w, *how):
         The stream is captured, and there was no such call before.
     """
     *how, keep_packed = how
-    with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward") as call:
+    with _Call(x, x.shape, w.shape, x.dtype, how, "forward") as call:
         y, out = call.result("y")
         if y.numel():
             operands = call.operand("x", x), call.operand("w", w), out
@@ -73,7 +73,7 @@ def convolve(x, w, *how):
 def input_gradient(dy, w, x_shape, *how):
     """The gradient of x, for that of the output; as :func:`convolve`."""
     *how, keep_packed = how
-    with _Call(dy.device, x_shape, w.shape, dy.dtype, how, "input") as call:
+    with _Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
         call.check("dy", dy)
         dx, into = call.result("x")
         if dx.numel():
@@ -86,7 +86,7 @@ def input_gradient(dy, w, x_shape, *how):
 def kernel_gradient(x, dy, w_shape, *how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
     *how, _ = how
-    with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel") as call:
+    with _Call(x, x.shape, w_shape, x.dtype, how, "kernel") as call:
         call.check("dy", dy)
         dw, into = call.result("w")
         if x.numel():
@@ -101,7 +101,7 @@ def votes(x, w, *how):
     """The votes; as :func:`convolve`, but that ``how`` ends with sum_window, whether they are summed over the window."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(x.device, x.shape, w.shape, x.dtype, how, "forward", about) as call:
+    with _Call(x, x.shape, w.shape, x.dtype, how, "forward", about) as call:
         made, out = call.result(about)
         if made.numel():
             operands = call.operand("x", x), call.operand("w", w), out
@@ -113,7 +113,7 @@ def votes_input_gradient(dvotes, w, x_shape, *how):
     """The gradient of x, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(dvotes.device, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
+    with _Call(dvotes, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
         call.check("dvotes", dvotes)
         dx, into = call.result("x")
         if dx.numel():
@@ -126,7 +126,7 @@ def votes_kernel_gradient(x, dvotes, w_shape, *how):
     """The gradient of w, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(x.device, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
+    with _Call(x, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
         call.check("dvotes", dvotes)
         dw, into = call.result("w")
         if x.numel():
@@ -152,18 +152,18 @@ def forget_packed(w):
 
 
 class _Call:
-    """A call of one of the passes, on the device of its tensors.
+    """A call of one of the passes, on the device and the current stream of a tensor.
 
     ``wanted`` is "forward", "input" or "kernel"; ``about`` is "y", "votes" or "summed_votes": what forward makes, or whose
     gradient is given.
     """
 
-    def __init__(self, device, x_shape, w_shape, dtype, how, wanted, about="y"):
+    def __init__(self, beside, x_shape, w_shape, dtype, how, wanted, about="y"):
         *moves, product, precision = how
         shapes = tuple(x_shape), tuple(w_shape)
         votes, self._limits = _wanted(wanted, about)
         options = product, "auto", precision, None, votes
-        self.device, self._dtype, self._about = device, dtype, about
+        self._beside, self.device, self._dtype, self._about = beside, beside.device, dtype, about
         self._of = signature_of(*shapes, dtype_of(_DTYPES[dtype]), *map(tuple, moves), *options)
         self._wanted, self._kept = wanted, []
 
@@ -171,8 +171,7 @@ class _Call:
         index = self.device.index
         self._on = nullcontext() if current_device() == index else cuda.gpus[index]
         self._on.__enter__()
-        stream = torch.cuda.current_stream(self.device)
-        self.stream = numba_stream(stream.cuda_stream)
+        self.stream = numba_stream(torch_stream(self._beside))
         self._captured = torch.cuda.is_current_stream_capturing()
         return self
 
@@ -199,6 +198,11 @@ class _Call:
                 "its kernels are compiled and its tables are on the GPU"
             )
         s.check_limits(self._limits)
+        return self._decided()
+
+    def _decided(self):
+        """What calls like this one decide."""
+        s = self._of
         return Plan(s.geometry, s.dtype, s.algorithm, s.precision, votes=s.votes)
 
     def packing(self, w, keep):

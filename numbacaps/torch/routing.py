@@ -7,11 +7,11 @@ softmax is.
 
 import torch
 
-import numbacaps
 from numbacaps.product import parse_product
 from numbacaps.routing.options import Options, check_given, check_votes
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
+from numbacaps.torch import routing_kernels as kernels
 from numbacaps.torch.closed import check as _check
 from numbacaps.torch.closed import refuse_tangents
 from numbacaps.torch.fold import _canonical, _in_order
@@ -56,38 +56,35 @@ def _shapes(x, w, how):
 # ---- CUDA
 
 
-def _as_tensor(array, like):
-    """A device array as a tensor, without a copy."""
-    return torch.as_tensor(array, device=like.device).view(like.dtype)
-
-
 def _on_cuda(*arguments):
     tensors, how = arguments[:6], arguments[6:]
-    given = {name: tensor.detach() for name, tensor in _given(tensors).items()}
+    given = _given(tensors)
     _check(**given)
-    options, window = _named(how)
-    options.pop("detach")
-    x, w = given.pop("x"), given.pop("w")
-    y_shape, a_shape = _shapes(x, w, how)
-    y = x.new_empty(y_shape)
+    x, w, more, *form = _of_kernels(given, how)
     if not x.shape[0]:
-        return y, x.new_empty(a_shape)
-    found = numbacaps.capsule_routing(x, w, **given, out=y, **options, **window)
-    return y, _as_tensor(found[1], x) if how[0] == "em" else x.new_empty(a_shape)
+        y_shape, a_shape = _shapes(x, w, how)
+        return x.new_empty(y_shape), x.new_empty(a_shape)
+    y, a = kernels.route(x, w, more, *form)
+    return y, x.new_empty(0) if a is None else a
 
 
 def _gradient_on_cuda(dy, d_activations, *arguments):
     tensors, how = arguments[:6], arguments[6:]
-    given = {name: tensor.detach() for name, tensor in _given(tensors).items()}
-    options, window = _named(how)
+    given = _given(tensors)
+    results = {"dy": dy, "d_activations": d_activations} if how[0] == "em" else {"dy": dy}
+    _check(**results, **given)
     if not dy.shape[0]:
         return [torch.zeros_like(tensor) for tensor in given.values()]
-    operands = dict(given)
-    if how[0] == "em":
-        operands["d_activations"] = d_activations.detach()
-    x, w = operands.pop("x"), operands.pop("w")
-    found = numbacaps.capsule_routing_backward(x, w, dy.detach(), **operands, **options, **window)
-    return [_as_tensor(getattr(found, name), dy) for name in given]
+    x, w, *others = _of_kernels(given, how)
+    found = kernels.gradients(x, w, dy, d_activations, *others)
+    return [found[name] for name in given]
+
+
+def _of_kernels(given, how):
+    """x, w, what is given besides, the options, the window."""
+    options, window = _named(how)
+    more = {name: tensor for name, tensor in given.items() if name not in ("x", "w")}
+    return given["x"], given["w"], more, Options(**options), tuple(window.values())
 
 
 # ---- CPU

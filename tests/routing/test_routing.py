@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import numbacaps
+from numbacaps.device import workspace
 from numbacaps.device.target import cuda
 from numbacaps.geometry import Geometry
 from numbacaps.routing import runner
@@ -138,6 +139,30 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
         given = support.operands(g, rng, em=True)
         form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": algorithm}
         _check(g, given, support.want_em(g, given, normalise="all"), **form)
+    runner._kept.cache_clear()
+
+
+@pytest.mark.parametrize("em", [False, True])
+def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, rng):
+    """What has been added up stays where it lies, though their records need more room; later calls allocate nothing."""
+    monkeypatch.setattr(runner.Runner, "_bytes", lambda self, passes: 1)
+    monkeypatch.setattr(runner.Runner, "_budget", 3)
+    runner._kept.cache_clear()
+    g = Geometry(5, 128, 2, 1, 1, 1, 1, 1, 1, 1, 1)
+    given = support.operands(g, rng, em=em)
+    want, form = support.want_dynamic, {}
+    if em:
+        want, form = support.want_em, {"routing": "em", "lam": 1.0}
+    wanted = want(g, given)
+    for allocates in (True, False):
+        if not allocates:
+            monkeypatch.setattr(workspace.Growth, "grown", property())  # which cannot be set
+        arrays = {name: cuda.to_device(array) for name, array in given.items()}
+        dy, x, w = (arrays.pop(name) for name in ("dy", "x", "w"))
+        options = support.window(g) | form | {"algorithm": "fused"}
+        found = numbacaps.capsule_routing_backward(x, w, dy, **arrays, **options)
+        for name, gradient in wanted.gradients.items():
+            _close(getattr(found, name), gradient)
     runner._kept.cache_clear()
 
 

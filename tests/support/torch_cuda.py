@@ -1,6 +1,4 @@
-"""What :mod:`numbacaps.torch.kernels` does on CUDA tensors, on CPU tensors instead: the simulator writes to their memory."""
-
-from types import SimpleNamespace
+"""What :mod:`numbacaps.torch.kernels` and `routing_kernels` do on CUDA tensors, in CPU tensors' memory, by the simulator."""
 
 import torch
 
@@ -8,7 +6,7 @@ from numbacaps.arrays import Operand
 from numbacaps.device.compiled import as_argument
 from numbacaps.device.target import cuda
 from numbacaps.forms import form_of
-from numbacaps.torch import kernels
+from numbacaps.torch import kernels, routing_kernels
 
 
 class OnSimulator:
@@ -24,15 +22,14 @@ class OnSimulator:
 
     def __init__(self, monkeypatch):
         self.stream, self.capturing = 0, False
-        for name, replaced in {
-            "current_stream": lambda device: SimpleNamespace(cuda_stream=self.stream),
-            "is_current_stream_capturing": lambda: self.capturing,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, replaced)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(kernels, "torch_stream", lambda tensor: self.stream)
         monkeypatch.setattr(kernels, "current_device", lambda: None)  # the index of "cpu"
         monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
         monkeypatch.setattr(kernels._Call, "_described", _described)
         monkeypatch.setattr(kernels._Room, "_new", _new)
+        monkeypatch.setattr(routing_kernels._Workspace, "_new", _undefined)
+        monkeypatch.setattr(routing_kernels, "_array", _seen)
 
 
 def _described(call, which, tensor):
@@ -41,9 +38,17 @@ def _described(call, which, tensor):
 
 
 def _new(room, size, dtype):
-    tensor = torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+    tensor = _undefined(room, size, dtype)
     room._held.append(tensor)
     return as_argument(_array(tensor))
+
+
+def _undefined(room, size, dtype):
+    return torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+
+
+def _seen(tensor, shape, dtype):
+    return _array(tensor).reshape(shape)
 
 
 def _array(tensor):

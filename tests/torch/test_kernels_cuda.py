@@ -20,10 +20,24 @@ def _operands(seed=0):
     return tuple(torch.randn(shape, generator=generator).cuda() for shape in (_X, _W))
 
 
+def _em(x, w, normalise="window", **how):
+    """Capsules, each as long as it is active."""
+    form = {"routing": "em", "lam": 1.0, "normalise": normalise}
+    y, a = nt.capsule_routing(x, w, activations=x[..., 0, 0].sigmoid(), **form, **how)
+    return y * a[..., None, None]
+
+
 _FUNCTIONS = pytest.mark.parametrize(
     "function",
-    [nt.capsule_conv2d, nt.capsule_votes, partial(nt.capsule_votes, sum_window=True)],
-    ids=["convolution", "votes", "summed votes"],
+    [
+        nt.capsule_conv2d,
+        nt.capsule_votes,
+        partial(nt.capsule_votes, sum_window=True),
+        nt.capsule_routing,
+        _em,
+        partial(_em, normalise="all"),
+    ],
+    ids=["convolution", "votes", "summed votes", "dynamic routing", "em routing", "em over all"],
 )
 
 

@@ -1,14 +1,20 @@
 """Routing of numbacaps.torch on CPU tensors: values, gradients, the operator's contract, the layers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import numbacaps
+from numbacaps.routing.options import Options
+from numbacaps.routing.runner import Runner
 from tests.support import routing as support
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from numbacaps.torch import kernels, routing_kernels  # noqa: E402
 from numbacaps.torch import routing as operators  # noqa: E402
+from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
 
@@ -101,42 +107,131 @@ def test_the_operator_keeps_its_contract(routing):
     assert set(found.values()) == {"SUCCESS"}
 
 
+_FORMS = {
+    "dynamic": ("dynamic", {}),
+    "over children": ("dynamic", {"softmax_over": "children"}),
+    "em": ("em", {"lam": 1.0}),
+    "em over all windows": ("em", {"lam": 1.0, "normalise": "all"}),
+}
+
+
+def _arguments(form, rng, case="window", given_too=True, dtype=torch.float32):
+    """(dy, d_activations), the tensors of both operators, and their options."""
+    routing, options = _FORMS[form]
+    g = support.CASES[case]
+    made = support.operands(g, rng, em=routing == "em")
+    tensors = {name: torch.from_numpy(array).to(dtype) for name, array in made.items()}
+    reaches = tensors.pop("dy"), tensors.pop("d_activations", torch.empty(0))
+    named = operators._NAMES[: None if given_too else 2]
+    options = Options(routing=routing, **options)
+    how = *(getattr(options, name) for name in operators.OPTIONS), g.stride, g.padding, g.dilation
+    every = [
+        tensors[name] if name in named and name in tensors else None for name in operators._NAMES
+    ]
+    return reaches, every, (*how, "gab,gbc->gac")
+
+
+def _both(device, reaches, tensors, how):
+    """Results and gradients by the functions of a device."""
+    forward, back = (getattr(operators, name + device) for name in ("_on_", "_gradient_on_"))
+    return *forward(*tensors, *how), *back(*reaches, *tensors, *how)
+
+
+def _same(found, wanted, within=1e-3):
+    assert all(one.is_contiguous() for one in found)
+    for one, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, want, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("given_too", [True, False], ids=["all given", "x and w"])
+@pytest.mark.parametrize("form", _FORMS)
+def test_the_cuda_side_computes_the_same(form, given_too, monkeypatch, rng):
+    """Its kernels on the simulator, in the tensors' own memory; then on new values, captured."""
+    side = OnSimulator(monkeypatch)
+    for capturing in (False, True):
+        side.capturing = capturing
+        given = _arguments(form, rng, given_too=given_too)
+        _same(_both("cuda", *given), _both("cpu", *given))
+    assert len(kernels._captured) == 2
+    kernels.forget_captured()
+    assert not kernels._captured
+
+
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
-def test_cuda_tensors_reach_the_kernels(routing, monkeypatch, rng):
-    """What the operator hands over, and takes back; NumPy computes in the kernels' place."""
-    g = support.CASES["window"]
-    given = support.operands(g, rng, em=routing == "em")
+def test_what_has_not_run_on_the_cuda_side_is_not_captured(routing, monkeypatch, rng):
+    side = OnSimulator(monkeypatch)
+    reaches, tensors, how = _arguments(routing, rng)
+    numbacaps.clear_caches()
+    said = "is captured before it has run: call it once before"
+    operators._on_cuda(*tensors, *how)
+    side.capturing = True
+    operators._on_cuda(*tensors, *how)
+    for run in (
+        lambda: operators._gradient_on_cuda(*reaches, *tensors, *how),
+        lambda: operators._on_cuda(tensors[0][:1], tensors[1], *[None] * 4, *how),
+        lambda: operators._on_cuda(*tensors, how[0], 2, *how[2:]),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            run()
+    kernels.forget_captured()
+    numbacaps.clear_caches()
+    with pytest.raises(RuntimeError, match=said):
+        operators._on_cuda(*tensors, *how)
 
-    def by_numpy(function):
-        def run(*arrays, **options):
-            arrays = [array.numpy() for array in arrays]
-            options = {
-                name: value.numpy() if isinstance(value, torch.Tensor) else value
-                for name, value in options.items()
-            }
-            return function(*arrays, **options, algorithm="numpy")
 
-        return run
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_the_cuda_side_on_parts_of_a_batch(routing, monkeypatch, rng):
+    """The parts share a workspace, and add up what the images share; the last one has fewer images."""
+    OnSimulator(monkeypatch)
+    monkeypatch.setattr(routing_kernels, "Runner", partial(Runner, part=2))
+    numbacaps.clear_caches()
+    given = _arguments(routing, rng, case="class")
+    _same(_both("cuda", *given), _both("cpu", *given))
+    numbacaps.clear_caches()
 
-    for name in ("capsule_routing", "capsule_routing_backward"):
-        monkeypatch.setattr(operators.numbacaps, name, by_numpy(getattr(numbacaps, name)))
-    monkeypatch.setattr(operators, "_as_tensor", lambda array, like: torch.from_numpy(array))
-    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
-    arguments = [tensors.get(name) for name in operators._NAMES]
-    window = g.stride, g.padding, g.dilation, "gab,gbc->gac"
-    how = (routing, 3, "parents", False, "window", 1.0, 1e-6, *window)
-    for device in ("cpu", "cuda"):
-        forward, back = (
-            getattr(operators, f"_on_{device}"),
-            getattr(operators, f"_gradient_on_{device}"),
-        )
-        y, a = forward(*arguments, *how)
-        d_out = tensors.get("d_activations", a)
-        found = y, a, *back(tensors["dy"], d_out, *arguments, *how)
-        if device == "cpu":
-            want = found
-    for one, other in zip(found, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_the_cuda_side_on_other_batches_and_dtypes(routing, monkeypatch, rng):
+    """One image, none, tensors that do not lie as the kernels read them, numbers of 2 and of 8 bytes."""
+    OnSimulator(monkeypatch)
+    (dy, d_out), (x, w, *more), how = _arguments(routing, rng, case="class")
+    for count in (1, 0):
+        few = [
+            None if one is None else one[:count] if i == 0 else one for i, one in enumerate(more)
+        ]
+        given = (dy[:count], d_out[:count]), (x[:count], w, *few), how
+        if count:
+            _same(_both("cuda", *given), _both("cpu", *given))
+        else:
+            assert [one.shape for one in _both("cuda", *given)][0] == dy[:0].shape
+    strided = [one.transpose(0, 1).contiguous().transpose(0, 1) for one in (dy, x, w)]
+    given = (strided[0], d_out), (*strided[1:], *more), how
+    _same(_both("cuda", *given), _both("cpu", *given))
+    for dtype, within in ((torch.float16, 3e-2), (torch.float64, 1e-9)):
+        given = _arguments(routing, rng, case="class", dtype=dtype)
+        _same(_both("cuda", *given), _both("cpu", *given), within)
+
+
+def test_what_the_cuda_side_refuses(monkeypatch, rng):
+    OnSimulator(monkeypatch)
+    monkeypatch.setattr(routing_kernels._RoutingCall, "__enter__", None)  # nothing is launched
+    (dy, d_out), tensors, how = _arguments("em", rng)
+    for i, said in ((2, "activations"), (3, "beta_u"), (4, "beta_a")):
+        wrong = [*tensors[:i], tensors[i][..., :1], *tensors[i + 1 :]]
+        with pytest.raises(ValueError, match=f"{said} has shape .*; it takes "):
+            operators._on_cuda(*wrong, *how)
+        with pytest.raises(ValueError, match=f"{said} has shape .*; it takes "):
+            operators._gradient_on_cuda(dy, d_out, *wrong, *how)
+    with pytest.raises(ValueError, match="activations is given; routing 'dynamic' takes none"):
+        operators._on_cuda(*tensors, "dynamic", *how[1:])
+    with pytest.raises(RuntimeError, match="dy is torch.float64 and d_activations torch.float32"):
+        operators._gradient_on_cuda(dy.double(), d_out, *tensors, *how)
+    monkeypatch.undo()
+    OnSimulator(monkeypatch)
+    with pytest.raises(RuntimeError, match=r"dy has shape \(2, 3\); it takes \(2, 3, "):
+        operators._gradient_on_cuda(dy[:, :, 0, 0, 0, 0, 0], d_out, *tensors, *how)
+    with pytest.raises(ValueError, match=r"d_activations has shape \(2, 3, 1, 1\); it takes"):
+        operators._gradient_on_cuda(dy, d_out[..., :1, :1], *tensors, *how)
 
 
 def test_autocast_routes_in_float32():

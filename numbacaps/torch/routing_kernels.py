@@ -1,0 +1,170 @@
+"""Routing on CUDA tensors, as the convolution (:mod:`numbacaps.torch.kernels`): on PyTorch's current stream, in its memory.
+
+A runner is kept for each kind of call, and works in a workspace of tensors that is each call's own. Operands are widened
+to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so that all of it can be captured.
+"""
+
+from math import prod
+
+import torch
+
+from numbacaps.arrays import Operand
+from numbacaps.device.workspace import Use
+from numbacaps.forms import form_of
+from numbacaps.routing.call import shapes_of_operands
+from numbacaps.routing.options import check_given
+from numbacaps.routing.runner import Runner
+from numbacaps.torch.kernels import _TENSORS, _Call
+
+_OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
+
+
+def route(x, w, more, options, window):
+    """Capsules, and of EM routing activations.
+
+    Parameters
+    ----------
+    x, w : Tensor on one CUDA device, of one or more images
+    more : dict of str to Tensor
+        Of activations, beta_u, beta_a and logits those that are given.
+    options : numbacaps.routing.options.Options
+    window : tuple
+        stride, padding, dilation, product.
+
+    Returns
+    -------
+    (Tensor (N, P, OH, OW, *T3), Tensor (N, P, OH, OW) or None)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`numbacaps.capsule_routing`.
+    RuntimeError
+        The stream is captured, and there was no such call before.
+    """
+    with _RoutingCall(x, w, more, options, window, "forward") as call:
+        runner, (y, out) = call.runner, call.result("y")
+        a, results = None, [out.reshaped(call.parents)]
+        if options.is_em:
+            a = call.new("d_activations")
+            results.append(call.array(a, call.parents[:3]))
+        runner.forward(*call.operands(), results, None, call.stream)
+        return call.deliver("y", y), a
+
+
+def gradients(x, w, dy, d_activations, more, options, window):
+    """The gradients of x, w and what is given besides, by name, for those of the results; as :func:`route`."""
+    with _RoutingCall(x, w, more, options, window, "backward") as call:
+        call.check("dy", dy)
+        d_results = {"d_activations": d_activations} if options.is_em else {}
+        call.check_shapes(d_results)
+        runner, (dx, to), (dw, of_w) = call.runner, call.result("x"), call.result("w")
+        into = [call.operand("y", dy).reshaped(call.parents)]
+        into += [call.array(one, call.parents[:3]) for one in d_results.values()]
+        own = {name: call.new(name) for name in (_OF_EM if options.is_em else more)}
+        of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
+        g = call.geometry
+        found = to.reshaped(g.input_shape), of_w.reshaped(g.kernel_shape)
+        runner.backward(*call.operands(), into, *found, of_own, call.stream)
+        return {"x": call.deliver("x", dx), "w": call.deliver("w", dw), **own}
+
+
+class _RoutingCall(_Call):
+    """A call of routing, ``wanted`` "forward" or "backward"."""
+
+    def __init__(self, x, w, more, options, window, wanted):
+        super().__init__(x, x.shape, w.shape, x.dtype, (*window, "auto"), wanted)
+        if wanted == "backward":
+            self._limits = "input", "kernel"
+        self._x, self._w, self._more, self._options = x, w, more, options
+        self.geometry = g = self._of.geometry
+        self._shapes, self.parents = shapes_of_operands(g), (g.N, g.P, g.L, g.E3)
+        check_given(more, options)
+        self.check_shapes(more)
+
+    @property
+    def _key(self):
+        return *super()._key, self._options, tuple(self._more)
+
+    def _decided(self):
+        return Runner(self.geometry, self._of.dtype, self._options)
+
+    @property
+    def runner(self):
+        """The kept runner, in a workspace of this call."""
+        return self.plan.within(_Workspaces(self.device))
+
+    def check_shapes(self, tensors):
+        """Refuse operands besides x and w that do not fit them."""
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != self._shapes[name]:
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}; it takes {self._shapes[name]}"
+                )
+
+    def new(self, name):
+        """A tensor of an operand's shape, and of x's dtype."""
+        return torch.empty(self._shapes[name], dtype=self._dtype, device=self.device)
+
+    def seen(self, name):
+        """An operand's shape as the kernels have it."""
+        g = self.geometry
+        return (g.P, g.Q) if name == "logits" else self._shapes[name]
+
+    def array(self, tensor, shape, dtype=None):
+        """A tensor, contiguous, as a device array of a shape."""
+        tensor = tensor.detach().contiguous()
+        self._kept.append(tensor)
+        return _array(tensor, shape, dtype or self._of.dtype)
+
+    def operands(self):
+        """x, w and what the routing takes besides, in the dtype of sums."""
+        g = self.geometry
+        x = self.operand("x", self._x).reshaped(g.input_shape)
+        w = self.operand("w", self._w).reshaped(g.kernel_shape)
+        if not self._options.is_em:
+            return x, w, (self._wide("logits") if self._more else None,)
+        return x, w, tuple(map(self._wide, _OF_EM))
+
+    def _wide(self, name):
+        sums = self.plan.shape.sums
+        how = {"dtype": _TENSORS[sums], "device": self.device}
+        given = self._more.get(name)
+        tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
+        return self.array(tensor, self.seen(name), sums)
+
+
+class _Workspaces:
+    """Memory of one call in tensors; see :class:`numbacaps.device.workspace.Workspaces`."""
+
+    def __init__(self, device):
+        self._device, self._named, self.use = device, {}, Use()
+
+    def __getitem__(self, name):
+        return self._named.setdefault(name, _Workspace(self._device))
+
+
+class _Workspace:
+    """An array of it, whose memory the parts of a batch share."""
+
+    def __init__(self, device):
+        self._device, self._held, self._asked, self._arrays = device, None, None, None
+
+    def arrays(self, shapes, dtype):
+        """{name: device array} of one shape, on the first elements of what there is, if it is large enough."""
+        if shapes != self._asked:
+            ((name, shape),) = shapes.items()
+            size = prod(shape)
+            if self._held is None or self._held.numel() < size:
+                self._held = self._new(size, dtype)
+            self._asked, self._arrays = shapes, {name: _array(self._held[:size], shape, dtype)}
+        return self._arrays
+
+    def _new(self, size, dtype):
+        return torch.empty(size, dtype=_TENSORS[dtype], device=self._device)
+
+
+def _array(tensor, shape, dtype):
+    """A contiguous tensor as a device array, without a copy."""
+    form = form_of(tuple(tensor.shape), None, dtype)
+    return Operand("", tensor, form, True, tensor.data_ptr()).reshaped(shape)
