@@ -20,14 +20,19 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from operator import itemgetter
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
+from numbacaps.device import instructions
 from numbacaps.device.turns import Block
 
 KINDS = READ, WRITE, ATOMIC = range(3)
 WARP, SECTOR, LINE = 32, 32, 128  # threads, bytes, bytes
+_INSTRUCTIONS = str(
+    Path(instructions.__file__).parent
+)  # their files, which stand for the hardware's
 
 
 @dataclass(frozen=True)
@@ -184,20 +189,21 @@ class _Watch:
 
     def add(self, array, index, value, frame):
         """Stands for ``cuda.atomic.add``."""
-        self.note(array.memory, ATOMIC, array.element(index), frame)
+        self.note(array.memory, ATOMIC, array.elements(index), frame)
         old = array.array[index]  # no thread comes in between: they take turns
         array.array[index] = old + value
         return old
 
-    def note(self, memory, kind, element, frame):
-        """Keep an access of the thread that runs."""
+    def note(self, memory, kind, elements, frame):
+        """Keep an access of the thread that runs; one instruction may take several elements."""
         thread = threading.current_thread()
         place = id(frame.f_code), frame.f_lasti
         instruction = self.instructions.get(place)
         if instruction is None:
             instruction = self.instructions[place] = self.number(frame)
         turn = thread.turns[instruction] = thread.turns.get(instruction, 0) + 1
-        thread.accesses += memory, kind, element, instruction, turn
+        for element in elements:
+            thread.accesses += memory, kind, element, instruction, turn
 
     def number(self, frame):
         """A number for the instruction that a frame is at, wherever in it (some have a tail)."""
@@ -224,18 +230,27 @@ class _Watched:
         self.watch, self.array, self.memory = watch, array, memory
         self.size, self.shape, self.dtype = array.size, array.shape, array.dtype
 
-    def element(self, index):
-        """The element's number in C order."""
+    def elements(self, index):
+        """The elements' numbers in C order."""
+        if isinstance(index, slice):
+            return range(*map(int, (index.start, index.stop, 1)))
         if isinstance(index, tuple):
-            return int(np.ravel_multi_index(tuple(map(int, index)), tuple(self.shape)))
-        return int(index)
+            return [int(np.ravel_multi_index(tuple(map(int, index)), tuple(self.shape)))]
+        return [int(index)]
+
+    def note(self, kind, index):
+        """Keep an access by the line of the kernel that makes it, or whose instruction does."""
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename.startswith(_INSTRUCTIONS):
+            frame = frame.f_back
+        self.watch.note(self.memory, kind, self.elements(index), frame)
 
     def __getitem__(self, index):
-        self.watch.note(self.memory, READ, self.element(index), sys._getframe(1))
+        self.note(READ, index)
         return self.array[index]
 
     def __setitem__(self, index, value):
-        self.watch.note(self.memory, WRITE, self.element(index), sys._getframe(1))
+        self.note(WRITE, index)
         self.array[index] = value
 
 

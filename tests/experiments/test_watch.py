@@ -7,6 +7,7 @@ from experiments.walk.page.addresses import runs, written_short
 from experiments.walk.watch import ATOMIC, READ, WRITE, watching
 from numbacaps import Geometry
 from numbacaps.algorithms.registry import device_algorithms
+from numbacaps.device.instructions import store_run
 from numbacaps.device.target import cuda
 from numbacaps.plan import Plan
 
@@ -34,6 +35,24 @@ def sum_kernel(source, total):
 
 def device(count):
     return cuda.to_device(np.arange(count, dtype=np.float32))
+
+
+@cuda.jit
+def clear_kernel(target):
+    zeros = cuda.local.array(4, np.float32)
+    zeros[:] = 0
+    store_run(4, target, cuda.grid(1) * 4, zeros)
+
+
+def test_an_instruction_of_several_elements():
+    """It is the kernel's own line that stores, and one access of a warp: 32 times 16 bytes are 16 sectors."""
+    target = device(128)
+    with watching({}) as launches:
+        clear_kernel[1, 32](target)
+    (launch,) = launches
+    assert not target.copy_to_host().any()
+    assert launch.count(WRITE, False) == 128
+    assert launch.transactions(0, WRITE)[:3] == (1, 16, 16)
 
 
 @pytest.mark.parametrize("step, sectors, lines", [(1, 12, 3), (2, 20, 5), (8, 80, 20)])
