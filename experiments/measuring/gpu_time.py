@@ -13,13 +13,14 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
 
 from experiments.measuring import opponents
+from numbacaps.device.streams import captured
 from numbacaps.device.target import SIMULATED, cuda
 
 SLOW_MS = 100.0  # what takes so long needs neither warming up nor many repeats
@@ -134,17 +135,12 @@ class Clock:
 
     def capture(self, calls):
         """A replay of the calls in one graph launch."""
-        builder = self._stream.create_graph_builder()
-        builder.begin_building()
-        try:
+
+        def work():
             for call in calls:
                 call()
-        except BaseException:
-            with suppress(Exception):  # what went wrong is what matters
-                builder.end_building()
-            raise
-        builder.end_building()
-        graph = builder.complete()
+
+        graph = captured(self._stream, work)
         return Replay(lambda: graph.launch(self._stream), len(calls), calls)
 
     def capture_torch(self, calls, kept):

@@ -11,6 +11,20 @@ from cuda.bindings import driver
 from numbacaps.device.target import SIMULATED, cuda
 
 
+def captured(stream, work):
+    """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now."""
+    builder = stream.create_graph_builder()
+    builder.begin_building()
+    try:
+        work()
+    except BaseException:
+        with suppress(Exception):  # what went wrong is what matters
+            builder.end_building()
+        raise
+    builder.end_building()
+    return builder.complete()
+
+
 class Stream:
     """A CUDA stream as Numba knows it, and as cuda.core does where it can capture.
 
@@ -34,16 +48,7 @@ class Stream:
 
     def capture(self, work):
         """A function that replays what ``work()`` launches on the stream; nothing runs now."""
-        builder = self._core.create_graph_builder()
-        builder.begin_building()
-        try:
-            work()
-        except BaseException:
-            with suppress(Exception):  # what went wrong is what matters
-                builder.end_building()
-            raise
-        builder.end_building()
-        graph = builder.complete()
+        graph = captured(self._core, work)
         return lambda: graph.launch(self._core)
 
     def event(self):

@@ -16,5 +16,5 @@ def is_on_gpu(array):
 
 
 def memory_beside(tensor, nbytes):
-    """A tensor of so many bytes on the same GPU, from PyTorch's pool for its current stream."""
+    """A tensor of ``nbytes`` bytes on the same GPU, allocated by PyTorch for its current stream."""
     return tensor.new_empty(nbytes, dtype=sys.modules["torch"].uint8)

@@ -41,7 +41,9 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.3  # times as many cycles: more than the models of two rungs err by
-_AROUND = 17_500  # cycles: a small product by warps waits for itself, which its model does not count
+_AROUND = (
+    17_500  # cycles: a small product by warps waits for itself, which its model does not count
+)
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 
 
@@ -209,9 +211,9 @@ def _one_of(tiles, tile, rung):
     return found[0]
 
 
-def forced_tile(terms, tile):
-    """The tile of the warps' kernel that has the sizes; None if none is asked for."""
-    return _one_of(mma_sync_tiles.TILES[terms], tile, "mma_sync")
+def forced_tile(terms, tile, rung="mma_sync"):
+    """The tile of the warps' kernel that has the sizes; None if none is asked for. ``rung`` is named where there is none."""
+    return _one_of(mma_sync_tiles.TILES[terms], tile, rung)
 
 
 def _refuse_many_images(job):
@@ -281,7 +283,7 @@ def choose(job, rung=None, tile=None):
         return GATHERING[rung](job, tile)
     if job.product.taps == 0:
         return _clear(job)
-    fastest = on_hopper(job)
+    fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])
     if fastest and not slow:
@@ -306,7 +308,7 @@ def _clear(job):
     return Choice("clear", make, None, None, "no tap reaches some pixels")
 
 
-def on_hopper(job):
+def _on_hopper(job):
     """The choice of the rungs whose copies are TMA's; None where none of them is possible."""
     if not job.terms or not has_warpgroups() or SIMULATED:
         return None

@@ -15,14 +15,13 @@ from numbacaps.fused.choose import (
     much_faster,
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
+from numbacaps.fused.mma_sync.tile import LAUNCH
 
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
 _TMA = ("warp_specialized", "swap_ab")
 _PACK = ("wgmma", *_TMA)  # the kernel, each for itself
-# In cycles of a multiprocessor, as mma_sync.tile has them.
-_LAUNCH = 5500
-_ADDED = 4  # bytes of columns and results read and written; before it was measured
+_ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 
 
 def choose_input(jobs, geometry, rung=None, tile=None):
@@ -96,11 +95,11 @@ def _columns(job, geometry, tile=None):
         raise NotPossible(f"{job.result} elements; {COLUMNS} takes {col2im.MOST_ELEMENTS}")
     product = implicit_gemm.input_columns(geometry)
     which = [product], job.images, job.G, job.dtype, terms
-    how, why = mma_sync.choose(*which, tile=forced_tile(terms, tile))
+    how, why = mma_sync.choose(*which, tile=forced_tile(terms, tile, COLUMNS))
     if how is None:
         raise NotPossible(why or "a thread would have too many copies")
     added = 4 * size * how.splits + job.dtype.itemsize * job.result
-    takes = how.predicted + _LAUNCH + added / (_ADDED * multiprocessors())
+    takes = how.predicted + LAUNCH + added / (_ADDED * multiprocessors())
 
     def make():
         finish = col2im.Col2im(geometry, job.dtype, how.splits)

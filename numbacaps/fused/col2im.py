@@ -22,8 +22,8 @@ from numbacaps.device.launch import THREADS, ceil_div
 from numbacaps.device.target import at, cuda
 
 MOST_BYTES = 256 << 20  # of columns
-_TOGETHER = 3
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
+_TOGETHER = 3  # columns of a row of taps that a thread loads at once
 # Where the numbers of a geometry stand in their array, and of an axis, in three more places of two.
 N, C, G, D1, D2 = range(5)
 SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(5, 21, 2)

@@ -32,7 +32,7 @@ _DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-_TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 _plans = KeptPlans(PLANS, 0)  # a plan's own workspaces stay empty
 _captured = set()
 _packings = Packings(PLANS)
@@ -61,7 +61,7 @@ def convolve(x, w, *how):
         The stream is captured, and there was no such call before.
     """
     *how, keep_packed = how
-    with _Call(x, x.shape, w.shape, x.dtype, how, "forward") as call:
+    with Call(x, x.shape, w.shape, x.dtype, how, "forward") as call:
         y, out = call.result("y")
         if y.numel():
             operands = call.operand("x", x), call.operand("w", w), out
@@ -73,7 +73,7 @@ def convolve(x, w, *how):
 def input_gradient(dy, w, x_shape, *how):
     """The gradient of x, for that of the output; as :func:`convolve`."""
     *how, keep_packed = how
-    with _Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
+    with Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
         call.check("dy", dy)
         dx, into = call.result("x")
         if dx.numel():
@@ -86,7 +86,7 @@ def input_gradient(dy, w, x_shape, *how):
 def kernel_gradient(x, dy, w_shape, *how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
     *how, _ = how
-    with _Call(x, x.shape, w_shape, x.dtype, how, "kernel") as call:
+    with Call(x, x.shape, w_shape, x.dtype, how, "kernel") as call:
         call.check("dy", dy)
         dw, into = call.result("w")
         if x.numel():
@@ -101,7 +101,7 @@ def votes(x, w, *how):
     """The votes; as :func:`convolve`, but that ``how`` ends with sum_window, whether they are summed over the window."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(x, x.shape, w.shape, x.dtype, how, "forward", about) as call:
+    with Call(x, x.shape, w.shape, x.dtype, how, "forward", about) as call:
         made, out = call.result(about)
         if made.numel():
             operands = call.operand("x", x), call.operand("w", w), out
@@ -113,7 +113,7 @@ def votes_input_gradient(dvotes, w, x_shape, *how):
     """The gradient of x, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(dvotes, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
+    with Call(dvotes, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
         call.check("dvotes", dvotes)
         dx, into = call.result("x")
         if dx.numel():
@@ -126,7 +126,7 @@ def votes_kernel_gradient(x, dvotes, w_shape, *how):
     """The gradient of w, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with _Call(x, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
+    with Call(x, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
         call.check("dvotes", dvotes)
         dw, into = call.result("w")
         if x.numel():
@@ -151,7 +151,7 @@ def forget_packed(w):
     _packings.forget(w)
 
 
-class _Call:
+class Call:
     """A call of one of the passes, on the device and the current stream of a tensor.
 
     ``wanted`` is "forward", "input" or "kernel"; ``about`` is "y", "votes" or "summed_votes": what forward makes, or whose
@@ -280,6 +280,6 @@ class _Room:
         return self._made
 
     def _new(self, size, dtype):
-        tensor = torch.empty(size, dtype=_TENSORS[dtype], device=self._device)
+        tensor = torch.empty(size, dtype=TENSORS[dtype], device=self._device)
         self._held.append(tensor)
         return run_as_argument(tensor.data_ptr(), tensor.numel(), dtype.itemsize)

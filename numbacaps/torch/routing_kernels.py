@@ -14,7 +14,7 @@ from numbacaps.forms import form_of
 from numbacaps.routing.call import shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner
-from numbacaps.torch.kernels import _TENSORS, _Call
+from numbacaps.torch.kernels import TENSORS, Call
 
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
@@ -69,7 +69,7 @@ def gradients(x, w, dy, d_activations, more, options, window):
         return {"x": call.deliver("x", dx), "w": call.deliver("w", dw), **own}
 
 
-class _RoutingCall(_Call):
+class _RoutingCall(Call):
     """A call of routing, ``wanted`` "forward" or "backward"."""
 
     def __init__(self, x, w, more, options, window, wanted):
@@ -128,7 +128,7 @@ class _RoutingCall(_Call):
 
     def _wide(self, name):
         sums = self.plan.shape.sums
-        how = {"dtype": _TENSORS[sums], "device": self.device}
+        how = {"dtype": TENSORS[sums], "device": self.device}
         given = self._more.get(name)
         tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
         return self.array(tensor, self.seen(name), sums)
@@ -161,7 +161,7 @@ class _Workspace:
         return self._arrays
 
     def _new(self, size, dtype):
-        return torch.empty(size, dtype=_TENSORS[dtype], device=self._device)
+        return torch.empty(size, dtype=TENSORS[dtype], device=self._device)
 
 
 def _array(tensor, shape, dtype):

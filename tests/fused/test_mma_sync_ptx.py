@@ -24,7 +24,6 @@ from tests.support.kernels import GUARDS, WARP_HELPERS, warp_ptx, warp_split_k_p
 
 pytestmark = pytest.mark.tiers("ptx")
 
-_FEW_BYTES = 32
 _CCS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 _KINDS = {"float32-1": 1, "float32-3": 3, "float16-1": 1, "bfloat16-1": 1}
 _PRODUCTS = {
@@ -68,17 +67,17 @@ def _check(text, dtype, cc, copies):
 
 
 def _spills(text, cc):
-    """Whether the assembler spills more than a few words, which a stage takes once; False where there is no assembler."""
+    """Bytes that the assembler spills; None where there is no assembler."""
     assembler = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
     if assembler is None:
-        return False
+        return None
     text = re.sub(r"^\.version .*$", ".version 9.0", text, flags=re.MULTILINE)
     which = [f"-arch=sm_{cc[0]}{cc[1]}", "-v", "-o", "/dev/null", "/dev/stdin"]
     done = subprocess.run(
         [assembler, *which], input=text, text=True, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))) > _FEW_BYTES
+    return sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
 def _variants():

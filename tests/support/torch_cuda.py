@@ -26,7 +26,7 @@ class OnSimulator:
         monkeypatch.setattr(kernels, "torch_stream", lambda tensor: self.stream)
         monkeypatch.setattr(kernels, "current_device", lambda: None)  # the index of "cpu"
         monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
-        monkeypatch.setattr(kernels._Call, "_described", _described)
+        monkeypatch.setattr(kernels.Call, "_described", _described)
         monkeypatch.setattr(kernels._Room, "_new", _new)
         monkeypatch.setattr(routing_kernels._Workspace, "_new", _undefined)
         monkeypatch.setattr(routing_kernels, "_array", _seen)
@@ -44,7 +44,7 @@ def _new(room, size, dtype):
 
 
 def _undefined(room, size, dtype):
-    return torch.full((size,), float("nan"), dtype=kernels._TENSORS[dtype])
+    return torch.full((size,), float("nan"), dtype=kernels.TENSORS[dtype])
 
 
 def _seen(tensor, shape, dtype):

@@ -105,7 +105,7 @@ def test_forgotten_kernels_are_packed_anew(kept):
     w, other = _weight(), _weight()
     for one in (w, other):
         _packed(kept, one), _packed(kept, one, ("input",))
-    w.data.mul_(2)  # nobody counts that
+    w.data.mul_(2)  # PyTorch's version counter does not see it
     kept.forget(w)
     assert _packed(kept, w) and not _packed(kept, other)
 

@@ -12,7 +12,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import at, cuda
 
 _THREADS = 256
-_TOGETHER = 8
+_TOGETHER = 8  # sums that a thread loads at once
 
 
 @cache

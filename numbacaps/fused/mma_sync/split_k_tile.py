@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
+from numbacaps.fused.mma_sync.costs import Costs
 
 # Of the GPU that the choice is for, whatever GPU it is: splits decide the order of the sum.
 _MULTIPROCESSORS = 1 if SIMULATED else H100.multiprocessors
@@ -13,33 +14,13 @@ _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
 _WORDS = 16  # of 4 bytes: pixels of a stage, side by side as the products take them
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What the parts of a kernel take, in cycles of a multiprocessor that is full of blocks.
-
-    H100, 2026-11-25; fitted as those of :class:`numbacaps.fused.mma_sync.tile.Costs`: where a product was no part of the
-    fit, what they choose takes 4 % (three terms) to 10 % (2 bytes) longer than the fastest.
-
-    Attributes
-    ----------
-    multiplied : tuple of float
-        An element of a tile for 64 bytes of pixels, where a warp has 2048 elements, 1024, or fewer.
-    copied : dict of int to float
-        64 bytes of a row, by the bytes that one copy takes.
-    alone : float
-        Blocks more that a multiprocessor's last one takes the time of.
-    """
-
-    multiplied: tuple
-    copied: dict
-    alone: float
-
-
 _COSTS = {  # by terms and bytes of an element
-    (3, 4): Costs((0.069, 0.068, 0.074), {16: 1.6, 8: 1.7, 4: 2.6}, 1.0),
-    (1, 4): Costs((0.007, 0.019, 0.012), {16: 2.0, 8: 2.1, 4: 2.9}, 1.3),
-    (1, 2): Costs((0.001, 0.016, 0.012), {16: 1.5, 8: 1.5, 4: 1.6, 2: 11.4}, 2.8),
+    (3, 4): Costs((0.069, 0.068, 0.074), {16: 1.6, 8: 1.7, 4: 2.6}),
+    (1, 4): Costs((0.007, 0.019, 0.012), {16: 2.0, 8: 2.1, 4: 2.9}),
+    (1, 2): Costs((0.001, 0.016, 0.012), {16: 1.5, 8: 1.5, 4: 1.6, 2: 11.4}),
 }
+# Blocks more that a multiprocessor's last one takes the time of.
+_ALONE = {(3, 4): 1.0, (1, 4): 1.3, (1, 2): 2.8}
 _STAGE = 130  # of a block, besides copies and products
 _LAUNCH = 2500  # one more
 _SPLIT = 50  # one more partial sum of each element
@@ -158,20 +139,19 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
     tuple, or None
         None where threads would not share the copies evenly.
     """
-    best, costs = None, _COSTS[terms, itemsize]
+    best, costs, alone = None, _COSTS[terms, itemsize], _ALONE[terms, itemsize]
     a_row, c_row = (costs.copied[each * itemsize] for each in elements)
     takes_packing = 2 * (_LAUNCH + packed / (_PACKED * _MULTIPROCESSORS)) if packed else 0
     for tile in [forced] if forced else TILES[terms]:
         if not fits(tile, elements, itemsize):
             continue
-        BK, of_warp = tile.pixels(itemsize), tile.WM * tile.WN
-        multiplied = costs.multiplied[0 if of_warp >= 2048 else 1 if of_warp >= 1024 else 2]
-        stage = tile.BM * (tile.BN * multiplied + a_row) + tile.BN * c_row + _STAGE
+        BK = tile.pixels(itemsize)
+        stage = costs.products_of(tile) + tile.BM * a_row + tile.BN * c_row + _STAGE
         tiles = G * ceil_div(K, tile.BM) * ceil_div(N, tile.BN)
         least = 1 if terms == 1 else ceil_div(M, 8 * _MOST_ADDS)
         most = max(least, min(_MOST_SPLITS, M // (_FEWEST_STAGES * BK)))
         for splits in range(least, most + 1):
-            each = ceil_div(tiles * splits, _MULTIPROCESSORS) + costs.alone
+            each = ceil_div(tiles * splits, _MULTIPROCESSORS) + alone
             cycles = each * ceil_div(ceil_div(M, splits), BK) * stage + takes_packing
             if splits > 1:
                 sums = 4 * K * N * G * (splits + 1) / (_SUMMED * _MULTIPROCESSORS)

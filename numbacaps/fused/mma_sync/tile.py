@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
+from numbacaps.fused.mma_sync.costs import Costs
 
 
 @dataclass(frozen=True)
@@ -93,38 +94,17 @@ _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What the parts of a kernel take, in cycles of a multiprocessor that is full of blocks.
-
-    H100, 2026-11-25; fitted to 44 drawn products of each kind with every tile and way of packing. Where a product was
-    no part of the fit, the tile that they choose takes 5 % (three terms) to 13 % (2 bytes) longer than the fastest.
-
-    Attributes
-    ----------
-    multiplied : tuple of float
-        An element of a tile for 64 bytes of k, where a warp has 2048 elements, 1024, or fewer.
-    copied : dict of int to float
-        64 bytes of a row, by the bytes that one copy takes.
-    paired, single : float
-        An element of the result, stored in a pair or by itself.
-    """
-
-    multiplied: tuple
-    copied: dict
-    paired: float
-    single: float
-
-
 _COSTS = {  # by terms and bytes of an element
-    (3, 4): Costs((0.090, 0.112, 0.132), {16: 0.27, 8: 0.7, 4: 1.6}, 0.37, 0.47),
-    (1, 4): Costs((0.012, 0.020, 0.027), {16: 1.0, 8: 1.5, 4: 2.4}, 0.37, 0.47),
-    (1, 2): Costs((0.015, 0.024, 0.035), {16: 0.97, 8: 1.2, 4: 1.9, 2: 7.4}, 0.27, 0.42),
+    (3, 4): Costs((0.090, 0.112, 0.132), {16: 0.27, 8: 0.7, 4: 1.6}),
+    (1, 4): Costs((0.012, 0.020, 0.027), {16: 1.0, 8: 1.5, 4: 2.4}),
+    (1, 2): Costs((0.015, 0.024, 0.035), {16: 0.97, 8: 1.2, 4: 1.9, 2: 7.4}),
 }
+# Cycles, too: an element of the result by its bytes, stored in a pair or by itself.
+_STORED = {4: (0.37, 0.47), 2: (0.27, 0.42)}
 _STAGE = 100  # of a block, besides copies and products
 _BEGIN = 1200  # of a block, besides its stages
 _FIRST = 2500  # of a launch alone
-_LAUNCH = 5500  # one more, behind it
+LAUNCH = 5500  # one more, behind it
 # Bytes read and written a cycle.
 _SUMMED = 20  # sums of splits
 _PACKED = 2.8
@@ -193,18 +173,17 @@ def choose_tile(sizes, multiprocessors, forced=None):
 
 def _cycles(tile, s, blocks, stages, splits, multiprocessors):
     """About how many cycles a product takes."""
-    costs, of_warp = _COSTS[s.terms, s.itemsize], tile.WM * tile.WN
-    multiplied = costs.multiplied[0 if of_warp >= 2048 else 1 if of_warp >= 1024 else 2]
+    costs, (paired, single) = _COSTS[s.terms, s.itemsize], _STORED[s.itemsize]
     a_row, b_row = (costs.copied[run * s.itemsize] for run in (s.a_run, s.b_run))
     copied = tile.BM * a_row + tile.BN * b_row
-    stage = (tile.BM * tile.BN * multiplied + copied) * tile.WORDS / 16 + _STAGE
-    stored = tile.BM * min(tile.BN, s.N) * (costs.paired if s.paired else costs.single)
+    stage = (costs.products_of(tile) + copied) * tile.WORDS / 16 + _STAGE
+    stored = tile.BM * min(tile.BN, s.N) * (paired if s.paired else single)
     busy = ceil_div(stages, splits) * stage + stored + _BEGIN
     # A multiprocessor's blocks share it; the last waits for itself once more.
     takes = (ceil_div(blocks * splits, multiprocessors) + 1) * busy + _FIRST
     if splits > 1:
         sums = 4 * s.G * sum(s.M) * s.N * (splits + 1)
-        takes += _LAUNCH + sums / (_SUMMED * multiprocessors)
+        takes += LAUNCH + sums / (_SUMMED * multiprocessors)
     if s.packed:
-        takes += _LAUNCH + 2 * s.packed / (_PACKED * multiprocessors)
+        takes += LAUNCH + 2 * s.packed / (_PACKED * multiprocessors)
     return takes
