@@ -5,6 +5,7 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 """
 
 import os
+import sys
 from collections import defaultdict
 from fnmatch import fnmatch
 from functools import cache
@@ -39,6 +40,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    assert not any(name.startswith("numbacaps") for name in sys.modules), "a conftest.py imports numbacaps"
     os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
     if config.option.passed and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Noted(config.option.passed))

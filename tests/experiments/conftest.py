@@ -1,24 +1,21 @@
 """A small walk's page, and a headless Chromium (Debian's chromium and chromium-driver) to open it in.
 
-``.ci/run`` installs Chromium; without it those tests are skipped and say so.
+``.ci/run`` installs Chromium; without it those tests are skipped and say so. The fixtures import what they use: this
+file can be read before ``tests/conftest.py`` has chosen the target.
 """
 
 import json
 
 import pytest
 
-from experiments.walk import __main__ as command
-from experiments.walk import trace as tracing
-from experiments.walk.page import variants
-from experiments.walk.records import Options
-from experiments.walk.watch import watching
-from tests.support.browser import open_chromium
-from tests.support.page import SMALL
-
 
 @pytest.fixture(scope="session")
 def page(tmp_path_factory):
     """A page of a small walk with four runs: its path."""
+    from experiments.walk import __main__ as command
+    from experiments.walk.page import variants
+    from tests.support.page import SMALL
+
     path = tmp_path_factory.mktemp("page") / "walk.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(variants, "_STRIDES", (2,))
@@ -41,6 +38,12 @@ def data(page):
 @pytest.fixture(scope="session")
 def trace():
     """The same walk, run again and watched."""
+    from experiments.walk import __main__ as command
+    from experiments.walk import trace as tracing
+    from experiments.walk.records import Options
+    from experiments.walk.watch import watching
+    from tests.support.page import SMALL
+
     options = vars(command._make_parser().parse_args(SMALL))
     for name in ("out", "pictures", "html"):
         del options[name]
@@ -50,6 +53,8 @@ def trace():
 @pytest.fixture(scope="session")
 def browser():
     """A headless Chromium without scrollbars."""
+    from tests.support.browser import open_chromium
+
     driver = open_chromium("hide-scrollbars")
     yield driver
     driver.quit()
