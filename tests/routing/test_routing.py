@@ -174,8 +174,8 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
     """Also of more than there are left at the end of the batch."""
     of = Shape.of.__func__
 
-    def several(cls, geometry, dtype):
-        return replace(of(cls, geometry, dtype), images=images)
+    def several(cls, *how):
+        return replace(of(cls, *how), images=images)
 
     monkeypatch.setattr(Shape, "of", classmethod(several))
     runner._kept.cache_clear()
