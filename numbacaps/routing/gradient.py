@@ -100,7 +100,7 @@ def make_input_gradient(shape, form):
                 left = w_in + PW - kw * DW
                 if left < 0 or left % SW != 0 or left // SW >= OW:
                     continue
-                l, q = top // SH * OW + left // SW, (c * KH + kh) * KW + kw
+                l, q = top // SH * OW + left // SW, c * (KH * KW) + kh * KW + kw
                 i = q // TAPS
                 reach(
                     dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end

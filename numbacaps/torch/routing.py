@@ -30,7 +30,16 @@ _library.define(
     f"capsule_routing_gradient(Tensor dy, Tensor d_activations, {_TENSORS}, {_HOW}) -> Tensor[]"
 )
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
-OPTIONS = ("routing", "iterations", "softmax_over", "detach", "normalise", "lam", "epsilon", "votes")
+OPTIONS = (
+    "routing",
+    "iterations",
+    "softmax_over",
+    "detach",
+    "normalise",
+    "lam",
+    "epsilon",
+    "votes",
+)
 WINDOW = ("stride", "padding", "dilation", "product")
 
 
@@ -206,7 +215,10 @@ def _backward(context, dy, d_activations):
     found = iter(found)
     gradients = [None if tensor is None else next(found) for tensor in tensors]
     wanted = zip(gradients, context.needs_input_grad)
-    return (*(one if is_wanted else None for one, is_wanted in wanted), *[None] * (len(OPTIONS) + len(WINDOW)))
+    return (
+        *(one if is_wanted else None for one, is_wanted in wanted),
+        *[None] * (len(OPTIONS) + len(WINDOW)),
+    )
 
 
 torch.library.register_autograd(

@@ -118,7 +118,9 @@ class _Routing(nn.Module):
         super().__init__()
         self.positions, self.options = positions, Options(routing, **options)
         if self.options.is_summed:
-            raise ValueError("votes is 'sum'; it takes 'children': whose votes they are is not known")
+            raise ValueError(
+                "votes is 'sum'; it takes 'children': whose votes they are is not known"
+            )
 
     def _flat(self, votes):
         """Votes (N, L, I, P, E), and the shape of capsules."""
