@@ -266,11 +266,11 @@ def _forward(call, couplings):
 
 def _stored(call, x, w):
     """Who makes votes, and the votes."""
-    g, stream = call.geometry, call.stream
+    g, how = call.geometry, (call.geometry, x, w, call.stream)
     is_summed = call.problem.options.is_summed
-    made = stored.Sums(g, stream, call.keep) if is_summed else stored.Children(g, stream)
+    made = stored.Sums(*how, call.keep) if is_summed else stored.Children(*how)
     votes = call.room((g.N, g.P, g.L, prod(call.children), g.E3))
-    made.votes_of(x, w, votes)
+    made.votes_of(votes)
     return made, votes
 
 
@@ -302,7 +302,7 @@ def _backward(call, needs):
             made, votes = _stored(call, *arrays)
             d_votes = call.room(votes.shape)
             runner.backward(votes, arrays[1], *how, d_votes, None, d_operands, call.stream)
-            made.gradients_of(*arrays, d_votes, to, of_w)
+            made.gradients_of(d_votes, to, of_w)
         else:
             runner.backward(*arrays, *how, to, of_w, d_operands, call.stream)
     elif own:
@@ -311,7 +311,7 @@ def _backward(call, needs):
     if "input" not in needs:
         given.pop("activations", None)
     more = {name: call.delivered(array) for name, array in given.items()}
-    return RoutingGradients(call.call.deliver(dx), call.deliver_kernel(dw), **more)
+    return RoutingGradients(call.call.deliver(dx), call.deliver_w(dw), **more)
 
 
 def _reshaped(operands, shapes):
@@ -413,7 +413,7 @@ def _backward_on_host(call, needs):
         for name, array in own.items()
         if call.was_given(name) and name not in left
     }
-    return RoutingGradients(call.call.deliver(dx), call.deliver_kernel(dw), **more)
+    return RoutingGradients(call.call.deliver(dx), call.deliver_w(dw), **more)
 
 
 _GRADIENTS = ("activations", "beta_u", "beta_a", "logits")

@@ -213,7 +213,7 @@ class RoutingCall:
             self.stream.synchronize()
         return host
 
-    def deliver_kernel(self, dw):
+    def deliver_w(self, dw):
         """The kernel's gradient as the caller gets it: the sum over the channels that share the kernel; None for None."""
         found = self.call.deliver(dw)
         if found is None or not self.shared:

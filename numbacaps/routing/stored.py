@@ -21,30 +21,27 @@ CHANNELS_FIRST = 0, 3, 1, 2, 4, 5, 6  # and back
 HOW = {"product": "gab,gbc->gac", "precision": "ieee"}  # of the convolution
 
 
-def window_of(geometry):
-    """Stride, padding and dilation as options."""
-    return {name: getattr(geometry, name) for name in ("stride", "padding", "dilation")}
-
-
 class Children:
     """Votes of every child of a window, and their gradients.
 
     Parameters
     ----------
     geometry : numbacaps.geometry.Geometry
+    x, w : device arrays (N, C, H, W, G, D1, D2) and (P, C, KH, KW, G, D2, D3)
     stream : Numba stream
     """
 
-    def __init__(self, geometry, stream):
-        self._geometry, self._how = geometry, {"stream": stream, "workspace": None}
+    def __init__(self, geometry, x, w, stream):
+        self._operands = geometry, x, w
+        self._how = {"stream": stream, "workspace": None}
 
-    def votes_of(self, x, w, out):
+    def votes_of(self, out):
         """Write the votes, (N, P, L, I, E)."""
-        indexed.votes(self._geometry, x, w, out, **self._how)
+        indexed.votes(*self._operands, out, **self._how)
 
-    def gradients_of(self, x, w, d_votes, dx, dw):
+    def gradients_of(self, d_votes, dx, dw):
         """Write the gradients of x and w from that of the votes; ``dx`` or ``dw`` is None where that one is not wanted."""
-        indexed.votes_backward(self._geometry, x, w, d_votes, dx, dw, **self._how)
+        indexed.votes_backward(*self._operands, d_votes, dx, dw, **self._how)
 
 
 class Sums:
@@ -52,40 +49,38 @@ class Sums:
 
     Parameters
     ----------
-    geometry : numbacaps.geometry.Geometry
-    stream : Numba stream
+    geometry, x, w, stream
+        As :class:`Children`.
     keep : callable
         ``keep(array)``: a device array of which the stream has to have passed all uses before it is freed; returns it.
     """
 
-    def __init__(self, geometry, stream, keep):
-        self._of, self._keep = geometry.of_channels, keep
-        self._how = {**HOW, **window_of(geometry), "algorithm": "fused", "stream": stream}
+    def __init__(self, geometry, x, w, stream, keep):
+        g, self._stream, self._keep = geometry, stream, keep
+        self._of = g.of_channels
+        window = {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+        self._how = {**HOW, **window, "algorithm": "fused", "stream": stream}
+        self._operands = [
+            keep(self._moved(array, CHANNELS_LAST)).reshape(*shape)
+            for array, shape in ((x, self._of.input_shape), (w, self._of.kernel_shape))
+        ]
 
-    def votes_of(self, x, w, out):
+    def votes_of(self, out):
         """As :meth:`Children.votes_of`."""
         out = out.reshape(*self._of.output_shape)
-        capsule_conv2d(*self._operands(x, w), out=out, **self._how)
+        capsule_conv2d(*self._operands, out=out, **self._how)
 
-    def gradients_of(self, x, w, d_votes, dx, dw):
+    def gradients_of(self, d_votes, dx, dw):
         """As :meth:`Children.gradients_of`."""
         into = {"input": dx, "kernel": dw}
         needs = [name for name, wanted in into.items() if wanted is not None]
         d_votes = d_votes.reshape(*self._of.output_shape)
-        found = capsule_conv2d_backward(*self._operands(x, w), d_votes, needs=needs, **self._how)
+        found = capsule_conv2d_backward(*self._operands, d_votes, needs=needs, **self._how)
         for gradient, to in zip(found, into.values()):
             if to is not None:
                 N, C, H, W, *capsule = to.shape
                 seen = self._keep(gradient).reshape(N, H, W, C, *capsule)
                 self._moved(seen, CHANNELS_FIRST, describe("result", to))
 
-    def _operands(self, x, w):
-        """x and w, each of one channel."""
-        shapes = self._of.input_shape, self._of.kernel_shape
-        return [
-            self._keep(self._moved(array, CHANNELS_LAST)).reshape(*shape)
-            for array, shape in zip((x, w), shapes)
-        ]
-
     def _moved(self, array, order, out=None):
-        return gather(describe("array", array), order, self._how["stream"], out)
+        return gather(describe("array", array), order, self._stream, out)
