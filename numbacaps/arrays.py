@@ -267,6 +267,28 @@ def _describe_interface(name, array, interface):
     return Operand(name, array, form, True, address, interface.get("stream"), read_only)
 
 
+def repeated(operand, axis, count):
+    """An array that is an operand ``count`` times along an axis of one, in the operand's own memory.
+
+    Parameters
+    ----------
+    operand : Operand
+    axis, count : int
+
+    Returns
+    -------
+    NumPy array or device array
+    """
+    shape = (*operand.shape[:axis], count, *operand.shape[axis + 1 :])
+    if SIMULATED or not operand.on_device:
+        seen = np.broadcast_to(_simulated(operand.array), shape)
+        return type(operand.array)(seen) if operand.on_device else seen
+    strides = (*operand.strides[:axis], 0, *operand.strides[axis + 1 :])
+    interface = {"version": 3, "shape": shape, "typestr": operand.dtype.str, "strides": strides}
+    interface |= {"data": (operand.address, False), "stream": operand.stream}
+    return _Interface(interface, operand.array)
+
+
 def check_together(operands):
     """Refuse operands that differ in dtype or place.
 

@@ -178,6 +178,17 @@ class Geometry:
         C = self.C * self.H * self.W
         return replace(self, C=C, H=1, W=1, KH=1, KW=1, stride=1)
 
+    @property
+    def of_summed_votes(self):
+        """The convolution under a window of one whose votes have the shape of this one's, summed over the window."""
+        how = {"stride": 1, "padding": 0, "dilation": 1}
+        return replace(self, H=self.OH, W=self.OW, KH=1, KW=1, **how)
+
+    @property
+    def of_channels(self):
+        """The convolution whose output is the votes summed over the window: what is g to it is (c, g)."""
+        return replace(self, C=1, G=self.C * self.G)
+
     def shape_of(self, operand):
         """Shape of ``x``, ``w``, ``out``, ``votes``, ``summed_votes``, ``dy``, ``dx`` or ``dw``."""
         return {

@@ -1,5 +1,6 @@
 """The public functions of routing: check, run, deliver."""
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
 from numbacaps.product import parse_product
 from numbacaps.routing import host, stored
-from numbacaps.routing.call import Problem, RoutingCall
-from numbacaps.routing.options import Options
+from numbacaps.routing.call import ALGORITHMS, Problem, RoutingCall, is_shared, rung
+from numbacaps.routing.options import Options, check_name
 from numbacaps.routing.runner import Runner, runner_of
 from numbacaps.shapes import geometry_of
 
@@ -59,10 +60,11 @@ def capsule_routing(
     .. code-block:: text
 
         V[n,p,oh,ow,c,kh,kw] = I[n,c, ...] @ K[p,c,kh,kw]     as numbacaps.capsule_votes; child (c, kh, kw), parent p
+        with votes="sum": V[n,p,oh,ow,c] = sum over kh, kw of these; child c
         dynamic:  r times: c = softmax(b); s = sum of c V; v = squash(s); b += <V, v>
         em:       r times: R from the last parents (E step); mean, variance and activation of each parent (M step)
 
-    No vote is stored: every iteration computes them again.
+    No vote is stored, unless it is a sum: every iteration computes them again.
 
     Parameters
     ----------
@@ -89,15 +91,16 @@ def capsule_routing(
     epsilon : float
         Added to EM routing's variances.
     votes : str
-        ``"children"``, or ``"sum"``: of an input channel one vote, summed over the window; then w may be (P, 1, KH, KW,
-        *T2), shared by all channels. Dynamic routing by ``"numpy"`` has it.
+        ``"children"``, or, of dynamic routing, ``"sum"``: of an input channel one vote, summed over the window, as in
+        SegCaps and DeepCaps; then w may be (P, 1, KH, KW, *T2), shared by all channels.
     couplings : bool
         Return the last iteration's couplings too.
     stride, padding, dilation, product, stream
         As :func:`numbacaps.capsule_conv2d`.
     algorithm : str
-        ``"fused"``, votes computed in every pass; ``"stored"``, votes written once and read, by the same passes, for
-        comparison; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, and ``"numpy"`` where there is no GPU.
+        ``"fused"``, votes computed in every pass; ``"stored"``, votes written once, in x's dtype, and read by the same
+        passes; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, of votes that are a ``"sum"`` ``"stored"``, and
+        ``"numpy"`` where there is no GPU.
     precision : str
         ``"ieee"``.
     out : array (N, P, OH, OW, *T3), optional
@@ -118,8 +121,8 @@ def capsule_routing(
     if not isinstance(couplings, (bool, np.bool_)):
         raise TypeError(f"couplings is {shown(couplings)}; it takes True or False")
     problem = Problem(
-        Options(routing, iterations, softmax_over, False, normalise, lam, epsilon),
-        *(votes, algorithm, precision, product, stride, padding, dilation),
+        Options(routing, iterations, softmax_over, False, normalise, lam, epsilon, votes),
+        *(algorithm, precision, product, stride, padding, dilation),
     )
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     with RoutingCall((x, w), more, problem, stream, out) as call:
@@ -181,8 +184,8 @@ def capsule_routing_backward(
         As :func:`capsule_routing`.
     """
     problem = Problem(
-        Options(routing, iterations, softmax_over, detach, normalise, lam, epsilon),
-        *(votes, algorithm, precision, product, stride, padding, dilation),
+        Options(routing, iterations, softmax_over, detach, normalise, lam, epsilon, votes),
+        *(algorithm, precision, product, stride, padding, dilation),
     )
     needs = _check_needs(needs)
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
@@ -193,14 +196,14 @@ def capsule_routing_backward(
 
 
 def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
-    """What :func:`capsule_routing` would run, and how many bytes stored votes would take.
+    """What :func:`capsule_routing` would run on a GPU, how often it computes votes, and how many bytes they take.
 
     Parameters
     ----------
     x_shape, w_shape : tuple of int, or arrays
     dtype : str or numpy.dtype
     options
-        Of :func:`capsule_routing` that are no arrays.
+        Of :func:`capsule_routing` that are no arrays; ``algorithm`` is ``"auto"``, ``"fused"`` or ``"stored"``.
 
     Raises
     ------
@@ -212,10 +215,17 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     }
     product = parse_product(options.pop("product", "ab,bc->ac"))
     how = {"stride": 1, "padding": 0, "dilation": 1} | window
-    geometry = geometry_of(_shape("x_shape", x_shape), _shape("w_shape", w_shape), product, **how)
+    algorithm = options.pop("algorithm", "auto")
+    check_name("algorithm", algorithm, ALGORITHMS[:-1])
+    form = Options(**options)
+    of_x, of_w = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
+    if form.is_summed and is_shared(of_x, of_w):
+        of_w = (of_w[0], of_x[1], *of_w[2:])
+    geometry = geometry_of(of_x, of_w, product, **how)
     if geometry.N == 0:
         raise ValueError("x_shape has N = 0; it takes 1 or more")
-    return Runner(geometry, _dtype(dtype), Options(**options)).explain()
+    name = rung(form) if algorithm == "auto" else algorithm
+    return Runner(geometry, _dtype(dtype), form, name == "stored").explain()
 
 
 # ---- on the device
@@ -227,7 +237,8 @@ def _operands(call):
         betas = call.operand("beta_u", 0), call.operand("beta_a", 0)
         return call.operand("activations", 1), *betas
     logits = call.operand("logits")
-    return (None if logits is None else logits.reshape(call.geometry.P, call.geometry.Q),)
+    children = prod(call.children)
+    return (None if logits is None else logits.reshape(call.geometry.P, children),)
 
 
 def _forward(call, couplings):
@@ -235,17 +246,18 @@ def _forward(call, couplings):
     g, o = call.geometry, call.problem.options
     y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
     a_out = call.room(shape) if o.is_em else None
-    found = call.room((*shape, g.C, g.KH, g.KW)) if couplings else None
+    found = call.room((*shape, *call.children)) if couplings else None
     if not call.signature.is_empty:
         x, w = _reshaped(call.call.operands(), (g.input_shape, g.kernel_shape))
         operands, results = _operands(call), [y.operand.reshaped((g.N, g.P, g.L, g.E3))]
         if o.is_em:
             results.append(a_out.reshape(g.N, g.P, g.L))
-        of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, g.Q)
+        children = prod(call.children)
+        of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
         is_stored = call.problem.name == "stored"
         runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
         if is_stored:
-            x = _stored(call, x, w)
+            _, x = _stored(call, x, w)
         runner.forward(x, w, operands, results, of_couplings, call.stream)
     more = (a_out,) if o.is_em else ()
     more = (*more, found) if couplings else more
@@ -253,11 +265,13 @@ def _forward(call, couplings):
 
 
 def _stored(call, x, w):
-    """The votes."""
-    g = call.geometry
-    votes = call.room((g.N, g.P, g.L, g.Q, g.E3))
-    stored.votes_of(g, x, w, votes, call.stream)
-    return votes
+    """Who makes votes, and the votes."""
+    g, how = call.geometry, (call.geometry, x, w, call.stream)
+    is_summed = call.problem.options.is_summed
+    made = stored.Sums(*how, call.keep) if is_summed else stored.Children(*how)
+    votes = call.room((g.N, g.P, g.L, prod(call.children), g.E3))
+    made.votes_of(votes)
+    return made, votes
 
 
 def _backward(call, needs):
@@ -274,7 +288,7 @@ def _backward(call, needs):
         shapes = g.input_shape, g.kernel_shape, (g.N, g.P, g.L, g.E3)
         *arrays, dy = _reshaped(call.call.operands(), shapes)
         d_results = [dy]
-        d_operands = [own["logits"].reshape(g.P, g.Q) if "logits" in own else None]
+        d_operands = [own["logits"].reshape(g.P, prod(call.children)) if "logits" in own else None]
         if o.is_em:
             d_out = _in_dtype(call)
             d_results.append(d_out.reshape(g.N, g.P, g.L))
@@ -285,10 +299,10 @@ def _backward(call, needs):
         runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
         how = _operands(call), d_results
         if is_stored:
-            votes = _stored(call, *arrays)
+            made, votes = _stored(call, *arrays)
             d_votes = call.room(votes.shape)
             runner.backward(votes, arrays[1], *how, d_votes, None, d_operands, call.stream)
-            stored.gradients_of(g, *arrays, d_votes, to, of_w, call.stream)
+            made.gradients_of(d_votes, to, of_w)
         else:
             runner.backward(*arrays, *how, to, of_w, d_operands, call.stream)
     elif own:
@@ -297,7 +311,7 @@ def _backward(call, needs):
     if "input" not in needs:
         given.pop("activations", None)
     more = {name: call.delivered(array) for name, array in given.items()}
-    return RoutingGradients(call.call.deliver(dx), call.call.deliver(dw), **more)
+    return RoutingGradients(call.call.deliver(dx), call.deliver_w(dw), **more)
 
 
 def _reshaped(operands, shapes):
@@ -327,7 +341,7 @@ def _arrays_on_host(call):
         np.asarray(getattr(one.array, "_ary", one.array)).reshape(shape)
         for one, shape in zip(call.call.operands(), shapes)
     ]
-    return arrays, host.make_votes(call.geometry, *arrays[:2], call.problem.votes)
+    return arrays, host.make_votes(call.geometry, *arrays[:2], call.problem.options.votes)
 
 
 def _children_on_host(call):
@@ -348,7 +362,7 @@ def _forward_on_host(call, couplings):
     g, o = call.geometry, call.problem.options
     y = call.call.result("y")
     if call.signature.is_empty:
-        _, V = None, np.empty((0, g.L, g.Q, g.P, g.E3))
+        _, V = None, np.empty((0, g.L, prod(call.children), g.P, g.E3))
     else:
         _, V = _arrays_on_host(call)
     with np.errstate(all="ignore"):
@@ -362,9 +376,7 @@ def _forward_on_host(call, couplings):
         written[...] = np.moveaxis(found, 2, 1).reshape(written.shape)
     more = [] if a_out is None else [np.moveaxis(a_out, 2, 1).reshape(g.N, g.P, g.OH, g.OW)]
     if couplings:
-        taps = (1, 1) if call.problem.votes == "sum" else (g.KH, g.KW)
-        c = np.moveaxis(c, 3, 1)
-        more.append(c.reshape(g.N, g.P, g.OH, g.OW, g.C, *taps))
+        more.append(np.moveaxis(c, 3, 1).reshape(g.N, g.P, g.OH, g.OW, *call.children))
     return call.call.deliver(y), *(call.delivered(one) for one in more)
 
 
@@ -389,7 +401,7 @@ def _backward_on_host(call, needs):
             else:
                 dV, d_logits = host.dynamic_backward(V, _logits_on_host(call), dv, o)
                 own = {"logits": d_logits.reshape(call.shape_of("logits"))}
-            found = host.votes_backward(g, x, w, dV, call.problem.votes)
+            found = host.votes_backward(g, x, w, dV, o.votes)
         for result, gradient in zip((dx, dw), found):
             if result is not None:
                 written = result.operand.array
@@ -401,10 +413,7 @@ def _backward_on_host(call, needs):
         for name, array in own.items()
         if call.was_given(name) and name not in left
     }
-    of_w = call.call.deliver(dw)
-    if call.shared and of_w is not None:
-        of_w = of_w.sum(1, keepdims=True)
-    return RoutingGradients(call.call.deliver(dx), of_w, **more)
+    return RoutingGradients(call.call.deliver(dx), call.deliver_w(dw), **more)
 
 
 _GRADIENTS = ("activations", "beta_u", "beta_a", "logits")

@@ -1,19 +1,21 @@
 """A call of routing: its arguments accepted, its arrays where the algorithm takes them, its results delivered."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from numbacaps.algorithms.registry import AUTO
-from numbacaps.arrays import check_together, contiguous, describe
+from numbacaps.arrays import check_together, contiguous, describe, repeated
 from numbacaps.call import Call
 from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
+from numbacaps.limits import check_limits
 from numbacaps.messages import shown
-from numbacaps.routing.options import Options, check_given, check_name, check_votes
+from numbacaps.routing.options import Options, check_given, check_name
 from numbacaps.routing.pack import make_pack, make_unpack
 from numbacaps.routing.passes import run
 from numbacaps.routing.shape import TEAM_THREADS
@@ -28,14 +30,11 @@ class Problem:
     Attributes
     ----------
     options : numbacaps.routing.options.Options
-    votes : str
-        "children" or "sum".
     algorithm, precision, product : str
     stride, padding, dilation : int or pair of int
     """
 
     options: Options
-    votes: str = "children"
     algorithm: str = "auto"
     precision: str = "ieee"
     product: str = "ab,bc->ac"
@@ -44,28 +43,36 @@ class Problem:
     dilation: object = 1
 
     def __post_init__(self):
-        check_votes(self.votes, self.options)
         check_name("algorithm", self.algorithm, ALGORITHMS)
         check_name("precision", self.precision, ("ieee",))
-        if self.votes == "sum" and self.name != "numpy":
-            raise ValueError(f"votes is 'sum'; algorithm {self.name!r} takes 'children'")
 
     @property
     def name(self):
         """The algorithm, where "auto" was asked for."""
         if self.algorithm != "auto":
             return self.algorithm
-        return "numpy" if AUTO[0] == "numpy" else "fused"
+        return "numpy" if AUTO[0] == "numpy" else rung(self.options)
 
 
-def shapes_of_operands(geometry, votes="children"):
+def rung(options):
+    """The kernels that are used unless somebody names others: a sum over a window costs more than to read it again."""
+    return "stored" if options.is_summed else "fused"
+
+
+def children_of(geometry, options):
+    """(C, KH, KW), whose product is a position's children; (C, 1, 1) where votes are summed over the window."""
+    g = geometry
+    return (g.C, 1, 1) if options.is_summed else (g.C, g.KH, g.KW)
+
+
+def shapes_of_operands(geometry, options):
     """The shapes of all operands besides x, w and dy, by name."""
     g = geometry
     return {
         "activations": (g.N, g.C, g.H, g.W),
         "beta_u": (g.P,),
         "beta_a": (g.P,),
-        "logits": (g.P, g.C) if votes == "sum" else (g.P, g.C, g.KH, g.KW),
+        "logits": (g.P, g.C) if options.is_summed else (g.P, g.C, g.KH, g.KW),
         "d_activations": (g.N, g.P, g.OH, g.OW),
     }
 
@@ -89,21 +96,18 @@ class RoutingCall:
 
     def __init__(self, arrays, more, problem, stream=None, out=None):
         p = self.problem = problem
-        self.shared = p.votes == "sum" and _is_shared(*arrays[:2])
-        if self.shared:
-            x, w, *dy = arrays
-            arrays = (x, np.broadcast_to(w, (w.shape[0], x.shape[1], *w.shape[2:])), *dy)
-        on_host = p.name == "numpy"
+        self.shared = False
+        if p.options.is_summed:
+            arrays = self._of_channels(*arrays)
+        self.on_host, outs = p.name == "numpy", {"y": ("out", out)}
         how = p.stride, p.padding, p.dilation, p.product
-        algorithm = {"stored": "indexed"}.get(p.name, p.name)
-        outs = {"y": ("out", out)}
+        algorithm = "numpy" if self.on_host else "fused"
         self.call = Call(arrays, *how, algorithm=algorithm, stream=stream, outs=outs)
-        self.signature, self.stream, self.on_host = (
-            self.call.signature,
-            self.call.stream,
-            on_host,
-        )
+        self.signature, self.stream = self.call.signature, self.call.stream
         self.geometry = self.signature.geometry
+        if p.name == "stored" and p.options.is_summed:
+            passes = ("input", "kernel") if len(arrays) > 2 else ("forward",)
+            check_limits(self.geometry.of_channels, "fused", passes)
         self.sums = sum_dtype(self.signature.dtype)
         check_given(more, p.options)
         self._more = {
@@ -117,9 +121,20 @@ class RoutingCall:
             check_together([describe("x", arrays[0]), operand])
         self._check_activations()
 
+    def _of_channels(self, x, w, *dy):
+        """The arrays, with a kernel of its own for every channel where all share one."""
+        of_x, of_w = describe("x", x), describe("w", w)
+        self.shared = is_shared(of_x.shape, of_w.shape)
+        return x, repeated(of_w, 1, of_x.shape[1]) if self.shared else w, *dy
+
     def shape_of(self, name):
         """Of an operand besides x and w."""
-        return shapes_of_operands(self.geometry, self.problem.votes)[name]
+        return shapes_of_operands(self.geometry, self.problem.options)[name]
+
+    @property
+    def children(self):
+        """(C, KH, KW), or (C, 1, 1); see :func:`children_of`."""
+        return children_of(self.geometry, self.problem.options)
 
     def _check_activations(self):
         given = self._more.get("activations")
@@ -198,6 +213,21 @@ class RoutingCall:
             self.stream.synchronize()
         return host
 
+    def deliver_w(self, dw):
+        """The kernel's gradient as the caller gets it: the sum over the channels that share the kernel; None for None."""
+        found = self.call.deliver(dw)
+        if found is None or not self.shared:
+            return found
+        if isinstance(found, np.ndarray):
+            return found.sum(1, keepdims=True, dtype=self.sums).astype(found.dtype)
+        P, C, *rest = found.shape
+        wide = found if found.dtype == self.sums else self._wide(found)
+        last = gather(describe("dw", wide), (*range(1, wide.ndim), 0), self.stream)
+        total, size = self.room((P, 1, *rest)), prod(rest)
+        kernel, grid = make_unpack(P, self.signature.dtype), ceil_div(size * P, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (self.keep(last), total, size, C), self.stream)
+        return total.bind(self.stream)
+
     @property
     def gives_device(self):
         """The caller's arrays are on the device."""
@@ -209,12 +239,6 @@ def _host(operand):
     return np.asarray(getattr(operand.array, "_ary", operand.array))
 
 
-def _is_shared(x, w):
-    """Whether all input channels have one kernel."""
-    return (
-        isinstance(w, np.ndarray)
-        and isinstance(x, np.ndarray)
-        and w.ndim > 4
-        and x.ndim > 4
-        and w.shape[1] == 1
-    )
+def is_shared(x_shape, w_shape):
+    """Whether all input channels, of which there are several, have one kernel."""
+    return min(len(x_shape), len(w_shape)) > 1 and w_shape[1] == 1 < x_shape[1]

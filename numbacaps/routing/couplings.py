@@ -35,7 +35,7 @@ def make_couplings(shape, stored, form):
     @cuda.jit
     def routing_couplings_kernel(
         x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
-        w,  # in   (I, E2, P)
+        w,  # in   (Q, E2, P)
         prior,  # in
         norm,  # in
         states,  # in

@@ -5,9 +5,11 @@ end)``: it adds to dV what reaches the votes V in the iterations first to end, a
 
     input     a team owns an input capsule of some images, and walks over the windows that cover it
               dx = sum of dV @ w^T, over the taps, then over the parents
-    kernel    a team owns some rows of a child's kernel capsules, and walks over a part of the images and positions
+    kernel    a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions
               dw = sum of x^T @ dV
     votes     a team owns a child, and writes dV; of votes that are stored
+
+Where a child has several taps, what reaches its vote reaches each of them, and each of their owners computes it anew.
 
 Nothing is added by two threads at once, and everything in one order.
 """
@@ -50,7 +52,7 @@ def make_input_gradient(shape, form):
     (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, OWN, ROW = shape.elements, shape.scalars, M * E1, J * D3
-    ZERO = sums.type(0)
+    TAPS, ZERO = shape.taps, sums.type(0)
     _, write = conversions(shape.dtype)
     reach, parent = make_reach(shape, False, form), make_parent(shape)
     team_sum, _ = make_team_functions(TEAM)
@@ -59,7 +61,7 @@ def make_input_gradient(shape, form):
     @cuda.jit
     def routing_input_gradient_kernel(
         x,  # in   (N, C, H, W, E1)
-        w,  # in   (I, E2, P)
+        w,  # in   (Q, E2, P)
         prior,  # in
         norm,  # in
         total,  # in
@@ -98,7 +100,8 @@ def make_input_gradient(shape, form):
                 left = w_in + PW - kw * DW
                 if left < 0 or left % SW != 0 or left // SW >= OW:
                     continue
-                l, i = top // SH * OW + left // SW, (c * KH + kh) * KW + kw
+                l, q = top // SH * OW + left // SW, c * (KH * KW) + kh * KW + kw
+                i = q // TAPS
                 reach(
                     dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
                 )  # fmt: skip
@@ -113,7 +116,7 @@ def make_input_gradient(shape, form):
                         for j in range(J):
                             for d3 in range(D3):
                                 e2 = (g * D2 + d2) * D3 + d3
-                                row[j * D3 + d3] = w[at((i * E2 + e2) * P + parent(lane, j))]
+                                row[j * D3 + d3] = w[at((q * E2 + e2) * P + parent(lane, j))]
                         for m in range(M):
                             for d1 in range(D1):
                                 value = ZERO
@@ -139,9 +142,9 @@ def make_input_gradient(shape, form):
 
 @cache
 def make_kernel_gradient(shape, form, rows):
-    """Kernel that owns rows of kernel capsules: ``rows`` of D2, for every g."""
+    """Kernel that owns rows of kernel capsules: ``rows`` of D2, for every g; a child's first tap owns its prior too."""
     g = shape.geometry
-    L, P, CHILDREN = g.L, g.P, shape.children
+    L, P, Q, CHILDREN, TAPS = g.L, g.P, g.Q, shape.children, shape.taps
     G, D1, D2, D3, E1, E2, E3 = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ROWS, OWN = shape.elements, shape.scalars, rows, J * G * rows * D3
@@ -154,13 +157,13 @@ def make_kernel_gradient(shape, form, rows):
     @cuda.jit
     def routing_kernel_gradient_kernel(
         x,  # in   (N, C, H, W, E1)
-        w,  # in   (I, E2, P)
+        w,  # in   (Q, E2, P)
         prior,  # in
         norm,  # in
         total,  # in
         states,  # in
         slopes,  # in
-        dw,  # out  (splits, I, E2, P)
+        dw,  # out  (splits, Q, E2, P)
         d_prior,  # out  (splits, I, P)
         N,
         count,  # groups of images and positions of a team
@@ -176,13 +179,14 @@ def make_kernel_gradient(shape, form, rows):
         )
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
-        inside = unit < (D2 + ROWS - 1) // ROWS * CHILDREN
+        inside = unit < (D2 + ROWS - 1) // ROWS * Q
         unit = unit if inside else 0
-        i, begin = unit % CHILDREN, unit // CHILDREN * ROWS
+        q, begin = unit % Q, unit // Q * ROWS
+        i = q // TAPS
         groups = (N + M - 1) // M * L
-        to = cuda.blockIdx.y * CHILDREN + i
+        to, to_prior = cuda.blockIdx.y * Q + q, cuda.blockIdx.y * CHILDREN + i
         for j in range(J):
-            d_own[j] = d_prior[at(to * P + parent(lane, j))] if more else ZERO
+            d_own[j] = d_prior[at(to_prior * P + parent(lane, j))] if more else ZERO
             for g in range(G):
                 for r in range(ROWS):
                     for d3 in range(D3):
@@ -197,7 +201,7 @@ def make_kernel_gradient(shape, form, rows):
             place = place if live else 0
             l, n = place % L, place // L * M
             reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
-            where = capsule(l, i)
+            where = capsule(l, q)
             for m in range(M):
                 if live and n + m < N:
                     for j in range(J):
@@ -224,8 +228,8 @@ def make_kernel_gradient(shape, form, rows):
                                 dw[at((to * E2 + e2) * P + parent(lane, j))] = own[
                                     ((j * G + g) * ROWS + r) * D3 + d3
                                 ]
-                if begin == 0:
-                    d_prior[at(to * P + parent(lane, j))] = d_own[j]
+                if begin == 0 and q % TAPS == 0:
+                    d_prior[at(to_prior * P + parent(lane, j))] = d_own[j]
 
     return routing_kernel_gradient_kernel
 

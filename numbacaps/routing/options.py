@@ -34,6 +34,9 @@ class Options:
         Of EM routing: what the inverse temperature grows to.
     epsilon : float
         Of EM routing: added to variances.
+    votes : str
+        A vote of each child of a window ("children"), or, of dynamic routing, one of each input channel, the "sum" of those
+        of its window.
 
     Raises
     ------
@@ -48,12 +51,14 @@ class Options:
     normalise: str = "window"
     lam: float = 0.01
     epsilon: float = 1e-6
+    votes: str = "children"
 
     def __post_init__(self):
         for name, takes in (
             ("routing", ROUTINGS),
             ("softmax_over", SOFTMAX_OVER),
             ("normalise", NORMALISE),
+            ("votes", VOTES),
         ):
             check_name(name, getattr(self, name), takes)
         if not is_int(self.iterations):
@@ -70,10 +75,19 @@ class Options:
             if not 0 <= value < math.inf or name == "epsilon" and value == 0:
                 least = "more than 0" if name == "epsilon" else "0 or more"
                 raise ValueError(f"{name} is {value}; it takes a finite number, {least}")
+        if self.is_summed and self.is_em:
+            raise ValueError(
+                "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
+            )
 
     @property
     def is_em(self):
         return self.routing == "em"
+
+    @property
+    def is_summed(self):
+        """A child is an input channel, whose vote is a sum over the window."""
+        return self.votes == "sum"
 
     @property
     def first(self):
@@ -84,15 +98,6 @@ class Options:
     def temperatures(self):
         """The inverse temperature of every iteration of EM routing."""
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
-
-
-def check_votes(votes, options):
-    """Refuse votes that are no kind, or none of a form."""
-    check_name("votes", votes, VOTES)
-    if votes == "sum" and options.is_em:
-        raise ValueError(
-            "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
-        )
 
 
 def check_given(given, options):

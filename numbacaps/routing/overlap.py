@@ -33,7 +33,7 @@ def make_of_children(shape, stored, form):
     @cuda.jit
     def em_of_children_kernel(
         x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
-        w,  # in   (I, E2, P)
+        w,  # in   (Q, E2, P)
         prior,  # in
         norm,  # in
         states,  # in

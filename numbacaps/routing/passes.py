@@ -52,14 +52,16 @@ class Passes:
     dtype : numpy.dtype
     options : numbacaps.routing.options.Options
     stored : bool
-        x is votes, (N, P, L, I, E).
+        x is votes, (N, P, L, I, E); where they are summed over the window, I is C.
     splits : int, optional
         That add up the gradients of what all images share; those of a part of a batch are those of its first part.
     """
 
     def __init__(self, geometry, dtype, options, stored=False, splits=None):
+        if stored and options.is_summed:
+            geometry = geometry.of_summed_votes
         self.geometry, self.options, self.stored = geometry, options, stored
-        self.shape = Shape.of(geometry, dtype)
+        self.shape = Shape.of(geometry, dtype, options.is_summed)
         # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
@@ -102,13 +104,13 @@ class Passes:
 
     def backward_shapes(self):
         """Workspace of the backward pass."""
-        g, splits = self.shape.geometry, self.splits
+        g, splits, children = self.shape.geometry, self.splits, self.shape.children
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
-        found["d_prior"] = splits, g.Q, g.P
+        found["d_prior"] = splits, children, g.P
         found["d_capsules"] = self.geometry.N, self.shape.capsules
         if self.stored:
-            found["d_children"] = self.geometry.N, self.geometry.L, g.Q
+            found["d_children"] = self.geometry.N, self.geometry.L, children
         else:
             found["dw"] = splits, g.Q, g.E2, g.P
         return found | self._more_shapes(backward=True)
@@ -123,12 +125,26 @@ class Passes:
         most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * g.D3))
         return ceil_div(g.D2, ceil_div(g.D2, min(g.D2, most)))
 
+    @property
+    def _owners(self):
+        """Teams that have the kernel's gradient, or that of stored votes, if nothing is shared."""
+        g = self.shape.geometry
+        return self.shape.children if self.stored else g.Q * ceil_div(g.D2, self._rows)
+
+    @property
+    def times(self):
+        """How often all votes are computed, forward and backward; where they are stored, their own gradients apart."""
+        if self.stored:
+            return 1, 1
+        o, taps = self.options, self.shape.taps
+        of_owners = taps * (1 + ceil_div(self.geometry.D2, self._rows))
+        return o.iterations, 2 * o.iterations - 1 - o.first + of_owners
+
     def _wanted_splits(self):
-        """Teams that share what owners of children walk over."""
+        """Teams that share what an owner walks over."""
         shape = self.backward_shape
-        rows = 1 if self.stored else ceil_div(self.geometry.D2, self._rows)
         groups = shape.groups(self.geometry.N)
-        wanted = max(1, teams_wanted(shape) // (shape.children * rows))
+        wanted = max(1, teams_wanted(shape) // self._owners)
         return ceil_div(groups, ceil_div(groups, min(groups, wanted)))
 
     def _pack(self, w, room, stream):
@@ -165,7 +181,7 @@ class Passes:
         count = ceil_div(shape.groups(N), splits)
         if self.stored:
             kernel = make_votes_gradient(shape, form)
-            grid = ceil_div(shape.children, shape.teams), splits
+            grid = ceil_div(self._owners, shape.teams), splits
             arguments = (*arrays, dx, room["d_children"], room["d_prior"])
             arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             return run(kernel, grid, TEAM_THREADS, arguments, stream)
@@ -176,7 +192,7 @@ class Passes:
             run(kernel, across * g.H * g.W, TEAM_THREADS, arguments, stream)
         if wants_kernel:
             kernel = make_kernel_gradient(shape, form, self._rows)
-            grid = ceil_div(shape.children * ceil_div(g.D2, self._rows), shape.teams), splits
+            grid = ceil_div(self._owners, shape.teams), splits
             arguments = (*arrays, room["dw"], room["d_prior"])
             arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             run(kernel, grid, TEAM_THREADS, arguments, stream)

@@ -40,7 +40,7 @@ def make_reduce(shape, stored, form, joined):
     @cuda.jit
     def routing_reduce_kernel(
         x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
-        w,  # in   (I, E2, P)
+        w,  # in   (Q, E2, P)
         prior,  # in   what the form takes of the children
         norm,  # in   what the form takes of the capsules, of every iteration
         total,  # in   the same

@@ -29,7 +29,7 @@ class Runner:
     dtype : numpy.dtype
     options : numbacaps.routing.options.Options
     stored : bool
-        x is votes (N, P, L, I, E).
+        x is votes (N, P, L, I, E), where I is C if they are summed over the window.
     part : int, optional
         Images that are routed at once.
 
@@ -82,7 +82,9 @@ class Runner:
 
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""
-        return prod(self.geometry.votes_shape) * self.dtype.itemsize
+        g = self.geometry
+        shape = g.summed_votes_shape if self.options.is_summed else g.votes_shape
+        return prod(shape) * self.dtype.itemsize
 
     def _parts(self):
         """(passes, images) of every part, the images as a slice."""
@@ -191,20 +193,24 @@ class Runner:
         return flat[: array.size].reshape(array.shape)
 
     def explain(self):
-        """What is launched, and what a stored vote would have taken."""
+        """What is launched, how often votes are computed, and what they take or would take in memory."""
         o, g, first = self.options, self.geometry, self._passes[self.part]
         split, shape = first._split(first.shape, first.forward_form), first.shape
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
         states = prod(first.states_shape) * first.sums.itemsize
+        owners = "one for the votes" if self.stored else "one for x and one for w"
+        forward, backward = first.times
+        take = "stored, they take" if self.stored else "stored votes would take"
         return "\n".join(
             (
                 f"{o.routing} routing, {o.iterations} iterations, {form}: {first.shape.children} children of each of "
                 f"{g.N * g.L} positions for {g.P} parents",
                 f"forward: {o.iterations} passes over the children, {shape.team} lanes a team, {shape.images} images "
                 f"a team, {split.parts * split.blocks} teams of {split.children} children each share a position",
-                f"backward: {o.iterations - 1 - o.first} passes more, then one for x and one for w",
-                f"memory: {ceil_div(g.N, self.part)} parts of {self.part} images, states {states} bytes; stored votes would "
-                f"take {self.votes_nbytes()} bytes",
+                f"backward: {o.iterations - 1 - o.first} passes more, then {owners}",
+                f"votes: computed {forward} times forward and {backward} backward, {g.flop} FLOP each time; {take} "
+                f"{self.votes_nbytes()} bytes",
+                f"memory: {ceil_div(g.N, self.part)} parts of {self.part} images, states {states} bytes",
             )
         )
 

@@ -36,19 +36,22 @@ class Shape:
         Of x and w, or of the votes.
     images : int
         That a team takes at once.
+    taps : int
+        Products whose sum is a vote: one, or all of a window.
     """
 
     geometry: Geometry
     dtype: np.dtype
     images: int = 1
+    taps: int = 1
 
     @classmethod
-    def of(cls, geometry, dtype):
-        """The shape for a geometry; a window that is the whole input becomes channels."""
-        g = geometry.without_window
+    def of(cls, geometry, dtype, is_summed=False):
+        """The shape for a geometry; a window that is the whole input becomes channels, unless votes are summed over it."""
+        g = geometry if is_summed else geometry.without_window
         few_rows = g.D1 * g.E3 < 32 and not SIMULATED
         images = 4 if few_rows and g.N >= 8 and g.P <= WARP else 1
-        return cls(g.of_one_image, dtype, images)
+        return cls(g.of_one_image, dtype, images, g.KH * g.KW if is_summed else 1)
 
     @property
     def sums(self):
@@ -57,8 +60,8 @@ class Shape:
 
     @property
     def children(self):
-        """Of a position."""
-        return self.geometry.Q
+        """Of a position: child i has the taps from ``i * taps`` on of the position's Q."""
+        return self.geometry.Q // self.taps
 
     @property
     def capsules(self):

@@ -1,8 +1,10 @@
 """Where votes come from: computed from x and the packed kernel whenever they are needed, or read where they are stored.
 
     votes(V, x, w, n, l, i, lane, N)    of a source, V[m, j, e]: the votes of child i at position l of images n, n + 1, ...
-    capsule(l, i)                       the child's number in its image; -1 in the padding
-    w's index                           (i, e2, p): what lies next to each other is what lanes read together
+    capsule(l, q)                       number in its image of the capsule under tap q = (c, kh, kw); -1 in the padding
+    w's index                           (q, e2, p): what lies next to each other is what lanes read together
+
+A child is a tap, or, where votes are summed over the window, a channel c with all its taps.
 
 Lanes without a parent compute the last parent again; the result is not read.
 """
@@ -27,7 +29,7 @@ def make_parent(shape):
 
 @cache
 def make_capsule(shape):
-    """Device function ``capsule(l, i)`` of the window's children."""
+    """Device function ``capsule(l, q)`` of the window's taps."""
     g = shape.geometry
     H, W, KH, KW, OW = g.H, g.W, g.KH, g.KW, g.OW
     SH, SW = g.stride
@@ -35,10 +37,10 @@ def make_capsule(shape):
     DH, DW = g.dilation
 
     @cuda.jit(device=True, forceinline=True)
-    def capsule(l, i):
-        kw = i % KW
-        kh = i // KW % KH
-        c = i // (KW * KH)
+    def capsule(l, q):
+        kw = q % KW
+        kh = q // KW % KH
+        c = q // (KW * KH)
         row = l // OW * SH + kh * DH - PH
         column = l % OW * SW + kw * DW - PW
         if row < 0 or row >= H or column < 0 or column >= W:
@@ -50,12 +52,12 @@ def make_capsule(shape):
 
 @cache
 def make_computed(shape):
-    """Device function ``votes`` that multiplies."""
+    """Device function ``votes`` that multiplies, and adds what the child's taps make."""
     g = shape.geometry
     G, D1, D2, D3, E1, E2, E3, P = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3, g.P
     CAPSULES = g.C * g.H * g.W
     M, J, ROW = shape.images, shape.parents, shape.parents * g.D3
-    sums = shape.sums
+    TAPS, sums = shape.taps, shape.sums
     ZERO, ELEMENTS = sums.type(0), shape.elements
     read, _ = conversions(shape.dtype)
     capsule, parent = make_capsule(shape), make_parent(shape)
@@ -63,25 +65,27 @@ def make_computed(shape):
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
         row = cuda.local.array(ROW, sums)
-        place = capsule(l, i)
         for e in range(ELEMENTS):
             V[e] = ZERO
-        for g in range(G):
-            for d2 in range(D2):
-                for j in range(J):
-                    for d3 in range(D3):
-                        e2 = (g * D2 + d2) * D3 + d3
-                        row[j * D3 + d3] = w[at((i * E2 + e2) * P + parent(lane, j))]
-                for m in range(M):
-                    first = (min(n + m, N - 1) * CAPSULES + max(place, 0)) * E1
-                    for d1 in range(D1):
-                        value = ZERO  # padding is zeros that multiply like any other value
-                        if place >= 0:
-                            value = read(x[at(first + (g * D1 + d1) * D2 + d2)])
-                        for j in range(J):
-                            for d3 in range(D3):
-                                e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
-                                V[e] += value * row[j * D3 + d3]
+        for tap in range(TAPS):
+            q = i * TAPS + tap
+            place = capsule(l, q)
+            for g in range(G):
+                for d2 in range(D2):
+                    for j in range(J):
+                        for d3 in range(D3):
+                            e2 = (g * D2 + d2) * D3 + d3
+                            row[j * D3 + d3] = w[at((q * E2 + e2) * P + parent(lane, j))]
+                    for m in range(M):
+                        first = (min(n + m, N - 1) * CAPSULES + max(place, 0)) * E1
+                        for d1 in range(D1):
+                            value = ZERO  # padding is zeros that multiply like any other value
+                            if place >= 0:
+                                value = read(x[at(first + (g * D1 + d1) * D2 + d2)])
+                            for j in range(J):
+                                for d3 in range(D3):
+                                    e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
+                                    V[e] += value * row[j * D3 + d3]
 
     return votes
 

@@ -1,14 +1,15 @@
 """Routing for PyTorch: an operator with gradients.
 
 On CUDA tensors numbacaps' kernels compute the votes again in every pass, forward and backward, and nothing is saved but
-the operands; on CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
+the operands; votes that are summed over the window are computed once a call, and stored until it ends. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
 softmax is.
 """
 
 import torch
 
 from numbacaps.product import parse_product
-from numbacaps.routing.options import Options, check_given, check_votes
+from numbacaps.routing.call import is_shared, shapes_of_operands
+from numbacaps.routing.options import Options, check_given
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch import routing_kernels as kernels
@@ -21,7 +22,7 @@ from numbacaps.torch.operators import shape_of_output
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
 _HOW = (
     "str routing, int iterations, str softmax_over, bool detach, str normalise, float lam, float epsilon, "
-    "int[2] stride, int[2] padding, int[2] dilation, str product"
+    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product"
 )
 _library = torch.library.Library("numbacaps", "FRAGMENT")
 _library.define(f"capsule_routing({_TENSORS}, {_HOW}) -> (Tensor, Tensor)")
@@ -29,7 +30,16 @@ _library.define(
     f"capsule_routing_gradient(Tensor dy, Tensor d_activations, {_TENSORS}, {_HOW}) -> Tensor[]"
 )
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
-OPTIONS = ("routing", "iterations", "softmax_over", "detach", "normalise", "lam", "epsilon")
+OPTIONS = (
+    "routing",
+    "iterations",
+    "softmax_over",
+    "detach",
+    "normalise",
+    "lam",
+    "epsilon",
+    "votes",
+)
 WINDOW = ("stride", "padding", "dilation", "product")
 
 
@@ -43,6 +53,14 @@ def _named(how):
 def _given(tensors):
     """Those that are given, by name."""
     return {name: tensor for name, tensor in zip(_NAMES, tensors) if tensor is not None}
+
+
+def _full(tensors):
+    """In float32, of float64 in float64."""
+    return [
+        tensor if tensor is None or tensor.dtype == torch.float64 else tensor.float()
+        for tensor in tensors
+    ]
 
 
 def _shapes(x, w, how):
@@ -65,7 +83,7 @@ def _on_cuda(*arguments):
         y_shape, a_shape = _shapes(x, w, how)
         return x.new_empty(y_shape), x.new_empty(a_shape)
     y, a = kernels.route(x, w, more, *form)
-    return y, x.new_empty(0) if a is None else a
+    return y.to(tensors[0].dtype), tensors[0].new_empty(0) if a is None else a
 
 
 def _gradient_on_cuda(dy, d_activations, *arguments):
@@ -76,38 +94,39 @@ def _gradient_on_cuda(dy, d_activations, *arguments):
     if not dy.shape[0]:
         return [torch.zeros_like(tensor) for tensor in given.values()]
     x, w, *others = _of_kernels(given, how)
-    found = kernels.gradients(x, w, dy, d_activations, *others)
-    return [found[name] for name in given]
+    found = kernels.gradients(x, w, dy.to(x.dtype), d_activations, *others)
+    return [found[name].to(tensor.dtype) for name, tensor in given.items()]
 
 
 def _of_kernels(given, how):
-    """x, w, what is given besides, the options, the window."""
+    """x, w, what is given besides, the options, the window; votes that are stored are in full precision."""
     options, window = _named(how)
+    options = Options(**options)
+    if options.is_summed:
+        given = dict(zip(given, _full(given.values())))
     more = {name: tensor for name, tensor in given.items() if name not in ("x", "w")}
-    return given["x"], given["w"], more, Options(**options), tuple(window.values())
+    return given["x"], given["w"], more, options, tuple(window.values())
 
 
 # ---- CPU
 
 
-def _geometry(x, w, window, shared=False):
+def _geometry(x, w, window):
     product = parse_product(window["product"])
-    w_shape = (w.shape[0], x.shape[1], *w.shape[2:]) if shared else w.shape
     how = {name: window[name] for name in ("stride", "padding", "dilation")}
-    return product, geometry_of(tuple(x.shape), tuple(w_shape), product, **how)
+    return product, geometry_of(tuple(x.shape), tuple(w.shape), product, **how)
 
 
-def _routed(tensors, how, summed=False):
+def _routed(tensors, how):
     """Capsules, and of EM routing activations, by plain PyTorch."""
     given, (options, window) = _given(tensors), _named(how)
     options, x, w = Options(**options), given["x"], given["w"]
-    shared = summed and w.shape[1] == 1
-    product, g = _geometry(x, w, window, shared)
+    product, g = _geometry(x, w, window)
     wide = torch.promote_types(x.dtype, torch.float32)
     sizes = product.sizes(x.shape[4:], w.shape[4:])
     of_x = _canonical(x.to(wide), product.x, product.g, product.d1, product.d2)
     of_w = _canonical(w.to(wide), product.w, product.g, product.d2, product.d3)
-    V = plain.votes(of_x, of_w, g, summed)
+    V = plain.votes(of_x, of_w, g, options.is_summed)
     more = {name: tensor.to(wide) for name, tensor in given.items() if name not in ("x", "w")}
     a = x.new_empty(0)
     if options.is_em:
@@ -196,7 +215,10 @@ def _backward(context, dy, d_activations):
     found = iter(found)
     gradients = [None if tensor is None else next(found) for tensor in tensors]
     wanted = zip(gradients, context.needs_input_grad)
-    return (*(one if is_wanted else None for one, is_wanted in wanted), *[None] * 11)
+    return (
+        *(one if is_wanted else None for one, is_wanted in wanted),
+        *[None] * (len(OPTIONS) + len(WINDOW)),
+    )
 
 
 torch.library.register_autograd(
@@ -205,15 +227,11 @@ torch.library.register_autograd(
 
 
 def _autocast(device):
-    """Routing in float32, of float64 in float64."""
+    """Routing in full precision."""
 
     def run(*arguments):
-        tensors = [
-            tensor if tensor is None or tensor.dtype == torch.float64 else tensor.float()
-            for tensor in arguments[:6]
-        ]
         with torch.autocast(device, enabled=False):
-            return _routing(*tensors, *arguments[6:])
+            return _routing(*_full(arguments[:6]), *arguments[6:])
 
     return run
 
@@ -223,7 +241,7 @@ _library.impl("capsule_routing", _autocast("cpu"), "AutocastCPU")
 
 
 def capsule_routing(
-    x, w, *, activations=None, beta_u=None, beta_a=None, logits=None, votes="children",
+    x, w, *, activations=None, beta_u=None, beta_a=None, logits=None,
     stride=1, padding=0, dilation=1, product="ab,bc->ac", **options,
 ):  # fmt: skip
     """Parent capsules by routing, with gradients; as :func:`numbacaps.capsule_routing`.
@@ -234,45 +252,34 @@ def capsule_routing(
     w : Tensor (P, C, KH, KW, *T2)
     activations : Tensor (N, C, H, W), optional
     beta_u, beta_a : Tensors (P,), optional
-    logits : Tensor (P, C, KH, KW), optional
-    votes : str
-        "children", or "sum", which is plain PyTorch on every device.
+    logits : Tensor (P, C, KH, KW), of summed votes (P, C), optional
     stride, padding, dilation, product
         Those of the window.
     options
-        ``routing``, ``iterations``, ``softmax_over``, ``normalise``, ``lam``, ``epsilon``; and ``detach``: the last
-        iteration's couplings count as constants in the gradient.
+        ``routing``, ``iterations``, ``softmax_over``, ``normalise``, ``lam``, ``epsilon``, ``votes``; and ``detach``:
+        the last iteration's couplings count as constants in the gradient.
 
     Returns
     -------
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
     form = Options(**options)
-    check_votes(votes, form)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     how = *(getattr(form, name) for name in OPTIONS), *window, product
+    if form.is_summed and is_shared(x.shape, w.shape):
+        w = w.expand(-1, x.shape[1], *w.shape[2:])
     tensors = x, w, *given.values()
-    _check_shapes(x, w, given, window, product, votes)
-    if votes == "sum":
-        return _routed(tensors, how, summed=True)[0]
+    _check_shapes(x, w, given, form, dict(zip(WINDOW, how[len(OPTIONS) :])))
     refuse_tangents(x=x, w=w, **given)
     y, a = _routing(*tensors, *how)
     return (y, a) if form.is_em else y
 
 
-def _check_shapes(x, w, given, window, product, votes):
+def _check_shapes(x, w, given, options, window):
     """Refuse operands that do not fit x and w."""
-    window = dict(zip(WINDOW, (*window, product)))
-    _geometry(x, w, window, votes == "sum" and w.dim() > 4 and w.shape[1] == 1)
-    P, C = w.shape[0], x.shape[1]
-    takes = {
-        "activations": tuple(x.shape[:4]),
-        "beta_u": (P,),
-        "beta_a": (P,),
-        "logits": (P, C) if votes == "sum" else (P, C, *w.shape[2:4]),
-    }
+    takes = shapes_of_operands(_geometry(x, w, window)[1], options)
     for name, tensor in given.items():
         if tensor is not None and tuple(tensor.shape) != takes[name]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it takes {takes[name]}")

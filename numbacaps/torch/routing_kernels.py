@@ -1,7 +1,8 @@
 """Routing on CUDA tensors, as the convolution (:mod:`numbacaps.torch.kernels`): on PyTorch's current stream, in its memory.
 
 A runner is kept for each kind of call, and works in a workspace of tensors that is each call's own. Operands are widened
-to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so that all of it can be captured.
+to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so that all of it can be captured. Votes that are
+summed over the window are tensors of the call's, too (:mod:`numbacaps.routing.stored`).
 """
 
 from math import prod
@@ -11,9 +12,11 @@ import torch
 from numbacaps.arrays import Operand
 from numbacaps.device.workspace import Use
 from numbacaps.forms import form_of
-from numbacaps.routing.call import shapes_of_operands
+from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner
+from numbacaps.routing.stored import CHANNELS_FIRST, CHANNELS_LAST, HOW
+from numbacaps.torch import kernels
 from numbacaps.torch.kernels import TENSORS, Call
 
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
@@ -42,7 +45,7 @@ def route(x, w, more, options, window):
     RuntimeError
         The stream is captured, and there was no such call before.
     """
-    with _RoutingCall(x, w, more, options, window, "forward") as call:
+    with _call_of(options)(x, w, more, options, window, "forward") as call:
         runner, (y, out) = call.runner, call.result("y")
         a, results = None, [out.reshaped(call.parents)]
         if options.is_em:
@@ -54,19 +57,20 @@ def route(x, w, more, options, window):
 
 def gradients(x, w, dy, d_activations, more, options, window):
     """The gradients of x, w and what is given besides, by name, for those of the results; as :func:`route`."""
-    with _RoutingCall(x, w, more, options, window, "backward") as call:
+    with _call_of(options)(x, w, more, options, window, "backward") as call:
         call.check("dy", dy)
         d_results = {"d_activations": d_activations} if options.is_em else {}
         call.check_shapes(d_results)
-        runner, (dx, to), (dw, of_w) = call.runner, call.result("x"), call.result("w")
-        into = [call.operand("y", dy).reshaped(call.parents)]
-        into += [call.array(one, call.parents[:3]) for one in d_results.values()]
+        runner, given = call.runner, [call.operand("y", dy).reshaped(call.parents)]
+        given += [call.array(one, call.parents[:3]) for one in d_results.values()]
         own = {name: call.new(name) for name in (_OF_EM if options.is_em else more)}
         of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
-        g = call.geometry
-        found = to.reshaped(g.input_shape), of_w.reshaped(g.kernel_shape)
-        runner.backward(*call.operands(), into, *found, of_own, call.stream)
-        return {"x": call.deliver("x", dx), "w": call.deliver("w", dw), **own}
+        runner.backward(*call.operands(), given, *call.into(), of_own, call.stream)
+        return {**call.gradients(), **own}
+
+
+def _call_of(options):
+    return _StoredCall if rung(options) == "stored" else _RoutingCall
 
 
 class _RoutingCall(Call):
@@ -78,7 +82,7 @@ class _RoutingCall(Call):
             self._limits = "input", "kernel"
         self._x, self._w, self._more, self._options = x, w, more, options
         self.geometry = g = self._of.geometry
-        self._shapes, self.parents = shapes_of_operands(g), (g.N, g.P, g.L, g.E3)
+        self._shapes, self.parents = shapes_of_operands(g, options), (g.N, g.P, g.L, g.E3)
         check_given(more, options)
         self.check_shapes(more)
 
@@ -109,7 +113,8 @@ class _RoutingCall(Call):
     def seen(self, name):
         """An operand's shape as the kernels have it."""
         g = self.geometry
-        return (g.P, g.Q) if name == "logits" else self._shapes[name]
+        children = prod(children_of(g, self._options))
+        return (g.P, children) if name == "logits" else self._shapes[name]
 
     def array(self, tensor, shape, dtype=None):
         """A tensor, contiguous, as a device array of a shape."""
@@ -122,9 +127,22 @@ class _RoutingCall(Call):
         g = self.geometry
         x = self.operand("x", self._x).reshaped(g.input_shape)
         w = self.operand("w", self._w).reshaped(g.kernel_shape)
+        return x, w, self.others()
+
+    def others(self):
+        """What the routing takes besides x and w, in the dtype of sums."""
         if not self._options.is_em:
-            return x, w, (self._wide("logits") if self._more else None,)
-        return x, w, tuple(map(self._wide, _OF_EM))
+            return (self._wide("logits") if self._more else None,)
+        return tuple(map(self._wide, _OF_EM))
+
+    def into(self):
+        """Where the gradients of x and w are written."""
+        g, ((self._dx, dx), (self._dw, dw)) = self.geometry, map(self.result, ("x", "w"))
+        return dx.reshaped(g.input_shape), dw.reshaped(g.kernel_shape)
+
+    def gradients(self):
+        """Those of x and w, by name, once they are written."""
+        return {"x": self.deliver("x", self._dx), "w": self.deliver("w", self._dw)}
 
     def _wide(self, name):
         sums = self.plan.shape.sums
@@ -132,6 +150,56 @@ class _RoutingCall(Call):
         given = self._more.get(name)
         tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
         return self.array(tensor, self.seen(name), sums)
+
+
+class _StoredCall(_RoutingCall):
+    """The same of votes that are summed over the window and stored: a convolution of channels that lie beside g."""
+
+    def _decided(self):
+        return Runner(self.geometry, self._of.dtype, self._options, stored=True)
+
+    @property
+    def _how(self):
+        g = self.geometry
+        return g.stride, g.padding, g.dilation, *HOW.values(), False
+
+    def operands(self):
+        """The votes, and what the routing takes besides."""
+        self._last = [self._beside_g(*named) for named in (("x", self._x), ("w", self._w))]
+        self._votes = kernels.convolve(*self._last, *self._how)
+        return self.array(self._votes, self._seen), None, self.others()
+
+    def into(self):
+        """Where the gradient of the votes is written."""
+        self._d_votes = torch.empty_like(self._votes)
+        return self.array(self._d_votes, self._seen), None
+
+    def gradients(self):
+        """Those of x and w, by name, from that of the votes."""
+        x, w = self._last
+        dx = kernels.input_gradient(self._d_votes, w, x.shape, *self._how)
+        dw = kernels.kernel_gradient(x, self._d_votes, w.shape, *self._how)
+        return {"x": self._in_order("x", dx), "w": self._in_order("w", dw)}
+
+    @property
+    def _seen(self):
+        """The votes' shape as the passes have it."""
+        g = self.geometry
+        return g.N, g.P, g.L, g.C, g.E3
+
+    def _beside_g(self, which, tensor):
+        """x or w as a tensor of one channel."""
+        s, of = self._of, self.geometry.of_channels
+        ordered = tensor.detach().permute(*range(4), *(4 + axis for axis in s.orders[which]))
+        last = ordered.reshape(s.layouts[which]).permute(CHANNELS_LAST)
+        return last.reshape(of.input_shape if which == "x" else of.kernel_shape)
+
+    def _in_order(self, which, gradient):
+        """The gradient of such a tensor as that of x or w."""
+        N, C, H, W, *capsule = layout = self._of.layouts[which]
+        found, _ = self.result(which)
+        found.view(layout).copy_(gradient.view(N, H, W, C, *capsule).permute(CHANNELS_FIRST))
+        return self.deliver(which, found)
 
 
 class _Workspaces:

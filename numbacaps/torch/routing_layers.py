@@ -36,7 +36,7 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
     ----------
     weight : Parameter (out_channels, in_channels, KH, KW, *T2)
     beta_u, beta_a : Parameters (out_channels,) of EM routing, None else
-    logits : Parameter (out_channels, in_channels, KH, KW) or None
+    logits : Parameter (out_channels, in_channels, KH, KW), of summed votes (out_channels, in_channels), or None
 
     Notes
     -----
@@ -59,7 +59,7 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
         for name in ("beta_u", "beta_a"):
             zeros = torch.zeros(self.out_channels, **made)
             self.register_parameter(name, nn.Parameter(zeros) if betas else None)
-        zeros = torch.zeros(self.weight.shape[:4], **made)
+        zeros = torch.zeros(self.weight.shape[: 2 if self.options.is_summed else 4], **made)
         self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
 
     def forward(self, x, activations=None):
@@ -117,6 +117,10 @@ class _Routing(nn.Module):
     def __init__(self, positions=0, routing="dynamic", **options):
         super().__init__()
         self.positions, self.options = positions, Options(routing, **options)
+        if self.options.is_summed:
+            raise ValueError(
+                "votes is 'sum'; it takes 'children': whose votes they are is not known"
+            )
 
     def _flat(self, votes):
         """Votes (N, L, I, P, E), and the shape of capsules."""

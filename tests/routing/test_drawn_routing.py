@@ -70,6 +70,24 @@ def test_dynamic(g, iterations, over, detach, seed):
 @_SETTINGS
 @given(
     geometries(),
+    st.integers(1, 3),
+    st.sampled_from(["parents", "children"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["fused", "stored"]),
+    st.integers(0, 99),
+)
+def test_sums(g, iterations, over, detach, shared, algorithm, seed):
+    operands = support.operands_of_sums(g, np.random.default_rng(seed), shared)
+    form = {"iterations": iterations, "softmax_over": over, "detach": detach}
+    wanted = support.want_dynamic(g, operands, **form, kind="sum")
+    support.check(g, operands, wanted, 1e-3, votes="sum", algorithm=algorithm, **form)
+
+
+@pytest.mark.slow
+@_SETTINGS
+@given(
+    geometries(),
     st.integers(1, 2),
     st.sampled_from(["window", "all"]),
     st.booleans(),

@@ -14,41 +14,7 @@ from numbacaps.routing.shape import Shape
 from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
-_TOLERANCE = 1e-4
 _ALGORITHMS = ("numpy", "fused", "stored")
-
-
-def _close(found, wanted):
-    found = found.copy_to_host() if hasattr(found, "copy_to_host") else found
-    scale = np.abs(wanted).max()
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=_TOLERANCE * (scale or 1))
-
-
-def _options(given, names):
-    return {name: given[name] for name in names if name in given}
-
-
-def _check(g, given, wanted, gradients=True, **form):
-    options = support.window(g) | form
-    operands = _options(given, ("activations", "beta_u", "beta_a", "logits"))
-    results = numbacaps.capsule_routing(
-        given["x"], given["w"], couplings=True, **operands, **_but(options, "detach")
-    )
-    for found, want in zip(results, wanted.results, strict=True):
-        _close(found, want)
-    if not gradients:
-        return
-    operands |= _options(given, ("d_activations",))
-    found = numbacaps.capsule_routing_backward(
-        given["x"], given["w"], given["dy"], **operands, **options
-    )
-    for name, want in wanted.gradients.items():
-        _close(getattr(found, name), want)
-
-
-def _but(options, name):
-    return {key: value for key, value in options.items() if key != name}
 
 
 @pytest.mark.slow(but=["*-numpy-*", "class-fused-children-False"])
@@ -60,7 +26,7 @@ def test_dynamic(case, algorithm, over, detach, rng):
     g = support.CASES[case]
     given = support.operands(g, rng, em=False)
     wanted = support.want_dynamic(g, given, softmax_over=over, detach=detach)
-    _check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
+    support.check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
 
 
 @pytest.mark.slow(but=["*-numpy-*", "dilated-fused-all-False"])
@@ -73,7 +39,7 @@ def test_em(case, algorithm, normalise, detach, rng):
     given = support.operands(g, rng, em=True)
     wanted = support.want_em(g, given, normalise=normalise, detach=detach)
     form = {"routing": "em", "lam": 1.0, "normalise": normalise, "detach": detach}
-    _check(g, given, wanted, algorithm=algorithm, **form)
+    support.check(g, given, wanted, algorithm=algorithm, **form)
 
 
 @pytest.mark.sanitize
@@ -82,10 +48,12 @@ def test_em(case, algorithm, normalise, detach, rng):
 def test_the_stored_rung(normalise, case, rng):
     g = support.CASES[case]
     given = support.operands(g, rng, em=False)
-    _check(g, given, support.want_dynamic(g, given), algorithm="stored")
+    support.check(g, given, support.want_dynamic(g, given), algorithm="stored")
     given = support.operands(g, rng, em=True)
     form = {"routing": "em", "lam": 1.0, "normalise": normalise}
-    _check(g, given, support.want_em(g, given, normalise=normalise), algorithm="stored", **form)
+    support.check(
+        g, given, support.want_em(g, given, normalise=normalise), algorithm="stored", **form
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,23 +74,11 @@ def test_the_stored_rungs_gradients_are_finite_differences(form, rng):
         y, a = found if is_em else (found, 0)
         return np.sum(y * given["dy"]) + np.sum(a * given.get("d_activations", 0))
 
-    operands = _options(given, (*names[2:], "d_activations"))
+    operands = support.chosen(given, (*names[2:], "d_activations"))
     arrays = (given[name] for name in ("x", "w", "dy"))
     found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
     slope = sum((getattr(found, name) * along[name]).sum() for name in names)
     assert slope == pytest.approx((loss(h) - loss(-h)) / (2 * h), rel=1e-6)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("detach", [False, True])
-def test_votes_summed_over_the_window(shared, detach, rng):
-    g = support.CASES["window"]
-    given = support.operands(g, rng, em=False)
-    given["logits"] = given["logits"][..., 0, 0]
-    if shared:
-        given["w"] = given["w"][:, :1]
-    wanted = support.want_dynamic(g, given, detach=detach, kind="sum")
-    _check(g, given, wanted, algorithm="numpy", votes="sum", detach=detach)
 
 
 @pytest.mark.slow
@@ -135,10 +91,10 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     g = support.CASES["class"]
     for algorithm in ("fused", "stored"):
         given = support.operands(g, rng, em=False)
-        _check(g, given, support.want_dynamic(g, given), algorithm=algorithm)
+        support.check(g, given, support.want_dynamic(g, given), algorithm=algorithm)
         given = support.operands(g, rng, em=True)
         form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": algorithm}
-        _check(g, given, support.want_em(g, given, normalise="all"), **form)
+        support.check(g, given, support.want_em(g, given, normalise="all"), **form)
     runner._kept.cache_clear()
 
 
@@ -162,7 +118,7 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
         options = support.window(g) | form | {"algorithm": "fused"}
         found = numbacaps.capsule_routing_backward(x, w, dy, **arrays, **options)
         for name, gradient in wanted.gradients.items():
-            _close(getattr(found, name), gradient)
+            support.close(getattr(found, name), gradient)
     runner._kept.cache_clear()
 
 
@@ -174,8 +130,8 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
     """Also of more than there are left at the end of the batch."""
     of = Shape.of.__func__
 
-    def several(cls, geometry, dtype):
-        return replace(of(cls, geometry, dtype), images=images)
+    def several(cls, *how):
+        return replace(of(cls, *how), images=images)
 
     monkeypatch.setattr(Shape, "of", classmethod(several))
     runner._kept.cache_clear()
@@ -183,9 +139,9 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
     given = support.operands(g, rng, em=em)
     if em:
         form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
-        _check(g, given, support.want_em(g, given, normalise="all"), **form)
+        support.check(g, given, support.want_em(g, given, normalise="all"), **form)
     else:
-        _check(g, given, support.want_dynamic(g, given), algorithm="fused")
+        support.check(g, given, support.want_dynamic(g, given), algorithm="fused")
     runner._kept.cache_clear()
 
 
@@ -193,22 +149,24 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
 def test_more_parents_than_lanes(rng):
     g = Geometry(1, 8, 37, 1, 1, 1, 1, 1, 1, 2, 2)
     given = support.operands(g, rng, em=False)
-    _check(g, given, support.want_dynamic(g, given), algorithm="fused")
+    support.check(g, given, support.want_dynamic(g, given), algorithm="fused")
     given = support.operands(g, rng, em=True)
     form = {"routing": "em", "lam": 1.0, "algorithm": "fused"}
-    _check(g, given, support.want_em(g, given), **form)
+    support.check(g, given, support.want_em(g, given), **form)
 
 
+@pytest.mark.parametrize("algorithm", ["fused", "stored"])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_dtypes(dtype, rng):
+def test_dtypes(dtype, algorithm, rng):
     """Sums are float32 at least."""
     g, tolerance = support.CASES["class"], 2e-2 if dtype == "float16" else 1e-9
     given = {name: a.astype(dtype) for name, a in support.operands(g, rng, em=True).items()}
     wanted = support.want_em(g, given, 2)
-    form = {"routing": "em", "lam": 1.0, "iterations": 2, "algorithm": "fused", **support.window(g)}
-    operands = _options(given, ("activations", "beta_u", "beta_a"))
+    form = {"routing": "em", "lam": 1.0, "iterations": 2, "algorithm": algorithm}
+    form |= support.window(g)
+    operands = support.chosen(given, ("activations", "beta_u", "beta_a"))
     results = numbacaps.capsule_routing(given["x"], given["w"], **operands, **form)
-    operands |= _options(given, ("d_activations",))
+    operands |= support.chosen(given, ("d_activations",))
     arrays = (given[name] for name in ("x", "w", "dy"))
     found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
     pairs = list(zip(results, wanted.results))
@@ -229,13 +187,13 @@ def test_device_arrays_stay_on_the_device(rng):
         cuda.to_device(x), cuda.to_device(w), algorithm="fused", **how
     )
     assert hasattr(found, "copy_to_host")
-    _close(found, want)
+    support.close(found, want)
     dy = rng.standard_normal(want.shape, np.float32)
     want = numbacaps.capsule_routing_backward(x, w, dy, algorithm="numpy", **how)
     arrays = (cuda.to_device(array) for array in (x, w, dy))
     found = numbacaps.capsule_routing_backward(*arrays, algorithm="fused", **how)
-    _close(found.x, want.x)
-    _close(found.w, want.w)
+    support.close(found.x, want.x)
+    support.close(found.w, want.w)
     assert found.logits is None and found.activations is None
 
 
@@ -255,7 +213,7 @@ def test_what_is_not_needed_is_not_computed(rng):
     g = support.CASES["ones"]
     given = support.operands(g, rng, em=True)
     arrays = (given[name] for name in ("x", "w", "dy"))
-    operands = _options(given, ("activations", "beta_u"))
+    operands = support.chosen(given, ("activations", "beta_u"))
     for algorithm in _ALGORITHMS:
         arrays = [given[name] for name in ("x", "w", "dy")]
         form = {"routing": "em", "needs": ("kernel",), "algorithm": algorithm, **support.window(g)}

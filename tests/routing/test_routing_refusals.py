@@ -39,7 +39,7 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"routing": "em", "beta_u": [1, 2, 3]}, TypeError, "beta_u is a list"),
         ({"logits": np.ones((3, 2), np.float32)}, ValueError, r"logits has shape \(3, 2\)"),
         ({"votes": "window"}, ValueError, "votes is 'window'"),
-        ({"votes": "sum", "algorithm": "fused"}, ValueError, "algorithm 'fused' takes 'children'"),
+        ({"votes": 1}, ValueError, "votes is 1; it takes one of"),
         ({"votes": "sum", "routing": "em"}, ValueError, "whose children have no activations"),
         ({"algorithm": "staged"}, ValueError, "algorithm is 'staged'"),
         ({"precision": "tf32"}, ValueError, "precision is 'tf32'"),

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import numbacaps
 from numbacaps.geometry import Geometry
 from reference import routing
 
+_TOLERANCE = 1e-4
 #                    N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
 CASES = {
     "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
@@ -35,6 +37,15 @@ def operands(g, rng, em):
     else:
         made["logits"] = rng.standard_normal((g.P, g.C, g.KH, g.KW))
     return {name: np.float32(array) for name, array in made.items()}
+
+
+def operands_of_sums(g, rng, shared=False):
+    """Those of dynamic routing on votes that are summed over the window; ``shared`` by all channels is w."""
+    made = operands(g, rng, em=False)
+    made["logits"] = made["logits"][..., 0, 0].copy()
+    if shared:
+        made["w"] = made["w"][:, :1].copy()
+    return made
 
 
 def window(g):
@@ -91,6 +102,35 @@ def want_em(g, given, iterations=3, lam=1.0, normalise="window", detach=False):
     shape = (g.P, g.C, g.KH, g.KW)
     couplings = _couplings(g, [one[1:] for one in found], np.empty(shape))
     return Wanted((_capsules(g, found), a_out, couplings), gradients)
+
+
+def chosen(given, names):
+    """Operands of some names, those that are given."""
+    return {name: given[name] for name in names if name in given}
+
+
+def close(found, wanted, tolerance=_TOLERANCE):
+    """Whether an array is what it should be, of its shape, relative to its largest element."""
+    found = found.copy_to_host() if hasattr(found, "copy_to_host") else found
+    scale = np.abs(wanted).max()
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * (scale or 1))
+
+
+def check(g, given, wanted, tolerance=_TOLERANCE, **form):
+    """Whether capsule_routing and its gradients are what they should be."""
+    form = window(g) | form
+    detach = {"detach": form.pop("detach", False)}
+    operands = chosen(given, ("activations", "beta_u", "beta_a", "logits"))
+    arrays = given["x"], given["w"]
+    results = numbacaps.capsule_routing(*arrays, couplings=True, **operands, **form)
+    for found, want in zip(results, wanted.results, strict=True):
+        close(found, want, tolerance)
+    operands |= chosen(given, ("d_activations",))
+    form |= detach
+    found = numbacaps.capsule_routing_backward(*arrays, given["dy"], **operands, **form)
+    for name, want in wanted.gradients.items():
+        close(getattr(found, name), want, tolerance)
 
 
 def _capsules(g, found):

@@ -17,15 +17,27 @@ LAYERS = {
     "digitcaps": Geometry(128, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16),
     "em-conv1": Geometry(8, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4, (2, 2)),
     "em-class": Geometry(8, 32, 5, 4, 4, 4, 4, 1, 4, 4, 4),
+    "deepcaps": Geometry(128, 32, 32, 8, 8, 3, 3, 1, 1, 8, 8, 1, 1),
+    "segcaps": Geometry(1, 16, 4, 128, 128, 5, 5, 1, 1, 32, 32, 1, 2),
 }
 FORMS = {
     "dynamic": Options(),
     "dynamic over children": Options(softmax_over="children"),
     "dynamic detached": Options(detach=True),
+    "dynamic of sums": Options(votes="sum"),
+    "dynamic of sums over children": Options(votes="sum", softmax_over="children"),
+    "dynamic of sums detached": Options(votes="sum", detach=True),
     "em": Options("em"),
     "em over all": Options("em", normalise="all"),
     "em detached": Options("em", detach=True),
 }
+OF_SUMS = "deepcaps", "segcaps"  # layers whose votes are summed over the window
+CASES = [
+    (layer, form)
+    for layer in LAYERS
+    for form in FORMS
+    if FORMS[form].is_summed == (layer in OF_SUMS)
+]
 ROUTING_FACTORIES = {
     factory for name, factory in factories().items() if name.startswith("numbacaps.routing.")
 }
@@ -69,9 +81,9 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
 
     room = {name: made(shape, p.sums) for name, shape in p.forward_shapes().items()}
     back = {name: made(shape, p.sums) for name, shape in p.backward_shapes().items()}
-    states, y = made(p.states_shape, p.sums), made(g.output_shape)
-    x = made((g.N, g.P, g.L, g.Q, g.E3)) if is_stored else made(g.input_shape)
-    w, couplings = made(g.kernel_shape), made((g.N, g.P, g.L, g.Q))
+    states, y, children = made(p.states_shape, p.sums), made(g.output_shape), p.shape.children
+    x = made((g.N, g.P, g.L, children, g.E3)) if is_stored else made(g.input_shape)
+    w, couplings = made(g.kernel_shape), made((g.N, g.P, g.L, children))
     if o.is_em:
         p.__dict__["numbers"] = made((1 + o.iterations,), p.sums)
         operands = made((g.N, p.shape.capsules), p.sums), made((g.P,), p.sums), made((g.P,), p.sums)
@@ -81,7 +93,7 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
         p.backward(x, w, *some, y, a, x, made((g.N, p.shape.capsules)), True, room=back)
         p.launch_betas_gradient(made((g.P,)), made((g.P,)), back, 0)
     else:
-        logits = made((g.P, g.Q), p.sums)
+        logits = made((g.P, children), p.sums)
         p.forward(x, w, logits, states, y, room=room, couplings=couplings)
         p.backward(x, w, logits, states, y, x, True, room=back)
         p.launch_logits_gradient(logits, back, 0)

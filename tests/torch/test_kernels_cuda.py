@@ -34,10 +34,14 @@ _FUNCTIONS = pytest.mark.parametrize(
         nt.capsule_votes,
         partial(nt.capsule_votes, sum_window=True),
         nt.capsule_routing,
+        partial(nt.capsule_routing, votes="sum"),
         _em,
         partial(_em, normalise="all"),
     ],
-    ids=["convolution", "votes", "summed votes", "dynamic routing", "em routing", "em over all"],
+    ids=[
+        *("convolution", "votes", "summed votes", "dynamic routing", "routing of sums"),
+        *("em routing", "em over all"),
+    ],
 )
 
 

@@ -19,6 +19,8 @@ _FUNCTIONS = {
     "dynamic": nt.capsule_routing,
     "em": lambda x, w: nt.capsule_routing(x, w, routing="em")[0],
     "em over all": lambda x, w: nt.capsule_routing(x, w, routing="em", normalise="all")[1],
+    "sums": lambda x, w: nt.capsule_routing(x, w, votes="sum"),
+    "sums, shared": lambda x, w: nt.capsule_routing(x, w[:, :1], votes="sum"),
 }
 _functions = pytest.mark.parametrize("function", _FUNCTIONS)
 
@@ -77,7 +79,7 @@ def test_forward_mode_is_refused(function):
 
 
 @pytest.mark.parametrize("total", [torch.sum, lambda y: y.square().sum()], ids=["sum", "squares"])
-@pytest.mark.parametrize("function", ["dynamic", "em"])
+@pytest.mark.parametrize("function", ["dynamic", "em", "sums, shared"])
 def test_gradients_of_routings_gradients_are_refused(function, total):
     """Also as a part of a sum that has gradients of its own."""
     x, w = _operands(function, requires_grad=True)

@@ -63,16 +63,15 @@ def test_em(case, normalise, detach, rng):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_votes_summed_over_the_window(shared, rng):
-    g = support.CASES["window"]
-    given = support.operands(g, rng, em=False)
-    given["logits"] = given["logits"][..., 0, 0]
-    given["w"] = given["w"][:, :1] if shared else given["w"]
+@pytest.mark.parametrize("case", support.CASES)
+def test_votes_summed_over_the_window(case, shared, rng):
+    g = support.CASES[case]
+    given = support.operands_of_sums(g, rng, shared)
     _check(g, given, support.want_dynamic(g, given, kind="sum"), votes="sum")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_gradcheck(routing):
     made = {"dtype": torch.float64, "requires_grad": True}
     x, w = torch.randn(2, 3, 3, 3, 2, 2, **made), torch.randn(2, 3, 2, 2, 2, 2, **made)
@@ -86,6 +85,12 @@ def test_gradcheck(routing):
             ),
             (x, w, a, beta),
         )
+    elif routing == "sums":
+        of_channels = logits.detach()[..., 0, 0].clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda x, w, b: nt.capsule_routing(x, w[:, :1], logits=b, votes="sum"),
+            (x, w, of_channels),
+        )
     else:
         assert torch.autograd.gradcheck(
             lambda x, w, b: nt.capsule_routing(x, w, logits=b), (x, w, logits)
@@ -94,15 +99,18 @@ def test_gradcheck(routing):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
-def test_the_operator_keeps_its_contract(routing):
+@pytest.mark.parametrize(
+    "routing, votes", [("dynamic", "children"), ("em", "children"), ("dynamic", "sum")]
+)
+def test_the_operator_keeps_its_contract(routing, votes):
     x, w = torch.randn(2, 2, 3, 3, 2, 2), torch.randn(2, 2, 2, 2, 2, 2)
     more = [torch.rand(2, 2, 3, 3), torch.randn(2), torch.randn(2), None]
     tensors = [x, w, *(more if routing == "em" else [None] * 4)]
     for tensor in tensors:
         if tensor is not None:
             tensor.requires_grad_()
-    how = (routing, 3, "parents", False, "window", 1.0, 1e-6, (1, 1), (0, 0), (1, 1), "ab,bc->ac")
+    how = (routing, 3, "parents", False, "window", 1.0, 1e-6, votes)
+    how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac")
     found = torch.library.opcheck(torch.ops.numbacaps.capsule_routing.default, (*tensors, *how))
     assert set(found.values()) == {"SUCCESS"}
 
@@ -112,6 +120,8 @@ _FORMS = {
     "over children": ("dynamic", {"softmax_over": "children"}),
     "em": ("em", {"lam": 1.0}),
     "em over all windows": ("em", {"lam": 1.0, "normalise": "all"}),
+    "sums": ("dynamic", {"votes": "sum"}),
+    "sums over children": ("dynamic", {"votes": "sum", "softmax_over": "children"}),
 }
 
 
@@ -120,10 +130,12 @@ def _arguments(form, rng, case="window", given_too=True, dtype=torch.float32):
     routing, options = _FORMS[form]
     g = support.CASES[case]
     made = support.operands(g, rng, em=routing == "em")
+    options = Options(routing=routing, **options)
+    if options.is_summed:
+        made = support.operands_of_sums(g, rng)
     tensors = {name: torch.from_numpy(array).to(dtype) for name, array in made.items()}
     reaches = tensors.pop("dy"), tensors.pop("d_activations", torch.empty(0))
     named = operators._NAMES[: None if given_too else 2]
-    options = Options(routing=routing, **options)
     how = *(getattr(options, name) for name in operators.OPTIONS), g.stride, g.padding, g.dilation
     every = [
         tensors[name] if name in named and name in tensors else None for name in operators._NAMES
@@ -152,12 +164,13 @@ def test_the_cuda_side_computes_the_same(form, given_too, monkeypatch, rng):
         side.capturing = capturing
         given = _arguments(form, rng, given_too=given_too)
         _same(_both("cuda", *given), _both("cpu", *given))
-    assert len(kernels._captured) == 2
+    # Votes that are summed are a convolution: there are its forward pass and both gradients, too.
+    assert len(kernels._captured) == (5 if form.startswith("sums") else 2)
     kernels.forget_captured()
     assert not kernels._captured
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_what_has_not_run_on_the_cuda_side_is_not_captured(routing, monkeypatch, rng):
     side = OnSimulator(monkeypatch)
     reaches, tensors, how = _arguments(routing, rng)
@@ -179,7 +192,7 @@ def test_what_has_not_run_on_the_cuda_side_is_not_captured(routing, monkeypatch,
         operators._on_cuda(*tensors, *how)
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_the_cuda_side_on_parts_of_a_batch(routing, monkeypatch, rng):
     """The parts share a workspace, and add up what the images share; the last one has fewer images."""
     OnSimulator(monkeypatch)
@@ -190,7 +203,7 @@ def test_the_cuda_side_on_parts_of_a_batch(routing, monkeypatch, rng):
     numbacaps.clear_caches()
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_the_cuda_side_on_other_batches_and_dtypes(routing, monkeypatch, rng):
     """One image, none, tensors that do not lie as the kernels read them, numbers of 2 and of 8 bytes."""
     OnSimulator(monkeypatch)
@@ -210,6 +223,18 @@ def test_the_cuda_side_on_other_batches_and_dtypes(routing, monkeypatch, rng):
     for dtype, within in ((torch.float16, 3e-2), (torch.float64, 1e-9)):
         given = _arguments(routing, rng, case="class", dtype=dtype)
         _same(_both("cuda", *given), _both("cpu", *given), within)
+
+
+@pytest.mark.parametrize("product", ["ba,cb->ca", "ab,bc->ca"])
+def test_the_cuda_side_on_sums_of_other_products(product, monkeypatch, rng):
+    """Whose capsules are turned, and of channels that share a kernel."""
+    OnSimulator(monkeypatch)
+    shapes = (2, 3, 4, 3, 3, 3), (2, 1, 2, 2, 3, 3), (2, 2, 3, 2, 3, 3)
+    x, w, dy = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in shapes)
+    options = Options(votes="sum")
+    how = *(getattr(options, name) for name in operators.OPTIONS), (1, 1), (0, 0), (1, 1), product
+    given = (dy, torch.empty(0)), (x, w.expand(-1, 3, -1, -1, -1, -1), *[None] * 4), how
+    _same(_both("cuda", *given), _both("cpu", *given))
 
 
 def test_what_the_cuda_side_refuses(monkeypatch, rng):
@@ -257,6 +282,23 @@ def test_layers():
     assert y.shape == (2, 3, 4, 4) and a.shape == (2, 3)
 
 
+@pytest.mark.parametrize("learn_logits", [False, True])
+def test_a_layer_of_summed_votes(learn_logits):
+    """Of SegCaps' kind; the same from votes that were made before."""
+    routing = {"routing": "dynamic", "votes": "sum"}
+    how = {"padding": 2, "routing": routing, "learn_logits": learn_logits}
+    layer = nt.RoutedCapsuleConv2d(3, 2, 5, (1, 4), (1, 6), **how)
+    x = torch.randn(2, 3, 7, 6, 1, 4)
+    y = layer(x)
+    assert y.shape == (2, 2, 7, 6, 1, 6) and "votes='sum'" in repr(layer)
+    votes = nt.capsule_votes(x, layer.weight, padding=2, sum_window=True)
+    torch.testing.assert_close(y, nt.DynamicRouting(positions=2)(votes))
+    y.square().sum().backward()
+    assert layer.weight.grad.abs().sum() > 0
+    if learn_logits:
+        assert layer.logits.shape == (2, 3) and layer.logits.grad.abs().sum() > 0
+
+
 def test_votes_of_somebody_else(rng):
     g = support.CASES["window"]
     given = support.operands(g, rng, em=True)
@@ -289,10 +331,17 @@ def test_bad_input_is_refused_by_name():
         ({"activations": torch.ones(1, 2, 3, 3)}, "activations is given; routing 'dynamic'"),
         ({"logits": torch.ones(3, 2)}, r"logits has shape \(3, 2\); it takes \(3, 2, 2, 2\)"),
         ({"routing": "em", "votes": "sum"}, "votes is 'sum'"),
+        ({"votes": "sums"}, "votes is 'sums'.* did you mean 'sum'"),
+        (
+            {"votes": "sum", "logits": torch.ones(3, 2, 2, 2)},
+            r"logits has shape \(3, 2, 2, 2\); it takes \(3, 2\)",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             nt.capsule_routing(x, w, **options)
     with pytest.raises(ValueError, match="learn_logits is True"):
         nt.RoutedCapsuleConv2d(2, 3, 2, routing="em", learn_logits=True)
+    with pytest.raises(ValueError, match="votes is 'sum'; it takes 'children'"):
+        nt.DynamicRouting(votes="sum")
     with pytest.raises(ValueError, match="votes has shape"):
         nt.DynamicRouting()(torch.ones(2, 3))
