@@ -328,6 +328,8 @@ def test_a_stream_that_is_gone_is_waited_for(monkeypatch):
 @pytest.fixture
 def handed_over(monkeypatch):
     """(stream, what is held, bytes) of everything that is kept."""
+    numbacaps.clear_caches()  # what other tests have left is not dropped during this one
+    gc.collect()
     found = []
 
     def keep(stream, held, nbytes=0):
