@@ -227,11 +227,76 @@ def test_a_capture_is_refused_where_it_would_read_too_early(pretended):
     packed.before_read(1)
     with pytest.raises(ValueError, match="the kernel is still being packed on another one"):
         packed.before_read(2)
-    with pytest.raises(ValueError, match="other streams use the packed kernel"):
-        packed.before_write(2)
     pretended["events"][0].passed = True
     packed.before_read(2)
     assert not pretended["events"][0].waiting
+
+
+@pytest.mark.parametrize("packed_before", [False, True])
+def test_a_packing_is_not_captured(packed_before, pretended):
+    """Nobody could wait for it: it is done whenever the graph is replayed, on whichever stream."""
+    packed = Handover()
+    if packed_before:
+        packed.before_write(1)
+        packed.after_write(1)
+    pretended["capturing"].add(1)
+    with pytest.raises(ValueError, match="stream is being captured; packing takes one that is not"):
+        packed.before_write(1)
+    assert len(pretended["events"]) == packed_before
+
+
+def test_a_packing_waits_for_graphs_and_is_waited_for(pretended):
+    """Replays are not told: those before may still read, those behind are not ordered behind an event."""
+    packed = Handover()
+    packed.after_write(1)
+    pretended["capturing"].add(1)
+    packed.before_read(1)
+    pretended["capturing"].clear()
+    for packings in (1, 2):
+        packed.before_write(1)
+        assert pretended["waits"] == packings
+        packed.after_write(1)
+        assert [event.waited for event in pretended["events"]] == [False] + [True] * packings
+
+
+@_SIMULATOR
+@pytest.mark.parametrize("how", [("fused", "tf32"), ("fused", "ieee")])
+def test_a_plan_whose_packing_is_captured_stays_as_it_was(how, pretended, monkeypatch):
+    plan = numbacaps.plan(_X, _W, algorithm=how[0], precision=how[1])
+    x, w, y = _arrays(_X, _W, _Y)
+    monkeypatch.setattr(sys.modules[Plan.__module__], "resolve_stream", lambda *_: 5)
+    pretended["capturing"].add(5)
+    with pytest.raises(ValueError, match="packing takes one that is not"):
+        plan.pack(w)
+    with pytest.raises(ValueError, match="no kernel was packed"):
+        plan(x, None, y)
+    pretended["capturing"].clear()
+    plan.pack(w)
+    pretended["capturing"].add(5)
+    with pytest.raises(ValueError, match="packing takes one that is not"):
+        plan.pack(w)
+    plan(x, None, y)
+    assert (y.copy_to_host() == 16 * 2).all()
+
+
+@_SIMULATOR
+def test_a_packing_that_breaks_off_leaves_none(monkeypatch):
+    """Half of the passes would read the old kernel."""
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="tf32")
+    x, w, y = _arrays(_X, _W, _Y)
+    plan.pack(w)
+
+    def interrupted(wanted, array, stream):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plan, "launch_pack", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plan.pack(w)
+    with pytest.raises(ValueError, match="no kernel was packed"):
+        plan(x, None, y)
+    plan.pack(w)
+    plan(x, None, y)
 
 
 @_SIMULATOR
@@ -382,8 +447,9 @@ def test_a_plan_that_is_dropped_leaves_its_memory_to_queued_kernels(handed_over)
     assert not handed_over
     del plan
     gc.collect()
-    ((_, (_, (packed, tables)), found),) = handed_over
+    ((_, (_, (packed, kernels, tables)), found),) = handed_over
     assert found == nbytes > 0 and packed.nbytes > 0 and list(tables.values()) == [passes]
+    assert [one.array for one in kernels] == [w]
 
 
 @_SIMULATOR

@@ -9,7 +9,6 @@ from math import prod
 import torch
 
 from numbacaps.arrays import Operand
-from numbacaps.device.workspace import Use
 from numbacaps.forms import form_of
 from numbacaps.routing.call import shapes_of_operands
 from numbacaps.routing.options import check_given
@@ -135,10 +134,13 @@ class _RoutingCall(Call):
 
 
 class _Workspaces:
-    """Memory of one call in tensors; see :class:`numbacaps.device.workspace.Workspaces`."""
+    """Memory of one call in tensors, as :class:`numbacaps.device.workspace.Rooms`: it has one stream."""
 
     def __init__(self, device):
-        self._device, self._named, self.use = device, {}, Use()
+        self._device, self._named = device, {}
+
+    def of(self, stream):
+        return self
 
     def __getitem__(self, name):
         return self._named.setdefault(name, _Workspace(self._device))
