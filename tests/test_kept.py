@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -313,6 +314,51 @@ def test_a_plan_orders_what_it_packed(pretended, monkeypatch):
     assert event.stream == 5 and event.waiting == [6]
     plan.pack(w)
     assert pretended["waits"] == 1
+
+
+@_SIMULATOR
+def test_a_kernel_that_graphs_read_is_held(pretended, monkeypatch):
+    """A graph has its address, where the kernel is not packed."""
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="ieee")
+    assert not plan.packs("forward")
+    x, y = _arrays(_X, _Y)
+    monkeypatch.setattr(sys.modules[Plan.__module__], "resolve_stream", lambda *_: 5)
+    kernels = _arrays(_W, _W, _W)
+    alive = [weakref.ref(one) for one in kernels]
+    plan.pack(kernels.pop(0))
+    plan.pack(kernels.pop(0))
+    assert alive[0]() is None
+    pretended["capturing"].add(5)
+    plan(x, None, y)
+    pretended["capturing"].clear()
+    plan.pack(kernels.pop(0))
+    assert alive[1]() is not None
+
+
+@_SIMULATOR
+def test_calls_wait_while_another_thread_packs(monkeypatch):
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="tf32")
+    x, w, y = _arrays(_X, _W, _Y)
+    packing, called = threading.Event(), []
+    launch_pack = plan.launch_pack
+
+    def slowly(*how):
+        packing.set()
+        caller.join(0.2)
+        called.append("packed")
+        launch_pack(*how)
+
+    def call():
+        packing.wait()
+        plan(x, None, y)
+        called.append("called")
+
+    caller = threading.Thread(target=call)
+    monkeypatch.setattr(plan, "launch_pack", slowly)
+    caller.start()
+    plan.pack(w)
+    caller.join()
+    assert called == ["packed", "packed", "called"]
 
 
 # --- captures
