@@ -101,7 +101,7 @@ class Plan:
         held = self._packed_room, self._kernels, self._tables
         self._rooms = Rooms(workspace_limit, held)
         if not found.on_host:
-            weakref.finalize(self, self._rooms.release).atexit = False
+            weakref.finalize(self, self._rooms.drop).atexit = False
 
     def __repr__(self):
         return (
@@ -272,7 +272,8 @@ class Plan:
 
     def _reads_packed(self, wanted, stream):
         """Whether a pass reads a copy of the kernel that was packed ahead; the stream is ordered behind the packing."""
-        self._handover.before_read(stream)
+        if not self._on_host:
+            self._handover.before_read(stream)
         return self.packs(wanted)
 
     def pack(self, w: Array, *, stream: object = None) -> None:
@@ -302,6 +303,9 @@ class Plan:
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
         with self._lock:
+            if self._on_host:
+                self._packed = kernel
+                return
             self._handover.before_write(stream)
             self._packed = None  # until all of the new one is queued
             if self._kernels and not self._handover.replayed:

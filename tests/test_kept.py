@@ -20,6 +20,8 @@ from numbacaps.device.keeping import Keeping
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.device.workspace import Rooms
 from numbacaps.plan import Plan
+from numbacaps.routing import runner
+from numbacaps.routing.options import Options
 from tests.support.cases import nan
 
 _ROOT = Path(__file__).parents[1]
@@ -55,11 +57,11 @@ class _Event:
 
 
 def _on_device(monkeypatch, number):
-    for module in (kept, fused):
+    for module in (kept, fused, runner):
         monkeypatch.setattr(module, "current_device", lambda: number)
 
 
-@pytest.mark.parametrize("make", ["plan", "passes"])
+@pytest.mark.parametrize("make", ["plan", "passes", "runner"])
 def test_every_device_has_its_own(make, monkeypatch):
     how = _X, _W, _F4, 1, 0, 1, "ab,bc->ac", "fused", "ieee", None, False
     of_call = signature.signature_of(*how)
@@ -67,6 +69,8 @@ def test_every_device_has_its_own(make, monkeypatch):
     def made():
         if make == "plan":
             return kept.kept_plan(of_call, 0)
+        if make == "runner":
+            return runner.runner_of(of_call.geometry, _F4, Options())
         return fused.passes(of_call.geometry, _F4)
 
     found = {}

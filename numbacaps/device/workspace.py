@@ -212,7 +212,13 @@ class Rooms:
         return room
 
     def release(self):
-        """Free all of it, and what is held, as soon as the streams have passed the calls that are queued."""
+        """Free all workspaces as soon as the streams have passed the calls that are queued."""
+        for room in self._of.values():
+            room.release()
+        self._ready = None
+
+    def drop(self):
+        """The same, and let go of what is held."""
         for room in self._of.values():
             room.release(self._held)
         self._ready = None

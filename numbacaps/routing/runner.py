@@ -47,7 +47,7 @@ class Runner:
         whole = self._make(replace(geometry, N=self.part), dtype, options, stored)
         self._passes = {self.part: whole}
         self._rooms = Rooms()
-        weakref.finalize(self, self._rooms.release).atexit = False
+        weakref.finalize(self, self._rooms.drop).atexit = False
 
     @property
     def shape(self):

@@ -87,5 +87,5 @@ def test_what_all_streams_read_outlives_each(monkeypatch):
     for stream in range(1, Rooms.STREAMS + 2):
         rooms.of(stream)
     assert kept == [(1, ["tables"])]
-    rooms.release()
+    rooms.drop()
     assert [stream for stream, _ in kept] == list(range(1, Rooms.STREAMS + 2))
