@@ -70,7 +70,10 @@ def test_where_one_array_grows_all_are_made_anew():
 def test_the_first_slab_is_the_largest(needs, rows):
     """Sums of the kernel's gradient, and K', lie in a workspace from one slab to the next."""
     g = Geometry(5, 2, 2, 7, 5, 3, 2, 1, 2, 2, 1, (2, 1), (1, 0))
-    for shapes_of in (lambda slab: staged.backward_workspace(slab, needs), staged.forward_workspace):
+    for shapes_of in (
+        lambda slab: staged.backward_workspace(slab, needs),
+        staged.forward_workspace,
+    ):
         sizes = lru_cache(lambda slab: staged.elements(shapes_of(slab)))
         cut = [shapes_of(slab) for slab in slabs(g, sizes, rows * sizes(Slab(g, 0, 1, 0, 1)))]
         for shapes in cut:

@@ -9,8 +9,8 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.upload import uploaded
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
