@@ -1,7 +1,7 @@
 """Kernels compiled ahead, and launched without asking again what their arguments are.
 
 Numba finds out the type of every argument at every launch. Here it is known: flat arrays of C-contiguous
-memory, 64-bit integers, tuples of them, NumPy's floating-point scalars. What a kernel takes for an array, and where a compiled kernel's
+memory, 64-bit integers, tuples of them. What a kernel takes for an array, and where a compiled kernel's
 handles are, is Numba's own business; all that leans on it is in this file and in
 :mod:`numbacaps.device.instructions.ptx`. On the simulator nothing is compiled, and Numba launches.
 
@@ -27,7 +27,7 @@ _KEPT = 1024  # launch configurations
 
 
 class _Compiled:
-    """A kernel for flat arrays, then 64-bit integers, then scalars; ``words`` are a tuple behind the second array.
+    """A kernel for flat arrays of some dtypes, then 64-bit integers; ``words`` are a tuple behind the second array.
 
     ``compiled[grid, block, stream, shared](*arguments)`` launches it, as Numba's kernels do. An array
     is a C-contiguous Numba device array of any shape; nothing is checked. :meth:`on` prepares such launches.
@@ -38,18 +38,16 @@ class _Compiled:
         Of ``cuda.jit``.
     arrays : sequence of dtype_like
     integers, words : int
-    scalars : sequence of dtype_like
     shared : int
         Bytes of shared memory that a block may ask for.
     early : bool
         It may start when the kernel before it on the stream lets it, and waits for that one's results itself.
     """
 
-    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False, scalars=()):
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in arrays]
         kinds[2:2] = [types.UniTuple(types.int64, words)] if words else []
-        behind = *[types.int64] * integers, *map(from_dtype, scalars)
-        self._made = kernel.compile((*kinds, *behind))
+        self._made = kernel.compile((*kinds, *[types.int64] * integers))
         self._source, self._shared, self._early = kernel, shared, early
         self._of_devices = {}  # device to (kernel as it is loaded there, whether it starts early)
         self._loaded()
@@ -108,10 +106,10 @@ KEPT = _config, _stream
 
 
 def values(arguments):
-    """What a compiled kernel takes for its arguments: integers, tuples of them, scalars, and arrays."""
+    """What a compiled kernel takes for its arguments: integers, tuples of them, and arrays."""
     found = []
     for argument in arguments:
-        if isinstance(argument, (int, np.floating)):
+        if isinstance(argument, int):
             found.append(argument)
         elif isinstance(argument, tuple):
             found.extend(argument)
@@ -123,7 +121,7 @@ def values(arguments):
 class _Simulated:
     """The same on the simulator."""
 
-    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False, scalars=()):
+    def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         self._kernel = kernel
 
     def on(self, grid, block, shared=0):

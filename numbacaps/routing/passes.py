@@ -10,8 +10,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
 from numbacaps.device.launch import ceil_div
+from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends, em, em_ends
 from numbacaps.routing.couplings import Assignments, DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
@@ -31,7 +31,7 @@ _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 
 @cache
 def _compiled(kernel, dtypes, integers, scalars):
-    return Compiled(kernel, dtypes, integers, scalars=scalars)
+    return CompiledWithScalars(kernel, dtypes, integers, scalars)
 
 
 def run(kernel, grid, threads, arguments, stream, scalars=()):
@@ -40,7 +40,7 @@ def run(kernel, grid, threads, arguments, stream, scalars=()):
     integers = [one for one in arguments if not hasattr(one, "dtype")]
     dtypes, behind = (tuple(one.dtype for one in some) for some in (arrays, scalars))
     compiled = _compiled(kernel, dtypes, len(integers), behind)
-    compiled[grid, (threads, 1, 1), stream, 0](*arrays, *integers, *scalars)
+    compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars)
 
 
 class Passes:
