@@ -244,14 +244,14 @@ FAULTS = [
         f"{_NN_KERNELS} -k zero",
     ),
     Fault(
-        "an |a|^2 that overflows makes squash NaN",
+        "a square that overflows makes squash NaN",
         "numbacaps/fused/activation.py",
         "    square = LARGEST if square == _INFINITY else square  # NaN stays NaN\n",
         "",
         f"{_NN_KERNELS} -k overflow",
     ),
     Fault(
-        "the gradient of an |a|^2 that overflows is not a constant's",
+        "the gradient where a square overflows is not a constant's",
         "numbacaps/fused/activation.py",
         "return f, _ZERO if overflows else k",
         "return f, k",
@@ -265,7 +265,7 @@ FAULTS = [
         f"{_NN_KERNELS} -k hit",
     ),
     Fault(
-        "Adam counts a step before its weights move",
+        "the kernel that moves the weights does not count the step",
         "numbacaps/nn/kernels/adam.py",
         "        if i == 0:\n            step[at(0)] += 1\n",
         "",
