@@ -442,7 +442,9 @@ def test_a_stream_that_is_gone_is_waited_for(monkeypatch):
 
 @pytest.fixture
 def handed_over(monkeypatch):
-    """(stream, what is held, bytes) of everything that is kept."""
+    """(stream, what is held, bytes) of everything that is kept; nothing of other tests' is dropped meanwhile."""
+    numbacaps.clear_caches()
+    gc.collect()
     found = []
 
     def keep(stream, held, nbytes=0):
