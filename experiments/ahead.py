@@ -84,6 +84,9 @@ def pretend(capability, multiprocessors):
         def create_stream(self):
             return _STREAM
 
+        def get_default_stream(self):
+            return SimpleNamespace(synchronize=nothing)
+
         def create_event(self, timing):
             passed = {"query": lambda: True, "synchronize": nothing}
             return SimpleNamespace(record=nothing, wait=nothing, **passed)

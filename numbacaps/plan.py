@@ -18,6 +18,7 @@ from numbacaps.arrays import (
     resolve_stream,
 )
 from numbacaps.device.handover import Handover
+from numbacaps.device.keeping import keep
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
@@ -92,13 +93,15 @@ class Plan:
         self._activation, self._before, self._rungs = activation, before, rungs
         self._device = None if found.on_host else current_device()
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
-        self._rooms, self._packed_room = Rooms(workspace_limit), Workspaces(workspace_limit)
+        self._packed_room = Workspaces(workspace_limit)
         self._packed, self._handover = None, Handover()  # the kernel that was, and who may read it
-        self._lock = threading.Lock()  # nothing comes between the kernels of a pass
+        self._kernels = []  # that and, where graphs read them, those before it
+        self._lock = threading.Lock()  # nothing comes between a pass's kernels, nor packs meanwhile
         self._tables = {}  # activation to passes, of which queued calls read the tables
+        held = self._packed_room, self._kernels, self._tables
+        self._rooms = Rooms(workspace_limit, held)
         if not found.on_host:
-            held = self._packed_room, self._tables
-            weakref.finalize(self, self._rooms.release, *held).atexit = False
+            weakref.finalize(self, self._rooms.drop).atexit = False
 
     def __repr__(self):
         return (
@@ -257,30 +260,30 @@ class Plan:
         TypeError, ValueError
             An array does not fit, or ``w`` is None and none was packed.
         """
-        inputs = self._operand("x", x), self._kernel(w)
-        result = self._result("out", out, inputs)
-        operands = *inputs, result
-        check_device(operands, self._device)
-        stream = resolve_stream(stream, operands)
         with self._lock:
+            inputs = self._operand("x", x), self._kernel(w)
+            result = self._result("out", out, inputs)
+            operands = *inputs, result
+            check_device(operands, self._device)
+            stream = resolve_stream(stream, operands)
             packed = w is None and self._reads_packed("forward", stream)
             self.forward_operands(*operands, stream, packed)
         return out
 
     def _reads_packed(self, wanted, stream):
-        """Whether a pass reads the copy that was packed ahead; the stream is then ordered behind the packing."""
-        packs = self.packs(wanted)
-        if packs:
+        """Whether a pass reads a copy of the kernel that was packed ahead; the stream is ordered behind the packing."""
+        if not self._on_host:
             self._handover.before_read(stream)
-        return packs
+        return self.packs(wanted)
 
     def pack(self, w: Array, *, stream: object = None) -> None:
         """Do ahead what depends on the kernel alone: for inference, where it does not change.
 
         Calls that are given None for ``w`` take it from then on, on any stream: they wait for the packing there. The
         tensor cores' products read a copy in their own order, which other calls make anew each time; other
-        kernels read the array itself. The first call allocates room for the copy, so it is not to be captured.
-        Where other streams read the copy that was packed before, the host waits for them.
+        kernels read the array itself. Where other streams or graphs read what was packed before, the host waits for them,
+        and for the packing where graphs do. A graph reads the new copy, or, where it reads the array, the one before, which
+        the plan holds: capture it again.
 
         Parameters
         ----------
@@ -292,14 +295,23 @@ class Plan:
         Raises
         ------
         TypeError, ValueError
-            The array does not fit, or the stream is being captured while other streams read the copy.
+            The array does not fit, or the stream is being captured: a graph packs whenever it is replayed, which no call
+            could wait for. Pack before you capture, or capture calls that are given ``w``.
         """
-        kernel = self._kernel(w)
+        kernel = self._operand("w", w)
         check_device((kernel,), self._device)
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
         with self._lock:
+            if self._on_host:
+                self._packed = kernel
+                return
             self._handover.before_write(stream)
+            self._packed = None  # until all of the new one is queued
+            if self._kernels and not self._handover.replayed:
+                keep(stream, self._kernels[:])
+                self._kernels.clear()
+            self._kernels.append(kernel)
             for wanted in ("forward", "input"):
                 if self.packs(wanted):
                     self.launch_pack(wanted, array, stream)
@@ -338,14 +350,14 @@ class Plan:
         """
         if dx is None and dw is None:
             raise ValueError("dx and dw are None; at least one takes an array")
-        inputs = self._operand("x", x), self._kernel(w), self._operand("dy", dy)
-        into_x = None if dx is None else self._result("dx", dx, inputs)
-        apart = inputs if into_x is None else (*inputs, into_x)
-        into_w = None if dw is None else self._result("dw", dw, apart)
-        operands = [*inputs, *filter(None, (into_x, into_w))]
-        check_device(operands, self._device)
-        stream = resolve_stream(stream, operands)
         with self._lock:
+            inputs = self._operand("x", x), self._kernel(w), self._operand("dy", dy)
+            into_x = None if dx is None else self._result("dx", dx, inputs)
+            apart = inputs if into_x is None else (*inputs, into_x)
+            into_w = None if dw is None else self._result("dw", dw, apart)
+            operands = [*inputs, *filter(None, (into_x, into_w))]
+            check_device(operands, self._device)
+            stream = resolve_stream(stream, operands)
             packed = w is None and self._reads_packed("input", stream)
             self.backward_operands(*inputs, into_x, into_w, stream, packed)
         return dx, dw

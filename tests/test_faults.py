@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests import faults
+from tests.support.seeded import FAULTS
+from tests.support.seeded.fault import Fault
 
 _FILE = "numbacaps/some.py"
 
@@ -22,7 +24,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.what)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_every_fault_can_be_seeded(fault):
     assert (Path(faults.__file__).parents[1] / fault.path).read_text().count(fault.right) == 1
 
@@ -31,18 +33,18 @@ def test_every_fault_can_be_seeded(fault):
     ("wrong", "caught"), [("ONE = 2", "test_some.py::test_one"), ("ONE = 1.0", None)]
 )
 def test_what_catches_a_fault(wrong, caught, copy):
-    fault = faults.Fault("another number", _FILE, "ONE = 1", wrong, "test_some.py")
+    fault = Fault("another number", _FILE, "ONE = 1", wrong, "test_some.py")
     assert faults.caught_by(fault, copy) == caught
     assert (copy / _FILE).read_text() == "ONE = 1\n"
 
 
 def test_a_fault_that_is_not_there_is_an_error(copy):
-    fault = faults.Fault("another number", _FILE, "TWO = 2", "TWO = 3", "test_some.py")
+    fault = Fault("another number", _FILE, "TWO = 2", "TWO = 3", "test_some.py")
     with pytest.raises(ValueError, match="holds 'TWO = 2' 0 times"):
         faults.caught_by(fault, copy)
 
 
 def test_tests_that_cannot_run_are_an_error(copy):
-    fault = faults.Fault("another number", _FILE, "ONE = 1", "ONE = 2", "test_absent.py")
+    fault = Fault("another number", _FILE, "ONE = 1", "ONE = 2", "test_absent.py")
     with pytest.raises(RuntimeError, match="another number"):
         faults.caught_by(fault, copy)

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from numbacaps.device.keeping import Keeping
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.device.workspace import Rooms
 from numbacaps.plan import Plan
+from numbacaps.routing import runner
+from numbacaps.routing.options import Options
 from tests.support.cases import nan
 
 _ROOT = Path(__file__).parents[1]
@@ -54,11 +57,11 @@ class _Event:
 
 
 def _on_device(monkeypatch, number):
-    for module in (kept, fused):
+    for module in (kept, fused, runner):
         monkeypatch.setattr(module, "current_device", lambda: number)
 
 
-@pytest.mark.parametrize("make", ["plan", "passes"])
+@pytest.mark.parametrize("make", ["plan", "passes", "runner"])
 def test_every_device_has_its_own(make, monkeypatch):
     how = _X, _W, _F4, 1, 0, 1, "ab,bc->ac", "fused", "ieee", None, False
     of_call = signature.signature_of(*how)
@@ -66,6 +69,8 @@ def test_every_device_has_its_own(make, monkeypatch):
     def made():
         if make == "plan":
             return kept.kept_plan(of_call, 0)
+        if make == "runner":
+            return runner.runner_of(of_call.geometry, _F4, Options())
         return fused.passes(of_call.geometry, _F4)
 
     found = {}
@@ -227,11 +232,76 @@ def test_a_capture_is_refused_where_it_would_read_too_early(pretended):
     packed.before_read(1)
     with pytest.raises(ValueError, match="the kernel is still being packed on another one"):
         packed.before_read(2)
-    with pytest.raises(ValueError, match="other streams use the packed kernel"):
-        packed.before_write(2)
     pretended["events"][0].passed = True
     packed.before_read(2)
     assert not pretended["events"][0].waiting
+
+
+@pytest.mark.parametrize("packed_before", [False, True])
+def test_a_packing_is_not_captured(packed_before, pretended):
+    """Nobody could wait for it: it is done whenever the graph is replayed, on whichever stream."""
+    packed = Handover()
+    if packed_before:
+        packed.before_write(1)
+        packed.after_write(1)
+    pretended["capturing"].add(1)
+    with pytest.raises(ValueError, match="stream is being captured; packing takes one that is not"):
+        packed.before_write(1)
+    assert len(pretended["events"]) == packed_before
+
+
+def test_a_packing_waits_for_graphs_and_is_waited_for(pretended):
+    """Replays are not told: those before may still read, those behind are not ordered behind an event."""
+    packed = Handover()
+    packed.after_write(1)
+    pretended["capturing"].add(1)
+    packed.before_read(1)
+    pretended["capturing"].clear()
+    for packings in (1, 2):
+        packed.before_write(1)
+        assert pretended["waits"] == packings
+        packed.after_write(1)
+        assert [event.waited for event in pretended["events"]] == [False] + [True] * packings
+
+
+@_SIMULATOR
+@pytest.mark.parametrize("how", [("fused", "tf32"), ("fused", "ieee")])
+def test_a_plan_whose_packing_is_captured_stays_as_it_was(how, pretended, monkeypatch):
+    plan = numbacaps.plan(_X, _W, algorithm=how[0], precision=how[1])
+    x, w, y = _arrays(_X, _W, _Y)
+    monkeypatch.setattr(sys.modules[Plan.__module__], "resolve_stream", lambda *_: 5)
+    pretended["capturing"].add(5)
+    with pytest.raises(ValueError, match="packing takes one that is not"):
+        plan.pack(w)
+    with pytest.raises(ValueError, match="no kernel was packed"):
+        plan(x, None, y)
+    pretended["capturing"].clear()
+    plan.pack(w)
+    pretended["capturing"].add(5)
+    with pytest.raises(ValueError, match="packing takes one that is not"):
+        plan.pack(w)
+    plan(x, None, y)
+    assert (y.copy_to_host() == 16 * 2).all()
+
+
+@_SIMULATOR
+def test_a_packing_that_breaks_off_leaves_none(monkeypatch):
+    """Half of the passes would read the old kernel."""
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="tf32")
+    x, w, y = _arrays(_X, _W, _Y)
+    plan.pack(w)
+
+    def interrupted(wanted, array, stream):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plan, "launch_pack", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plan.pack(w)
+    with pytest.raises(ValueError, match="no kernel was packed"):
+        plan(x, None, y)
+    plan.pack(w)
+    plan(x, None, y)
 
 
 @_SIMULATOR
@@ -248,6 +318,51 @@ def test_a_plan_orders_what_it_packed(pretended, monkeypatch):
     assert event.stream == 5 and event.waiting == [6]
     plan.pack(w)
     assert pretended["waits"] == 1
+
+
+@_SIMULATOR
+def test_a_kernel_that_graphs_read_is_held(pretended, monkeypatch):
+    """A graph has its address, where the kernel is not packed."""
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="ieee")
+    assert not plan.packs("forward")
+    x, y = _arrays(_X, _Y)
+    monkeypatch.setattr(sys.modules[Plan.__module__], "resolve_stream", lambda *_: 5)
+    kernels = _arrays(_W, _W, _W)
+    alive = [weakref.ref(one) for one in kernels]
+    plan.pack(kernels.pop(0))
+    plan.pack(kernels.pop(0))
+    assert alive[0]() is None
+    pretended["capturing"].add(5)
+    plan(x, None, y)
+    pretended["capturing"].clear()
+    plan.pack(kernels.pop(0))
+    assert alive[1]() is not None
+
+
+@_SIMULATOR
+def test_calls_wait_while_another_thread_packs(monkeypatch):
+    plan = numbacaps.plan(_X, _W, algorithm="fused", precision="tf32")
+    x, w, y = _arrays(_X, _W, _Y)
+    packing, called = threading.Event(), []
+    launch_pack = plan.launch_pack
+
+    def slowly(*how):
+        packing.set()
+        caller.join(0.2)
+        called.append("packed")
+        launch_pack(*how)
+
+    def call():
+        packing.wait()
+        plan(x, None, y)
+        called.append("called")
+
+    caller = threading.Thread(target=call)
+    monkeypatch.setattr(plan, "launch_pack", slowly)
+    caller.start()
+    plan.pack(w)
+    caller.join()
+    assert called == ["packed", "packed", "called"]
 
 
 # --- captures
@@ -327,8 +442,8 @@ def test_a_stream_that_is_gone_is_waited_for(monkeypatch):
 
 @pytest.fixture
 def handed_over(monkeypatch):
-    """(stream, what is held, bytes) of everything that is kept."""
-    numbacaps.clear_caches()  # what other tests have left is not dropped during this one
+    """(stream, what is held, bytes) of everything that is kept; nothing of other tests' is dropped meanwhile."""
+    numbacaps.clear_caches()
     gc.collect()
     found = []
 
@@ -384,8 +499,9 @@ def test_a_plan_that_is_dropped_leaves_its_memory_to_queued_kernels(handed_over)
     assert not handed_over
     del plan
     gc.collect()
-    ((_, (_, (packed, tables)), found),) = handed_over
+    ((_, (_, (packed, kernels, tables)), found),) = handed_over
     assert found == nbytes > 0 and packed.nbytes > 0 and list(tables.values()) == [passes]
+    assert [one.array for one in kernels] == [w]
 
 
 @_SIMULATOR

@@ -8,15 +8,20 @@ class Handover:
     """Orders streams that share memory: reads behind the write, and the next write behind the reads.
 
     The first read on a stream waits, on the device, for the event behind the write. A write waits, on the host, for
-    other streams that have used the memory: it is rare. On the simulator, where everything is synchronous,
-    there is nothing to order.
+    other streams that have used the memory, and for graphs, whose replays nobody tells: it is rare. No write is
+    captured. On the simulator, where everything is synchronous, there is nothing to order.
+
+    Attributes
+    ----------
+    replayed : bool
+        Graphs read it.
     """
 
+    replayed = False
+
     def __init__(self):
-        self._written, self._users = (
-            None,
-            set(),
-        )  # the event, and addresses of the streams ordered behind it
+        self._written = None  # the event behind the write
+        self._users = set()  # addresses of the streams ordered behind it
 
     def before_write(self, stream):
         """Call it before work that writes is queued on a Numba stream.
@@ -24,23 +29,27 @@ class Handover:
         Raises
         ------
         ValueError
-            The stream is being captured, and the memory is in use on others.
+            The stream is being captured.
         """
-        if not SIMULATED and self._users - {_address(stream)}:
-            if is_capturing(stream):
-                raise ValueError(
-                    "stream is being captured, and other streams use the packed kernel; "
-                    "it takes the one stream that uses it"
-                )
+        if SIMULATED:
+            return
+        if is_capturing(stream):
+            raise ValueError(
+                "stream is being captured; packing takes one that is not, because a graph packs whenever it is replayed: "
+                "pack before, or capture calls that are given w"
+            )
+        if self.replayed or self._users - {_address(stream)}:
             cuda.synchronize()
 
     def after_write(self, stream):
         """Call it behind that work."""
-        if not SIMULATED:
-            if not is_capturing(stream):
-                self._written = cuda.event(timing=False)
-                self._written.record(stream)
-            self._users = {_address(stream)}
+        if SIMULATED:
+            return
+        self._written = cuda.event(timing=False)
+        self._written.record(stream)
+        self._users = {_address(stream)}
+        if self.replayed:
+            self._written.synchronize()
 
     def before_read(self, stream):
         """Call it before work that reads is queued on a Numba stream.
@@ -50,15 +59,17 @@ class Handover:
         ValueError
             The stream is being captured, and is not ordered behind the write, which is still queued.
         """
-        if SIMULATED or _address(stream) in self._users:
+        if SIMULATED:
             return
-        if not is_capturing(stream):
-            self._written.wait(stream)
-        elif not self._written.query():
+        captured, known = is_capturing(stream), _address(stream) in self._users
+        if captured and not (known or self._written.query()):
             raise ValueError(
                 "stream is being captured, and the kernel is still being packed on another one; it takes the stream "
                 "that packs, or one on which the plan was called since"
             )
+        if not (captured or known):
+            self._written.wait(stream)
+        self.replayed |= captured
         self._users.add(_address(stream))
 
 

@@ -2,10 +2,14 @@
 
 Who drops a device array while kernels that use it are queued leans on the allocator: Numba's own frees behind all
 queued work, but a pool (RMM's, PyTorch's) hands the memory to whoever asks next, on any stream. So what the toolkit
-drops goes through :func:`keep`, which marks the stream's end by an event and lets go when that has passed.
+drops goes through :func:`keep`, which marks the stream's end by an event and lets go when that has passed. For what
+is large and seldom dropped, networks and what they train on, the host waits instead: :func:`wait_when_dropped`.
+Tensors are PyTorch's to keep: its pool hands memory on in the order of the stream that it was allocated on.
 """
 
 import threading
+import weakref
+from contextlib import suppress
 
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -43,7 +47,8 @@ class Keeping:
         entry = self._mark(stream), held, nbytes
         with self._lock:
             earlier = list(self._kept)
-            self._kept.append(entry)
+            if not entry[0].query():
+                self._kept.append(entry)
             left = sum(one[2] for one in earlier)
             for one in earlier:
                 event, _, nbytes = one
@@ -99,3 +104,23 @@ def keep(stream, held, nbytes=0):
 def let_go():
     """Wait until nothing is kept any more: before memory is asked for that may have to be large."""
     _keeping.clear()
+
+
+def wait_when_dropped(owner, waits, held):
+    """Have the host wait for what is queued when an owner is dropped, before the owner's memory is freed.
+
+    Parameters
+    ----------
+    owner : object
+    waits : sequence of callable
+        Each waits for a stream.
+    held : object
+        What has the memory, and does not hold the owner.
+    """
+    weakref.finalize(owner, _wait, waits, held).atexit = False
+
+
+def _wait(waits, held):
+    for wait in waits:
+        with suppress(Exception):  # whatever a driver says of a device that has failed
+            wait()

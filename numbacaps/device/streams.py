@@ -227,6 +227,11 @@ class Beside:
             self._ends[turn].wait(self.stream)
         self.forget()
 
+    def synchronize(self):
+        """Wait for all that was run beside it."""
+        for other in self._others:
+            other.synchronize()
+
 
 def _core_stream():
     """A stream of cuda.core, or None where no graph can be built."""

@@ -32,6 +32,11 @@ class Workspace:
     graph, which needs the workspace for as long as it is replayed. Calls that share one must follow
     each other on one stream.
 
+    An array keeps its contents from one set to the next as long as every array of the set fits in what there is.
+    Where one does not, all are made anew, so that together they stay within the limit. Who keeps sums in one while
+    others change asks for the largest set first, as the slabs of a convolution do, or gives each array a workspace
+    of its own, as routing does.
+
     Parameters
     ----------
     limit : int, optional
@@ -60,7 +65,7 @@ class Workspace:
         return sum(array.nbytes for array in list(self._arrays.values()))
 
     def arrays(self, shapes, dtype):
-        """Arrays of the named shapes; what a smaller or other set left behind is dropped.
+        """Arrays of the named shapes, on the first elements of what there is if all fit there; else all are new.
 
         Parameters
         ----------
@@ -69,7 +74,8 @@ class Workspace:
 
         Returns
         -------
-        dict of str to device array, contents undefined
+        dict of str to device array
+            Of new ones contents are undefined.
         """
         asked = shapes, dtype
         if asked != self._asked:
@@ -161,6 +167,8 @@ class Rooms:
     ----------
     limit : int, optional
         Most bytes of each workspace.
+    held : object, optional
+        What calls on any of the streams read besides; it outlives them too.
 
     Attributes
     ----------
@@ -169,8 +177,8 @@ class Rooms:
 
     STREAMS = 8
 
-    def __init__(self, limit=None):
-        self._limit, self._of, self.growth = limit, {}, Growth()
+    def __init__(self, limit=None, held=()):
+        self._limit, self._held, self._of, self.growth = limit, held, {}, Growth()
         self._ready = None  # allocated ahead: the first stream that comes takes it
 
     @property
@@ -200,13 +208,19 @@ class Rooms:
         room.use.stream = stream
         idle = [address for address, one in self._of.items() if not one.captured]
         if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
-            self._of.pop(idle[0]).release()
+            self._of.pop(idle[0]).release(self._held)
         return room
 
-    def release(self, *held):
-        """Free all of it, and ``held``, as soon as the streams have passed the calls that are queued."""
+    def release(self):
+        """Free all workspaces as soon as the streams have passed the calls that are queued."""
         for room in self._of.values():
-            room.release(held)
+            room.release()
+        self._ready = None
+
+    def drop(self):
+        """The same, and let go of what is held."""
+        for room in self._of.values():
+            room.release(self._held)
         self._ready = None
 
 

@@ -20,6 +20,7 @@ from numbacaps.device.instructions import let_next_start, short, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, ceil_div
 from numbacaps.device.target import at, cuda
+from numbacaps.device.upload import uploaded
 
 MOST_BYTES = 256 << 20  # of columns
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
@@ -147,7 +148,7 @@ class Col2im:
     """
 
     def __init__(self, geometry, dtype, splits):
-        self._numbers = cuda.to_device(numbers_of(geometry))
+        self._numbers = uploaded(numbers_of(geometry))
         self._argument = as_argument(self._numbers)
         self._sizes = splits, columns_of(geometry)
         g = geometry

@@ -18,6 +18,7 @@ from numbacaps.device.instructions import let_next_start, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import BLOCKS, THREADS, ceil_div
 from numbacaps.device.target import at, cuda
+from numbacaps.device.upload import uploaded
 
 SMALLEST = np.float32(
     2.0**-100
@@ -188,7 +189,7 @@ class Guard:
     """
 
     def __init__(self, wanted, geometry, size):
-        self._numbers = cuda.to_device(numbers_of(geometry))
+        self._numbers = uploaded(numbers_of(geometry))
         types = (_FLOAT32, _FLOAT32, _FLOAT32, np.int64)
         blocks = min(BLOCKS, ceil_div(size, THREADS * _EACH))
         self._launch = Compiled(make_guard(wanted), types, 1, early=True).on(blocks, THREADS)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.arrays import contiguous
+from numbacaps.device.keeping import wait_when_dropped
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn.kernels.gather_rows import gather
 
@@ -64,6 +65,8 @@ class RowBatch:
         self._rows, self.labels = cuda.device_array(N, np.int64), cuda.device_array(N, np.int64)
         self.x = cuda.device_array((N, *data.x.shape[1:]), data.x.dtype)
         self._visit, self._read = 0, [computing.event() for _ in range(2)]
+        held = data.x, data.labels, self._host, self._ring, self._rows, self.labels, self.x
+        wait_when_dropped(self, [computing.synchronize], held)
 
     def write(self, rows, step):
         """Write the row numbers of a step that is about to be queued."""

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from numbacaps.device.keeping import wait_when_dropped
 from numbacaps.device.streams import Beside, Stream
 from numbacaps.device.target import cuda
 from numbacaps.nn import checkpoint
@@ -79,6 +80,9 @@ class CapsNet:
         self._computing, self._copying = Stream(), Stream()
         self._beside = Beside(self._computing.numba)
         self._inferences, self._trainings = BySize(Inference), BySize(Training)
+        streams = self._computing, self._copying, self._beside
+        waits = [one.synchronize for one in streams]
+        wait_when_dropped(self, waits, (self.state, self._inferences, self._trainings))
 
     @classmethod
     def published(

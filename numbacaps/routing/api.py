@@ -7,7 +7,6 @@ import numpy as np
 
 from numbacaps.api import _check_needs
 from numbacaps.arrays import Array
-from numbacaps.device.target import cuda
 from numbacaps.geometry import Pair
 from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
@@ -306,7 +305,7 @@ def _backward(call, needs):
         else:
             runner.backward(*arrays, *how, to, of_w, d_operands, call.stream)
     elif own:
-        own = {name: call.keep(_zeros(array)) for name, array in own.items()}
+        own = {name: call.zeros(array.shape) for name, array in own.items()}
     given = {name: array for name, array in own.items() if call.was_given(name)}
     if "input" not in needs:
         given.pop("activations", None)
@@ -325,10 +324,6 @@ def _in_dtype(call):
     if wide.dtype == call.signature.dtype:
         return wide
     return call.narrow(wide)
-
-
-def _zeros(array):
-    return cuda.to_device(np.zeros(array.shape, array.dtype))
 
 
 # ---- on the host

@@ -198,6 +198,10 @@ class RoutingCall:
         """A new device array of x's dtype."""
         return self.keep(new_array(shape, self.signature.dtype, self.stream))
 
+    def zeros(self, shape):
+        """The same, of zeros."""
+        return self.keep(to_device(np.zeros(shape, self.signature.dtype), self.stream))
+
     def delivered(self, array):
         """A result besides y, dx and dw as the caller gets it; None for None."""
         if array is None:

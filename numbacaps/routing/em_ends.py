@@ -5,7 +5,7 @@
 A parent without any weight has mean 0 and variance 0, and takes part in no gradient: its log S counts as infinite, so
 that every child's part of it, R a / S, is 0.
 
-``numbers`` is (epsilon, lambda of the iterations). Thread mapping: one thread a parent at a position of an image.
+``lam`` is lambda of the iteration. Thread mapping: one thread a parent at a position of an image.
 """
 
 import math
@@ -52,13 +52,14 @@ def make_finish(shape):
         partial,  # in   (blocks, N * L, SIZE, P)
         beta_u,  # in   (P,)
         beta_a,  # in   (P,)
-        numbers,  # in   (1 + iterations,)
         states,  # out  (iterations + 1, N * L, FIELDS, P)
         y,  # out  (N, P, L, E)
         a_out,  # out  (N, P, L)
         N,
         blocks,
         t,
+        epsilon,
+        lam,
     ):
         thread = cuda.grid(1)
         places = N * L
@@ -75,14 +76,14 @@ def make_finish(shape):
             S = sums.type(math.exp(log_S))
         spread = ZERO  # 1/2 sum of log variance
         for e in range(E):
-            variance = numbers[0]
+            variance = epsilon
             if weight != ZERO:
                 variance += record[E + e] / weight
             spread += HALF * sums.type(math.log(variance))
             states[at((new + e) * P + p)] = record[e]
             states[at((new + E + e) * P + p)] = ONE / variance
             y[at(where * E + e)] = write(record[e])
-        z = numbers[at(1 + t)] * (beta_a[at(p)] - S * (MANY * beta_u[at(p)] + spread))
+        z = lam * (beta_a[at(p)] - S * (MANY * beta_u[at(p)] + spread))
         log_a = log_sigmoid(z)
         states[at((new + 2 * E) * P + p)] = log_a - spread - CONSTANT
         states[at((new + 2 * E + 1) * P + p)] = log_S
@@ -100,18 +101,18 @@ def make_slope(shape):
     MANY, ONE, NEVER = sums.type(E), sums.type(1), sums.type(math.inf)
 
     @cuda.jit(device=True, forceinline=True)
-    def slope(dmu, dvar, dz, beta_u, numbers, states, slopes, t, place, p, places):
+    def slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t, place, p, places):
         old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
         log_S, S, spread = states[at((old + 2 * E + 1) * P + p)], ZERO, ZERO
         if log_S != NEVER:
             S = sums.type(math.exp(log_S))
-        d_cost = -numbers[at(1 + t)] * dz
+        d_cost = -lam * dz
         gamma = ZERO
         for e in range(E):
             inverse = states[at((old + E + e) * P + p)]
             spread -= HALF * sums.type(math.log(inverse))
             of_variance = dvar[e] + d_cost * S * HALF * inverse
-            gamma -= of_variance * (ONE / inverse - numbers[0])
+            gamma -= of_variance * (ONE / inverse - epsilon)
             slopes[at((new + e) * P + p)] = dmu[e]
             slopes[at((new + E + e) * P + p)] = of_variance
         gamma += S * d_cost * (MANY * beta_u[at(p)] + spread)
@@ -136,11 +137,12 @@ def make_begin_backward(shape):
         dy,  # in   (N, P, L, E)
         d_out,  # in   (N, P, L)
         beta_u,  # in   (P,)
-        numbers,  # in   (1 + iterations,)
         states,  # in   (iterations + 1, N * L, FIELDS, P)
         slopes,  # out  (iterations, N * L, SLOPES, P)
         N,
         t,
+        epsilon,
+        lam,
     ):
         thread = cuda.grid(1)
         places = N * L
@@ -153,7 +155,7 @@ def make_begin_backward(shape):
             dmu[e], dvar[e] = read(dy[at(where * E + e)]), ZERO
         z = states[at((((t + 1) * places + place) * FIELDS + 2 * E + 2) * P + p)]
         dz = read(d_out[at(where)]) * sums.type(math.exp(log_sigmoid(z) + log_sigmoid(-z)))
-        slope(dmu, dvar, dz, beta_u, numbers, states, slopes, t, place, p, places)
+        slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t, place, p, places)
 
     return em_begin_backward_kernel
 
@@ -171,12 +173,13 @@ def make_finish_backward(shape):
     def em_finish_backward_kernel(
         partial,  # in   (blocks, N * L, SIZE, P)
         beta_u,  # in   (P,)
-        numbers,  # in   (1 + iterations,)
         states,  # in   (iterations + 1, N * L, FIELDS, P)
         slopes,  # in and out  (iterations, N * L, SLOPES, P)
         N,
         blocks,
         t,
+        epsilon,
+        lam,  # of iteration t - 1
     ):
         thread = cuda.grid(1)
         places = N * L
@@ -194,7 +197,7 @@ def make_finish_backward(shape):
             dvar[e] = HALF * inverse * (record[E + e] * inverse - d_log)
         z = states[at((old + 2 * E + 2) * P + p)]
         dz = d_log * sums.type(math.exp(log_sigmoid(-z)))
-        slope(dmu, dvar, dz, beta_u, numbers, states, slopes, t - 1, place, p, places)
+        slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t - 1, place, p, places)
 
     return em_finish_backward_kernel
 

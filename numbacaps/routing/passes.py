@@ -10,9 +10,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
+from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends, em, em_ends
 from numbacaps.routing.couplings import Assignments, DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
@@ -31,16 +30,17 @@ _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 
 
 @cache
-def _compiled(kernel, dtypes, integers):
-    return Compiled(kernel, dtypes, integers)
+def _compiled(kernel, dtypes, integers, scalars):
+    return CompiledWithScalars(kernel, dtypes, integers, scalars)
 
 
-def run(kernel, grid, threads, arguments, stream):
-    """Launch a kernel of arrays, then integers."""
+def run(kernel, grid, threads, arguments, stream, scalars=()):
+    """Launch a kernel of arrays, then integers, then scalars of a floating-point dtype."""
     arrays = [one.reshape(one.size) for one in arguments if hasattr(one, "dtype")]
     integers = [one for one in arguments if not hasattr(one, "dtype")]
-    compiled = _compiled(kernel, tuple(one.dtype for one in arrays), len(integers))
-    compiled[grid, (threads, 1, 1), stream, 0](*arrays, *integers)
+    dtypes, behind = (tuple(one.dtype for one in some) for some in (arrays, scalars))
+    compiled = _compiled(kernel, dtypes, len(integers), behind)
+    compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars)
 
 
 class Passes:
@@ -169,10 +169,10 @@ class Passes:
         run(kernel, grid, TEAM_THREADS, (*arrays, partial, N, split.children, t), stream)
         return split.blocks
 
-    def _end(self, kernel, arguments, stream):
+    def _end(self, kernel, arguments, stream, scalars=()):
         """What is done for each parent at each position."""
         grid = ceil_div(self.places * self.geometry.P, WARP)
-        run(kernel, grid, WARP, arguments, stream)
+        run(kernel, grid, WARP, arguments, stream, scalars)
 
     def _gradients(self, form, arrays, dx, wants_kernel, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
@@ -312,11 +312,9 @@ class EMPasses(Passes):
     def backward_form(self):
         return EarlierGaussians(self.backward_shape, self.options.normalise)
 
-    @cached_property
-    def numbers(self):
-        """Device array of epsilon and the inverse temperatures."""
-        o = self.options
-        return cuda.to_device(np.array([o.epsilon, *o.temperatures], self.sums))
+    def _scalars(self, t):
+        """Epsilon, and the inverse temperature of iteration t."""
+        return self.sums.type(self.options.epsilon), self.sums.type(self.options.temperatures[t])
 
     @property
     def norms_shape(self):
@@ -375,8 +373,8 @@ class EMPasses(Passes):
                 self._of_capsules(form, some, room, norms, t, stream)
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
-            ends = (room["partial"], *betas, self.numbers, states, y, a_out, N, blocks, t)
-            self._end(finish, ends, stream)
+            ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
+            self._end(finish, ends, stream, self._scalars(t))
         if couplings is not None:
             form = Assignments(self.shape, self.options.normalise)
             self.launch_couplings(form, (*arrays[:4], states), couplings, stream)
@@ -405,8 +403,8 @@ class EMPasses(Passes):
         packed, N = self._pack(w, room, stream), self.geometry.N
         slopes, last = room["slopes"], self.options.iterations - 1
         shape, (activations, beta_u, _) = self.backward_shape, operands
-        ends = (dy, d_out, beta_u, self.numbers, states, slopes, N, last)
-        self._end(em_ends.make_begin_backward(shape), ends, stream)
+        ends = (dy, d_out, beta_u, states, slopes, N, last)
+        self._end(em_ends.make_begin_backward(shape), ends, stream, self._scalars(last))
         total = room["total"] if self._overlaps else norms
         arrays = (x, packed, activations, norms, total, states, slopes)
         finish = em_ends.make_finish_backward(shape)
@@ -418,8 +416,8 @@ class EMPasses(Passes):
                 break
             how = shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
-            ends = (room["partial"], beta_u, self.numbers, states, slopes, N, blocks, t)
-            self._end(finish, ends, stream)
+            ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
+            self._end(finish, ends, stream, self._scalars(t - 1))
         form = EMGradient(shape, self.options.normalise, self.options.detach)
         self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
         o, places = self.options, self.places

@@ -5,6 +5,7 @@ of a part are all that is kept. The gradient keeps nothing of the forward pass: 
 """
 
 import threading
+import weakref
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from math import prod
 
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import current_device
-from numbacaps.device.workspace import Use, Workspaces
+from numbacaps.device.workspace import Rooms
 from numbacaps.routing.passes import DynamicPasses, EMPasses
 
 WORKSPACE = 16 << 20  # bytes that a part may always take
@@ -45,7 +46,8 @@ class Runner:
         self.part = part or min(geometry.N, max(1, self._budget // self._bytes(one)))
         whole = self._make(replace(geometry, N=self.part), dtype, options, stored)
         self._passes = {self.part: whole}
-        self._room = Workspaces(None, Use())
+        self._rooms = Rooms()
+        weakref.finalize(self, self._rooms.drop).atexit = False
 
     @property
     def shape(self):
@@ -66,18 +68,18 @@ class Runner:
     @property
     def nbytes(self):
         """Bytes of workspace that are allocated now."""
-        return self._room.nbytes
+        return self._rooms.nbytes
 
-    def within(self, room):
-        """The same runner, on a workspace of the caller's.
+    def within(self, rooms):
+        """The same runner, on workspaces of the caller's.
 
         Parameters
         ----------
-        room : numbacaps.device.workspace.Workspaces
-            Or what has its ``use``, and ``room[name].arrays({name: shape}, dtype)``.
+        rooms : numbacaps.device.workspace.Rooms
+            Or what has ``rooms.of(stream)[name].arrays({name: shape}, dtype)``.
         """
         found = copy(self)
-        found._room = room
+        found._rooms = rooms
         return found
 
     def votes_nbytes(self):
@@ -98,9 +100,9 @@ class Runner:
 
     def _arrays(self, passes, shapes, stream):
         """Workspace, each array by itself: one that grows for a part leaves what lies in the others."""
-        self._room.use.stream = stream
+        room = self._rooms.of(stream)
         return {
-            name: self._room[name].arrays({name: shape}, passes.sums)[name]
+            name: room[name].arrays({name: shape}, passes.sums)[name]
             for name, shape in shapes.items()
         }
 

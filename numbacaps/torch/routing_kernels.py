@@ -10,7 +10,6 @@ from math import prod
 import torch
 
 from numbacaps.arrays import Operand
-from numbacaps.device.workspace import Use
 from numbacaps.forms import form_of
 from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
@@ -203,10 +202,13 @@ class _StoredCall(_RoutingCall):
 
 
 class _Workspaces:
-    """Memory of one call in tensors; see :class:`numbacaps.device.workspace.Workspaces`."""
+    """Memory of one call in tensors, as :class:`numbacaps.device.workspace.Rooms`: it has one stream."""
 
     def __init__(self, device):
-        self._device, self._named, self.use = device, {}, Use()
+        self._device, self._named = device, {}
+
+    def of(self, stream):
+        return self
 
     def __getitem__(self, name):
         return self._named.setdefault(name, _Workspace(self._device))

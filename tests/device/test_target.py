@@ -88,9 +88,12 @@ def test_numpy_takes_no_gpu():
 import numpy as np, numbacaps as n
 a = np.ones((1,) * 6)
 how = {"algorithm": "numpy"}
-print(n.capsule_conv2d(a, a, **how).item(), n.plan(a, a, **how)(a, a, a + 1).item())
+plan = n.plan(a, a, **how)
+print(n.capsule_conv2d(a, a, **how).item(), plan(a, a, a + 1).item())
+plan.pack(a)
+print(plan(a, None, a + 1).item())
 """
-    assert _python(code, NUMBACAPS_TARGET="cuda") == (0, "1.0 1.0\n", "")
+    assert _python(code, NUMBACAPS_TARGET="cuda") == (0, "1.0 1.0\n1.0\n", "")
 
 
 @_WITHOUT_GPU

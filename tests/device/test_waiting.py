@@ -103,7 +103,7 @@ class _Late:
     def wait_for(self, event):
         self._do(event.at)
 
-    def finish(self):
+    def synchronize(self):
         self._do(len(self.queued))
 
     def _do(self, count):
@@ -128,7 +128,7 @@ def test_no_row_is_written_over_before_it_is_read(first, monkeypatch):
         batch.write([step, -step], step)
         batch.gather()
     assert len(stream.queued) - stream.done <= data.PLACES
-    stream.finish()
+    stream.synchronize()
     assert read == [[step, -step] for step in steps]
 
 

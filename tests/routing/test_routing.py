@@ -7,9 +7,10 @@ import pytest
 
 import numbacaps
 from numbacaps.device import workspace
-from numbacaps.device.target import cuda
+from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.geometry import Geometry
 from numbacaps.routing import runner
+from numbacaps.routing.options import Options
 from numbacaps.routing.shape import Shape
 from tests.support import routing as support
 
@@ -120,6 +121,39 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
         for name, gradient in wanted.gradients.items():
             support.close(getattr(found, name), gradient)
     runner._kept.cache_clear()
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_a_runner_sends_nothing(routing, monkeypatch, rng):
+    """All it needs besides arrays are arguments of kernels, in the order of the stream, which graphs keep."""
+    g = support.CASES["class"]
+    given = support.operands(g, rng, em=routing == "em")
+    x, w = cuda.to_device(given["x"]), cuda.to_device(given["w"])
+    names = ("activations", "beta_u", "beta_a") if routing == "em" else ("logits",)
+    operands = [cuda.to_device(given[name].astype(np.float32)) for name in names]
+    shapes = [(g.N, g.P, g.L, g.E3), (g.N, g.P, g.L)][: 1 + (routing == "em")]
+    results = [cuda.device_array(shape, np.float32) for shape in shapes]
+
+    def sent(*_, **__):
+        raise AssertionError("an array was sent")
+
+    monkeypatch.setattr(cuda, "to_device", sent)
+    form = Options(routing, 2)
+    runner.Runner(g, np.dtype(np.float32), form).forward(x, w, operands, results)
+
+
+def test_a_runner_on_two_streams_works_in_two_places(rng):
+    g = support.CASES["class"]
+    given = support.operands(g, rng, em=False)
+    x, w = cuda.to_device(given["x"]), cuda.to_device(given["w"])
+    y = cuda.device_array((g.N, g.P, g.L, g.E3), np.float32)
+    found = runner.Runner(g, np.dtype(np.float32), Options())
+    streams = (1, 2) if SIMULATED else (cuda.stream(), cuda.stream())
+    nbytes = []
+    for stream in (*streams, *streams):
+        found.forward(x, w, (None,), (y,), None, stream)
+        nbytes.append(found.nbytes)
+    assert nbytes == [nbytes[0], *[2 * nbytes[0]] * 3]
 
 
 @pytest.mark.slow

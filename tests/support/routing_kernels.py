@@ -64,11 +64,12 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
     """Kernels by name, with their signatures, that a forward and a backward pass launch."""
     found = {}
 
-    def note(kernel, grid, threads, arguments, stream):
+    def note(kernel, grid, threads, arguments, stream, scalars=()):
         kinds = [
             types.Array(from_dtype(one.dtype), 1, "C") if hasattr(one, "dtype") else int64
             for one in arguments
         ]
+        kinds += [from_dtype(one.dtype) for one in scalars]
         found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
     for module in (passes, call):
@@ -85,7 +86,6 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
     x = made((g.N, g.P, g.L, children, g.E3)) if is_stored else made(g.input_shape)
     w, couplings = made(g.kernel_shape), made((g.N, g.P, g.L, children))
     if o.is_em:
-        p.__dict__["numbers"] = made((1 + o.iterations,), p.sums)
         operands = made((g.N, p.shape.capsules), p.sums), made((g.P,), p.sums), made((g.P,), p.sums)
         some = operands, states, made(p.norms_shape, p.sums)
         a = made((g.N, g.P, g.L))

@@ -13,7 +13,7 @@ from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.epilogue import Epilogue
 from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.mma_sync.add_splits import AddSplits
@@ -169,7 +169,7 @@ class MmaSyncLauncher(Launcher):
         shared = tile.shared_bytes(self._along_k, itemsize)
         made = Compiled(kernel, types, 6, shared, early=True)
         per_split = ceil_div(ceil_div(self._K, tile.WORDS * 4 // itemsize), self.splits)
-        table = cuda.to_device(make_table(self._walks, self._images, a_run))
+        table = uploaded(make_table(self._walks, self._images, a_run))
         rows = max(walk.product.M(self._images) for walk in self._walks)
         deep = self._G * self.splits * len(self._walks)
         grid = ceil_div(rows, tile.BM), ceil_div(self._N, tile.BN), deep

@@ -8,7 +8,8 @@ from numbacaps.device.bfloat16 import stored
 from numbacaps.device.compiled import Compiled, as_argument, run_as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.mma_sync import pack
 from numbacaps.fused.mma_sync.table import ABSENT
 
@@ -42,7 +43,7 @@ class PixelPacking:
         k = np.arange(round_up(product.channels * product.D, each))
         lies = k // product.D * product.channel_steps[0] + k % product.D
         table = np.where(k < product.channels * product.D, lies, ABSENT)
-        self._table = cuda.to_device(table.astype(np.int32))
+        self._table = uploaded(table.astype(np.int32))
         self._argument = as_argument(self._table)
         pixels, image = H * W * p.D1, product.channels * H * W * G * p.D1 * product.D
         self.elements = G * images * pixels * k.size
@@ -74,7 +75,7 @@ class MatrixPacking:
         self.row = round_up(columns.size, each)
         filling = np.full(self.row - columns.size, ABSENT)
         table = np.concatenate([lies, columns, filling]).astype(np.int32)
-        self._table = cuda.to_device(table)
+        self._table = uploaded(table)
         self._argument = as_argument(self._table)
         self.elements = G * lies.size * self.row
         self._numbers = lies.size, self.row, walks[0].steps[1]

@@ -9,7 +9,7 @@ import numpy as np
 from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.mma_sync import split_k_tile
 from numbacaps.fused.mma_sync.add_splits import AddSplits
@@ -140,7 +140,7 @@ class MmaSyncSplitK(SplitKLauncher):
         types = self._dtype, self._dtype, self._result, np.int32
         table = make_table([self._walk], self._images, a_run)
         made = Compiled(kernel, types, 5, self.shared, early=True)
-        table = cuda.to_device(table)
+        table = uploaded(table)
         return made.on(self.grid, self.tile.threads, self.shared), as_argument(table), table
 
     @cached_property

@@ -5,7 +5,7 @@ import numpy as np
 from numbacaps.device.compiled import Compiled, as_argument
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import Launcher, SplitKLauncher
 from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import (
@@ -39,7 +39,7 @@ class RegisterTilesLauncher(Launcher):
         tile, self.why = chosen
         self.tile = tile
         super().__init__(activation, product, tile.BN, tile.lanes)
-        self.table = cuda.to_device(product.table)
+        self.table = uploaded(product.table)
         which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
         kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
@@ -110,7 +110,7 @@ class RegisterTilesSplitK(SplitKLauncher):
         self.splits = Splits(count, size, dtype)
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
-        self.table = cuda.to_device(product.table)
+        self.table = uploaded(product.table)
         which = (product.pixels, product.N, product.K, tile, count, size, dtype)
         kernel = make_reduction(*which)
         types = (dtype, dtype, sums if count > 1 else dtype, np.int64)

@@ -31,9 +31,11 @@ from numbacaps.device.instructions import (
     wgmma_fence,
     wgmma_wait,
 )
+from numbacaps.device.keeping import keep
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import launch_tiles
 from numbacaps.device.target import at, cuda
+from numbacaps.device.upload import uploaded
 from numbacaps.fused import addressing
 
 _BM, _BK, _THREADS = 64, 8, 128  # of one wgmma of TF32, and of a warpgroup
@@ -124,5 +126,7 @@ def flat_wgmma(product, images, G, gathered, kernel, result, stream=0):
     if why:
         raise ValueError(why)
     launched = make_flat_wgmma(product.pixels, product.N, product.K)
-    operands = gathered, kernel, result, cuda.to_device(product.table)
+    table = uploaded(product.table)
+    operands = gathered, kernel, result, table
     launch_tiles(launched, (product.M(images) // _BM, G), _THREADS, operands, stream)
+    keep(stream, table)

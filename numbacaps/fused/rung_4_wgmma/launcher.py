@@ -7,7 +7,7 @@ import numpy as np
 from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import Splits
@@ -33,7 +33,7 @@ class WgmmaLauncher(PackingLauncher):
         rows, across = window.patch(p.pixels, tile)
         stage = Stage.of(rows * across, p.taps, tile, chunks_beside(p.D, dtype.itemsize))
         self.shared = tile.shared_bytes(stage)
-        self.table = cuda.to_device(p.table)
+        self.table = uploaded(p.table)
         which = (p.pixels, window, p.shape, tile, dtype)
         types = (dtype, dtype, dtype, dtype, np.int64)
         kernel = Compiled(make_wgmma(*which, self.epilogue), types, 1, self.shared)
@@ -73,7 +73,7 @@ class MmaSplitK(SplitKLauncher):
         self.splits = Splits(count, size, dtype)
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
-        self.table = cuda.to_device(product.table)
+        self.table = uploaded(product.table)
         self._always = *as_argument(self.table), self.M, self.per_split
         depths = product.D, product.pixels.other[3]  # D2 and D3
         self._launch = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))

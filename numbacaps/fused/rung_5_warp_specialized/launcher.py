@@ -9,8 +9,8 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
+from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
@@ -127,7 +127,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
             others = RegisterTilesSplitK.cut(p, images, G, dtype)[2] * size
         else:
             others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
-        self.table = cuda.to_device(p.table)
+        self.table = uploaded(p.table)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
         down = ceil_div(p.channels, boxes[0].channels)
         across = ceil_div(p.N, boxes[1].channels * p.pixels.other[3])
