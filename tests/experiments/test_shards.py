@@ -326,16 +326,45 @@ def test_a_second_launcher_is_refused(two, tmp_path):
 
 
 def test_geometries_are_drawn_by_one_seed(monkeypatch):
-    told = {}
+    told = _drawn(monkeypatch, "--gpus", "all")
+    assert told[:3] == ["--gpus", "all", "--seed"] and told[3].isdecimal()
+
+
+def test_drawn_rows_are_merged_as_one_process_leaves_them(tmp_path, monkeypatch):
+    """In the order in which they are drawn, and without other seeds' older ones."""
+
+    def rows(*names):
+        stub = {"kernel_sources": sources.NO_KERNELS, "timestamp": "2026-01"}
+        return [
+            dict.fromkeys(records.COLUMNS, "")
+            | records.of_geometry(geometry)
+            | {"experiment": experiment, "workload": workload, "pass": wanted}
+            | stub
+            for experiment, workload, geometry, wanted in names
+        ]
+
+    def launch(name, arguments, options, merge, module):
+        for part in parts:
+            merge(tmp_path / "table" / "drawn_speed.csv", part)
+
+    given = ["--gpus", "all", "--seed", "3", "--count", "2"]
+    every = drawn_speed.cases(drawn_speed.make_parser().parse_args(given))
+    older = rows(("drawn_speed", "seed 1, 0", *every[0][2:]))
+    older[0] |= {"kernel_sources": "gone"}
+    parts = [tmp_path / str(number) / "drawn_speed.csv" for number in (0, 1)]
+    records.write(tmp_path / "table" / "drawn_speed.csv", older)
+    for part, own in zip(parts, (every[1::2], every[::2])):
+        records.write(part, older + rows(*own))
+    _drawn(monkeypatch, *given, launch=launch)
+    found = records.read(tmp_path / "table" / "drawn_speed.csv")
+    assert [(row["workload"], row["pass"]) for row in found] == [one[1::2] for one in every]
+
+
+def _drawn(monkeypatch, *arguments, launch=lambda name, arguments, *_: arguments):
+    """What ``drawn_speed`` returns where ``launch`` stands for the launcher."""
     monkeypatch.setattr(cards, "visible", lambda: ["0"])
-    monkeypatch.setattr(
-        launcher, "launch", lambda name, arguments, *_: told.setdefault(name, arguments) and 0
-    )
-    drawn_speed.main(["--gpus", "all"])
-    assert (
-        told["drawn_speed"][:3] == ["--gpus", "all", "--seed"]
-        and told["drawn_speed"][3].isdecimal()
-    )
+    monkeypatch.setattr(launcher, "launch", launch)
+    return drawn_speed.main(list(arguments))
 
 
 # ---- training
