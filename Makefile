@@ -2,7 +2,7 @@
 #              pictures are in walk/, the page is walk.html
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
-# make test-all  run all of both tiers; it installs the extras lessons and explore for that
+# make test-all  run all of both tiers, and test-torch; it installs the extras lessons and explore for that
 # make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors, and
 #              training by it, in one process and in two
 # make gpu     run the gpu tier and record it under experiments/results/
@@ -33,7 +33,7 @@ test: $(INSTALLED)
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier ptx
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part quick --tier simulator
 
-test-all: test test-rest
+test-all: test test-rest test-torch
 
 test-rest: $(INSTALLED)
 	$(PY) -m pip install --quiet --editable '.[lessons,explore]'
@@ -43,7 +43,7 @@ test-rest: $(INSTALLED)
 test-torch: $(INSTALLED)
 	$(PY) -m pip install --quiet '$(TORCH)'
 	$(PY) -m pytest --tier simulator tests/torch tests/experiments/test_modules.py tests/experiments/test_capsnets.py \
-		tests/experiments/test_torch_layers.py
+		tests/experiments/test_torch_layers.py tests/experiments/test_routing_speed.py
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

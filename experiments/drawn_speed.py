@@ -97,23 +97,23 @@ def workload(seed, number):
     return f"seed {seed}, {number}"
 
 
+def cases(options):
+    """(experiment, workload, geometry, pass) of every drawn geometry and pass."""
+    return [
+        (NAME, workload(options.seed, i), drawn(options.seed, i), wanted)
+        for i in range(options.count)
+        for wanted in options.passes
+    ]
+
+
 def groups(options, variants):
-    """A group of rows for every drawn geometry and pass; what a file has of other classes is measured along."""
+    """A group of rows for every case; what a file has of other classes is measured along."""
     everyone = quick.everyone()
     effort = gpu_time.Effort(
         options.settle, timed_ms=8, repeats=(5, 9), turns=2, graph_ms=0.3, calls=64
     )
     measured = partial(quick.measure_pass, effort=effort)
-    return [
-        command.Group(
-            *(NAME, workload(options.seed, i), drawn(options.seed, i), wanted),
-            variants,
-            measured,
-            everyone,
-        )
-        for i in range(options.count)
-        for wanted in options.passes
-    ]
+    return [command.Group(*case, variants, measured, everyone) for case in cases(options)]
 
 
 def _compile(groups, processes):
@@ -213,8 +213,15 @@ def _launch(parser, options, arguments):
     """Draw the same geometries in a process for each GPU; the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if options.seed is None:
-        arguments = [*arguments, "--seed", str(random.SystemRandom().randrange(1 << 31))]
-    return command.launched(NAME, parser, arguments, options, records.merge)
+        options.seed = random.SystemRandom().randrange(1 << 31)
+        arguments = [*arguments, "--seed", str(options.seed)]
+    order = [command.Group(*case, variants=[], measure=None).key for case in cases(options)]
+
+    def merge(table, part):
+        records.merge(table, part, order)
+        without_older(records.Table(table, {}), options.seed)
+
+    return command.launched(NAME, parser, arguments, options, merge)
 
 
 def main(arguments=None):

@@ -20,7 +20,7 @@ NAME = "routing"
 MINUTES = 12  # that a run takes, about
 KEYS = ("workload", "pass", "contestant")
 VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
-_LISTED = Listed(NAME, KEYS, VALUES)
+_LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant",))
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
 

@@ -10,7 +10,6 @@ folder of the logs.
 """
 
 import argparse
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ def make_parser():
         prog="python -m experiments.submit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 submitted, or done here; 1 a job here failed, 2 bad input",
+        epilog="exit status: 0 submitted, or done here; 1 a job here failed, 2 bad input, 130 after Ctrl-C",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -73,7 +72,7 @@ def environments(options):
     """The environment of each job: here a GPU of its own, on a cluster what the cluster gives it, None."""
     if options.slurm or not cards.visible():
         return [None] * options.shards
-    return [os.environ | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in cards.visible()]
+    return list(map(cards.pinned, cards.visible()))
 
 
 def executor(options):
@@ -144,7 +143,13 @@ def main(arguments=None):
             f"{len(jobs)} jobs, {jobs[0].job_id.split('_')[0]}; what they print is in {options.logs}"
         )
         return 0
-    failed = _wait(jobs)
+    try:
+        failed = _wait(jobs)
+    except KeyboardInterrupt:
+        for job in jobs:
+            job.cancel()
+        print("interrupted; the same command goes on from every finished row", file=sys.stderr)
+        return 130
     print(
         f"{len(jobs) - failed} of {len(jobs)} jobs are done; what they printed is in {options.logs}"
     )

@@ -49,6 +49,11 @@ def chosen(text):
     return [names[int(number)] for number in numbers]
 
 
+def pinned(gpu):
+    """The environment of a process that sees one GPU alone, by its name as :func:`visible` has it."""
+    return os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 @cache
 def gpu_uuid():
     """UUID of the current GPU."""

@@ -241,6 +241,8 @@ class Group:
         busy = [cards.busy_neighbours()]
         try:
             found = self.measure(problem, self.wanted, self.variants, tick)
+        except BrokenPipeError:  # who was told how far it is has gone: it is the bar that failed
+            raise
         except Exception as failure:  # whatever it was, the other groups can go on
             note = {"note": measure.note_of(failure), "timestamp": records.now()}
             found = [records.of_machine() | variant.cells | note for variant in self.variants]
@@ -293,8 +295,7 @@ def run(table, groups, options):
         print(f"{len(mine) - len(wanted)} of {len(mine)} groups of rows were measured before")
     try:
         measure_groups([(table, group) for group in wanted])
-        if options.shard != shard.WHOLE:
-            table.write(partial(records.in_order, groups=[group.key for group in groups]))
+        put_in_order(table, groups, options.shard)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
         raise SystemExit(130) from None
@@ -302,6 +303,12 @@ def run(table, groups, options):
         print(f"{table.path.stem}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None
     _report(table)
+
+
+def put_in_order(table, groups, part):
+    """Have the rows of a shard stand as those of the whole do, in the groups' order."""
+    if part != shard.WHOLE:
+        table.write(partial(records.in_order, groups=[group.key for group in groups]))
 
 
 def measure_groups(jobs, until=math.inf, longest=0.0):

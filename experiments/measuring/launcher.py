@@ -49,12 +49,11 @@ class Worker:
 
     def __init__(self, gpu, share, command):
         self.gpu, self.share, self.done, self.total, self.label = gpu, share, 0, 0, ""
-        self._lines, self._heard = deque(maxlen=_LAST_LINES), deque()
+        self._lines, self._heard, self._asked = deque(maxlen=_LAST_LINES), deque(), False
         self.process = subprocess.Popen(
             command,
             cwd=provenance.ROOT,
-            env=os.environ
-            | {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            env=cards.pinned(gpu)
             | {"TQDM_BAR_FORMAT": _BAR, "TQDM_MININTERVAL": str(_SHOWN_EVERY)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -90,14 +89,15 @@ class Worker:
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def stop(self):
-        """Ask it to stop as Ctrl-C does."""
+        """Ask it to stop as Ctrl-C does; who was asked before is killed."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGKILL if self._asked else signal.SIGINT)
+            self._asked = True
 
     def epitaph(self):
         """What it died of, in words; None if it ended well, or as it was asked to."""
         status = self.process.returncode
-        if status in (0, 130):
+        if status == 0 or (self._asked and status in (130, -signal.SIGINT)):
             return None
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         said = "; ".join(self._lines)
@@ -194,6 +194,7 @@ def run(name, gpus, shares, commands):
     finally:
         for worker in workers:
             worker.stop()
+        for worker in workers:
             worker.process.wait()
 
 
@@ -221,8 +222,6 @@ def _watch(workers, name):
                 _show(bar, workers)
                 return interrupted
             except KeyboardInterrupt:
-                if interrupted:
-                    raise
                 interrupted = True
                 for worker in workers:
                     worker.stop()

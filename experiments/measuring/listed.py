@@ -24,12 +24,15 @@ class Listed:
         As of :class:`experiments.measuring.listing.Listing`.
     module : str
         ``experiments.MODULE`` is the command; by default the name.
+    beside : tuple of str
+        Those keys whose rows are compared with each other: they fall to one shard, and so to one card.
     """
 
     name: str
     keys: tuple
     values: tuple
     module: str = ""
+    beside: tuple = ()
 
     def parser(self, summary, choices):
         """The command line's parser.
@@ -91,8 +94,8 @@ class Listed:
         arguments : list of str or None
         jobs : callable
             ``jobs(options)``: a list of (keys, work). Rows that are measured together have their keys, tuples, in
-            one list; ``work()`` measures them. A shard is chosen by the first key. Where the options cannot be met it
-            raises :class:`Refusal` or ImportError.
+            one list; ``work()`` measures them. A shard is chosen by the first key without :attr:`beside`. Where the
+            options cannot be met it raises :class:`Refusal` or ImportError.
         table : callable
             ``table(rows)``: the lines that are printed of the rows that were asked for.
 
@@ -112,7 +115,7 @@ class Listed:
             every = jobs(options)
             found = self.listing(folder, of_machine(), options.fresh)
             found.write()  # whether it can be, before anything is measured
-            self._measure(found, options.shard.part(every, key=lambda job: job[0][0]))
+            self._measure(found, options.shard.part(every, key=lambda job: self._shared(job[0][0])))
         except (ImportError, Refusal, records.ForeignFile) as refusal:
             parser.error(str(refusal))
         except KeyboardInterrupt:
@@ -125,6 +128,10 @@ class Listed:
         )
         print(f"{len(found.rows)} rows in {found.path}")
         return 0
+
+    def _shared(self, key):
+        """What a key has in common with those that are compared with it."""
+        return tuple(cell for name, cell in zip(self.keys, key) if name not in self.beside)
 
     def _measure(self, found, jobs):
         """Measure those jobs of which the CSV lacks a row."""

@@ -156,4 +156,5 @@ def run(name, layers, options):
     mine = options.shard.part(groups, lambda group: group.key)
     for group in tqdm(command.lacking(table, mine, absent=()), unit="group"):
         table.replace(group.rows(Problem(group.geometry), lambda variant: None))
+    command.put_in_order(table, groups, options.shard)
     return path

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from experiments.measuring import opponents
+from experiments.measuring.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,13 @@ def launched():
 
 @contextmanager
 def joined(on_gpu):
-    """This process's :class:`Job`, which ends behind it; each takes a GPU of its own if ``on_gpu``."""
+    """This process's :class:`Job`, which ends behind it; each takes a GPU of its own if ``on_gpu``.
+
+    Raises
+    ------
+    experiments.measuring.refusal.Refusal
+        There are more processes on this host than GPUs.
+    """
     if launched() == 1:
         yield ALONE
         return
@@ -137,5 +144,8 @@ def _take_gpu(number):
     """Make a GPU the one that PyTorch and Numba use."""
     from numbacaps.device.target import cuda
 
+    count, here = int(os.environ["LOCAL_WORLD_SIZE"]), opponents.torch().cuda.device_count()
+    if count > here:
+        raise Refusal("--nproc-per-node", count, f"{here} at most, a GPU each")
     opponents.torch().cuda.set_device(number)
     cuda.select_device(number)

@@ -75,6 +75,16 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
     assert measure(tmp_path, "--algorithms", "numpy") == before
 
 
+def test_two_shards_are_the_whole_row_for_row(tmp_path):
+    given = "--algorithms", "numpy"
+    for part in ("2/2", "1/2"):
+        rows = measure(tmp_path / "parts", *given, "--shard", part)
+        assert 0 < len(rows) and (part == "1/2" or len(rows) < 2 * len(PASSES))
+    names = records.GROUP + records.VARIANT
+    whole = measure(tmp_path / "whole", *given)
+    assert [records.key(row, names) for row in rows] == [records.key(row, names) for row in whole]
+
+
 def test_a_wrong_result_is_not_timed(tmp_path, monkeypatch):
     def wrong(problem, wanted, result, precision):
         raise WrongResult("wrong result: far off")

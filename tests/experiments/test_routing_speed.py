@@ -97,6 +97,20 @@ def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
     assert len(timed) == 24
 
 
+def test_shards_are_the_whole_and_who_is_compared_falls_to_one(monkeypatch, tmp_path):
+    arguments, timed = _here(monkeypatch, tmp_path)
+    arguments[1] = ",".join(routed.WORKLOADS)
+    for part in ("1/3", "2/3", "3/3"):
+        before = len(timed)
+        assert routing.main([*arguments, "--shard", part]) == 0
+        assert len(timed) > before and (len(timed) - before) % len(routed.CONTESTANTS) == 0
+    keys = [
+        tuple(row[key] for key in routing.KEYS) for row in routing.listing(tmp_path / "here").rows
+    ]
+    cases = routing.cases(routing.make_parser().parse_args([]))
+    assert sorted(keys) == sorted(cases) and len(timed) == len(cases)
+
+
 def test_the_ratio_is_to_the_best_opponent():
     rows = [
         dict.fromkeys(routing.VALUES, "")

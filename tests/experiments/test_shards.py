@@ -38,6 +38,15 @@ def _stub(results, *more, **environment):
     return done.returncode, done.stdout
 
 
+def _heard(process, *words):
+    """What a process says until it has said some words."""
+    said = b""
+    while not all(word in said for word in words):
+        said += (piece := os.read(process.stderr.fileno(), 1 << 12))
+        assert piece, said
+    return said
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The rows of one process."""
@@ -101,6 +110,21 @@ def test_a_killed_shard_resumes(tmp_path, whole):
     assert _stub(tmp_path, "--shard", "2/2")[0] == 0
     rows = records.read(tmp_path / "stub" / "sweep.csv")
     assert all(row in rows for row in first) and _rows(tmp_path) == whole
+
+
+@pytest.mark.slow
+def test_who_shows_nothing_any_more_spoils_no_row(tmp_path, whole):
+    """As when a launcher is killed: nobody reads of its processes how far they are."""
+    command = [sys.executable, "-m", _MODULE, *_SWEEP, "--results", str(tmp_path)]
+    told = {"cwd": provenance.ROOT, "stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "1", "STUB": "1:asks"}
+    process = subprocess.Popen(command, env=environment | {"TQDM_MININTERVAL": "0"}, **told)
+    _heard(process, b"waiting on 1")
+    process.stderr.close()
+    process.stdin.close()
+    assert process.wait(60) != 0
+    assert len(_rows(tmp_path)) == 2 and all(row in whole for row in _rows(tmp_path))
+    assert _stub(tmp_path)[0] == 0 and _rows(tmp_path) == whole
 
 
 def test_predictions_in_shards_are_the_whole(tmp_path):
@@ -255,23 +279,43 @@ sys.exit(launcher.launch("sweep", sys.argv[2:], told, records.merge, "tests.supp
 
 
 @pytest.mark.slow
-def test_ctrl_c_merges_what_was_measured(tmp_path, whole):
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "STUB": "0:waits,1:waits"}
+@pytest.mark.parametrize("fate", ["waits", "stays"])
+def test_ctrl_c_merges_what_was_measured(fate, tmp_path, whole):
+    """A second one kills who stays."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "STUB": f"0:waits,1:{fate}"}
     command = [sys.executable, "-c", _LAUNCH, str(tmp_path), *_SWEEP]
     told = {"cwd": provenance.ROOT, "env": environment, "stderr": subprocess.PIPE}
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background it is not
     process = subprocess.Popen(command, **told, preexec_fn=heard)
-    said = b""
-    while not all(b"waiting on %d" % gpu in said for gpu in (0, 1)):
-        said += (piece := os.read(process.stderr.fileno(), 1 << 12))
-        assert piece, said
+    said = _heard(process, b"waiting on 0", b"waiting on 1")
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
-    said += process.communicate()[1]
+    if fate == "stays":
+        said += _heard(process, b"interrupted; ")  # by the other, asked at the same time
+        process.send_signal(signal.SIGINT)
+    said += process.communicate(timeout=30)[1]
     assert process.returncode == 130 and time.monotonic() - begun < 30
     assert b"interrupted; " in said and b"holds every finished row" in said
+    assert (b"shard 2/2, ended by signal SIGKILL" in said) == (fate == "stays")
+    assert b"Traceback" not in said and b"shard 1/2" not in said
     assert len(_rows(tmp_path)) == 4 and all(row in whole for row in _rows(tmp_path))
     assert not list(tmp_path.glob("shards/*/*"))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_was_not_asked_to_stop_has_died(asked):
+    """Who was, may have had no time to say why it ends."""
+    script = "import sys, time; print('here', file=sys.stderr, flush=True); time.sleep(60)"
+    worker = launcher.Worker("0", "shard 1/2", [sys.executable, "-c", script])
+    while not worker.heard():
+        time.sleep(0.01)
+    if asked:
+        worker.stop()
+    else:
+        worker.process.send_signal(signal.SIGINT)
+    worker.process.wait()
+    found = worker.epitaph()
+    assert found is None if asked else "shard 1/2, ended by signal SIGINT" in found
 
 
 @pytest.mark.slow
@@ -282,16 +326,45 @@ def test_a_second_launcher_is_refused(two, tmp_path):
 
 
 def test_geometries_are_drawn_by_one_seed(monkeypatch):
-    told = {}
+    told = _drawn(monkeypatch, "--gpus", "all")
+    assert told[:3] == ["--gpus", "all", "--seed"] and told[3].isdecimal()
+
+
+def test_drawn_rows_are_merged_as_one_process_leaves_them(tmp_path, monkeypatch):
+    """In the order in which they are drawn, and without other seeds' older ones."""
+
+    def rows(*names):
+        stub = {"kernel_sources": sources.NO_KERNELS, "timestamp": "2026-01"}
+        return [
+            dict.fromkeys(records.COLUMNS, "")
+            | records.of_geometry(geometry)
+            | {"experiment": experiment, "workload": workload, "pass": wanted}
+            | stub
+            for experiment, workload, geometry, wanted in names
+        ]
+
+    def launch(name, arguments, options, merge, module):
+        for part in parts:
+            merge(tmp_path / "table" / "drawn_speed.csv", part)
+
+    given = ["--gpus", "all", "--seed", "3", "--count", "2"]
+    every = drawn_speed.cases(drawn_speed.make_parser().parse_args(given))
+    older = rows(("drawn_speed", "seed 1, 0", *every[0][2:]))
+    older[0] |= {"kernel_sources": "gone"}
+    parts = [tmp_path / str(number) / "drawn_speed.csv" for number in (0, 1)]
+    records.write(tmp_path / "table" / "drawn_speed.csv", older)
+    for part, own in zip(parts, (every[1::2], every[::2])):
+        records.write(part, older + rows(*own))
+    _drawn(monkeypatch, *given, launch=launch)
+    found = records.read(tmp_path / "table" / "drawn_speed.csv")
+    assert [(row["workload"], row["pass"]) for row in found] == [one[1::2] for one in every]
+
+
+def _drawn(monkeypatch, *arguments, launch=lambda name, arguments, *_: arguments):
+    """What ``drawn_speed`` returns where ``launch`` stands for the launcher."""
     monkeypatch.setattr(cards, "visible", lambda: ["0"])
-    monkeypatch.setattr(
-        launcher, "launch", lambda name, arguments, *_: told.setdefault(name, arguments) and 0
-    )
-    drawn_speed.main(["--gpus", "all"])
-    assert (
-        told["drawn_speed"][:3] == ["--gpus", "all", "--seed"]
-        and told["drawn_speed"][3].isdecimal()
-    )
+    monkeypatch.setattr(launcher, "launch", launch)
+    return drawn_speed.main(list(arguments))
 
 
 # ---- training

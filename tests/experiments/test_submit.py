@@ -66,17 +66,38 @@ def test_refusals(arguments, said, monkeypatch, capsys):
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_a_cluster_gets_one_array(tmp_path, monkeypatch, capsys):
-    """What sbatch is given, by an sbatch that notes it."""
+def test_ctrl_c_stops_the_jobs_here(monkeypatch, tmp_path, capsys):
+    class Job:
+        cancelled = False
+
+        def exception(self):
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            self.cancelled = True
+
+    jobs = [Job(), Job()]
+    monkeypatch.setattr(submit, "submit", lambda *how: jobs)
+    assert submit.main(["sweep"]) == 130 and all(job.cancelled for job in jobs)
+    assert "interrupted; the same command goes on" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """What sbatch is given, by an sbatch that notes it: a function that reads it."""
     pytest.importorskip("submitit", reason="the extra 'cluster' is not installed")
     for name in ("sbatch", "srun"):
         script = f'#!/bin/sh\nfor last; do :; done\ncp "$last" {tmp_path}/given\n'
         (tmp_path / name).write_text(f'{script}echo "Submitted batch job 77"\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return (tmp_path / "given").read_text
+
+
+def test_a_cluster_gets_one_array(cluster, tmp_path, capsys):
     arguments = ["sweep", "--shards", "3", "--slurm", "--partition", "gpu", "--minutes", "9"]
     assert submit.main([*arguments, "--logs", str(tmp_path / "logs"), "--preset", "batch"]) == 0
-    given = (tmp_path / "given").read_text()
+    given = cluster()
     for line in ("--array=0-2", "--gpus-per-node=1", "--partition=gpu", "--time=9"):
         assert f"#SBATCH {line}" in given, given
     assert "3 jobs, 77; what they print is in" in capsys.readouterr().out
@@ -87,6 +108,7 @@ def test_jobs_here_have_a_gpu_each(monkeypatch, capsys):
     options, _ = submit.make_parser().parse_known_args(["sweep"])
     found = submit.environments(options)
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0", "GPU-x"]
+    assert all(one["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for one in found)  # as nvidia-smi counts
     options, _ = submit.make_parser().parse_known_args(["sweep", "--slurm"])
     assert submit.environments(options) == [None, None]
     with pytest.raises(SystemExit):
@@ -105,11 +127,20 @@ def _told(module):
     return [shlex.split(one[1], comments=True) for one in found if one]
 
 
-def test_the_readme_s_sweeps_are_understood():
-    assert len(_told("experiments.sweep")) == 2 and len(_told("experiments.submit")) == 1
-    for arguments in _told("experiments.sweep"):
-        sweep.make_parser().parse_args(arguments)
+def test_the_readme_s_sweeps(tmp_path, monkeypatch, capsys):
+    """As far as there is no GPU: one refuses to measure without, the other predicts its shard of the rows."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    everywhere, shard = _told("experiments.sweep")
+    with pytest.raises(SystemExit) as stop:
+        sweep.main(everywhere)
+    assert stop.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
+    where = ["--predict", "H100-SXM", "--results", str(tmp_path)]
+    assert sweep.main([*shard, *where]) == 0
+    assert _predictions(tmp_path) and sweep.make_parser().parse_args(shard).shard == Shard(2, 3)
+
+
+def test_the_readme_s_jobs(cluster, tmp_path, capsys):
     (arguments,) = _told("experiments.submit")
-    options, rest = submit.make_parser().parse_known_args(arguments)
-    assert options.slurm and options.shards == 8
-    assert sweep.groups(sweep.make_parser(), sweep.make_parser().parse_args(rest))
+    assert submit.main([*arguments, "--logs", str(tmp_path / "logs")]) == 0
+    assert "#SBATCH --array=0-7" in cluster() and "--partition=gpu" in cluster()
+    assert "8 jobs, 77; what they print is in" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 """A sweep whose measurement is a stub, as a process: ``python -m tests.support.stub_experiment`` takes a sweep's options.
 
 ``STUB`` says what happens on a GPU by the name in ``CUDA_VISIBLE_DEVICES``: ``1:dies`` ends the process there with its
-second group of rows, by SIGKILL; ``1:waits`` measures until it is interrupted.
+second group of rows, by SIGKILL; ``1:waits`` measures until it is interrupted, ``1:stays`` until it is killed, and
+``1:asks`` goes on when it is told to.
 """
 
 import os
@@ -25,9 +26,14 @@ def measure(problem, wanted, variants, tick):
     fate = FATES.get(GPU)
     if fate == "dies" and len(measured) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    if fate == "waits" and len(measured) == 2:
+    if fate in ("waits", "stays", "asks") and len(measured) == 2:
+        if fate == "stays":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f"waiting on {GPU}", file=sys.stderr, flush=True)
-        time.sleep(600)
+        if fate == "asks":
+            sys.stdin.readline()
+        else:
+            time.sleep(600)
     for variant in variants:
         tick(variant)
     g = problem.geometry

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from experiments.measuring import provenance
+from experiments.measuring.refusal import Refusal
 from experiments.training import training
-from experiments.training.processes import ALONE, launched
+from experiments.training.processes import ALONE, joined, launched
 
 pytestmark = [
     pytest.mark.tiers("simulator"),
@@ -63,6 +64,39 @@ names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/co
 assert model.steps and not any("gloo" in name for name in names), names
 """
 
+_NETWORKS = """
+import json
+
+import numpy as np
+
+from experiments import train_digits
+from experiments.training import module_net, paper_net, processes
+from tests.support.nn_networks import network
+
+task, losses = train_digits.TINY, {}
+makes = {
+    "published": lambda dtype, job: module_net.published(network("matrix", dtype=dtype, seed=2), job=job),
+    "sabour": lambda dtype, job: module_net.sabour(0, dtype, job=job, **task.sabour),
+    "sabour twin": lambda dtype, job: module_net.sabour_twin(0, dtype, job=job, **task.sabour),
+}
+for name in ("capsnet", "matrix-capsules-small"):
+    for twin in (False, True):
+        how = {"network": name, "seed": 0, "twin": twin, **task.routed[name][1]}
+        makes[f"{name}, {twin}"] = lambda dtype, job, how=how: paper_net.make(dtype=dtype, job=job, **how)
+with processes.joined(on_gpu=False) as job:
+    for name, make in makes.items():
+        for dtype in ("float64", "float32"):
+            rng = np.random.default_rng(0)
+            model = make(dtype, job)
+            shape = network("matrix").input_shape if name == "published" else (1, 8, 8, 1, 1)
+            data = model.place(rng.random((7, *shape)), np.arange(7) % 3)
+            for _ in range(4):
+                model.step_rows(data, rng.permutation(7)[:5])
+            losses[f"{name}, {dtype}"] = model.history()[0].tolist()
+    if job.is_first:
+        print(json.dumps(losses))
+"""
+
 
 def _run(processes, *command):
     """A finished command, by torchrun if of several processes."""
@@ -74,11 +108,17 @@ def _run(processes, *command):
     return subprocess.run([*launcher, *command], timeout=300, check=False, **told)
 
 
+def _script(folder, text):
+    """A file of Python in this checkout."""
+    script = folder / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{text}")
+    return script
+
+
 @pytest.fixture
 def steps(tmp_path):
     """A function that trains some steps in some processes: (losses, hits, kernels)."""
-    script = tmp_path / "steps.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{_STEPS}")
+    script = _script(tmp_path, _STEPS)
 
     def train(processes, count, before, after):
         done = _run(processes, str(script), str(count), str(before), str(after))
@@ -107,19 +147,32 @@ def test_another_number_of_processes_goes_on(first, then, steps, tmp_path):
     np.testing.assert_allclose(gone_on[0], one[0], rtol=1e-10)
 
 
+def test_every_network_takes_the_steps_of_one_process(tmp_path):
+    """float32's spread is how far one process is from float64."""
+    script, found = _script(tmp_path, _NETWORKS), []
+    for count in (1, 2):
+        done = _run(count, str(script))
+        assert done.returncode == 0, done.stderr
+        losses = json.loads(done.stdout.splitlines()[-1])
+        found.append({name: np.array(some) for name, some in losses.items()})
+    one, two = found
+    assert len(one) == 14
+    for name in (name for name in one if name.endswith("float64")):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-10, err_msg=name)
+        other = name.replace("float64", "float32")
+        spread, apart = (abs(losses[other] - one[name]).max() for losses in found)
+        assert apart < 10 * spread < 0.01, name
+
+
 def test_a_process_that_dies_ends_the_job_with_its_name(tmp_path):
-    script = tmp_path / "steps.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{_STEPS}")
-    done = _run(2, str(script), "3", "-", "die")
+    done = _run(2, str(_script(tmp_path, _STEPS)), "3", "-", "die")
     assert done.returncode != 0 and "local_rank: 1" in done.stderr and "17" in done.stderr
     assert not list(tmp_path.glob("*.npz"))
 
 
 def test_an_error_in_one_process_ends_the_job(tmp_path):
     """With its words, and by no abort."""
-    script = tmp_path / "steps.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(provenance.ROOT)!r})\n{_STEPS}")
-    done = _run(2, str(script), "3", "-", "raise")
+    done = _run(2, str(_script(tmp_path, _STEPS)), "3", "-", "raise")
     assert done.returncode != 0 and "ArithmeticError: in one of them" in done.stderr
     assert "terminate called" not in done.stderr and "SIGABRT" not in done.stderr
 
@@ -150,6 +203,15 @@ def test_what_cannot_be_shared_is_refused(tmp_path):
     assert done.returncode != 0
     assert "--nproc-per-node got 6; it takes 5 at most, the images of a batch" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Refusal, match="--nproc-per-node got 2; it takes 1 at most, a GPU each"):
+        with joined(on_gpu=True):
+            pass
 
 
 def test_alone_nothing_is_asked(monkeypatch):
