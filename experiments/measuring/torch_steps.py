@@ -172,30 +172,40 @@ class Published(Task):
             return self._modules(precision)
         return self._twin(contestant.removeprefix("twin-"))
 
+    def share(self, array):
+        """What of a batch's array is computed here; all of it, where a process takes steps alone."""
+        return array
+
+    def together(self, module):
+        """A module that is called, whose gradients are those of the batch."""
+        return module
+
     def _modules(self, precision):
         import numbacaps.torch as nt
         from experiments.training import modules
 
         torch = opponents.torch()
         module = modules.PublishedNet(networks.published(precision)).to(self._device)
+        call = self.together(module)
         x, labels = (
-            torch.from_numpy(array).to(self._device)
+            torch.from_numpy(np.ascontiguousarray(self.share(array))).to(self._device)
             for array in (self._batch.x, self._batch.labels)
         )
 
         def loss():
-            return nt.margin_loss(modules.lengths(module(x)), labels, m_plus=0.5)
+            return nt.margin_loss(modules.lengths(call(x)), labels, m_plus=0.5)
 
         return Step(loss, list(module.parameters()))
 
     def _twin(self, layout):
-        from experiments.training.torch_network import TorchNet, margin_loss
+        from experiments.training.torch_network import TorchNet, TwinModule, margin_loss
 
         twin = TorchNet(networks.published(), self._device, layout=layout)
-        x, labels = twin.place(self._batch.x, self._batch.labels)
+        call = self.together(TwinModule(twin))
+        x, labels = twin.place(self.share(self._batch.x), self.share(self._batch.labels))
 
         def loss():
-            return margin_loss(twin.run(x)[1], labels)
+            return margin_loss(call(x), labels)
 
         return Step(loss, twin.parameters, deliver=lambda folded: twin.gradients)
 

@@ -12,6 +12,7 @@ from experiments.plots import (
     distribution,
     memory,
     roofline,
+    scaling,
     speedup,
     stages,
     table1,
@@ -40,7 +41,7 @@ class Style:
         ``sweep(workload, rows, baseline)``: a figure.
     table1, workloads, roofline, memory, drawn, stages : callable
         ``draw(rows)``: a figure.
-    torch_layers : callable or None
+    torch_layers, scaling : callable or None
         The same; None where the style has no such figure.
     """
 
@@ -54,6 +55,7 @@ class Style:
     drawn: Callable
     stages: Callable
     torch_layers: Callable | None = None
+    scaling: Callable | None = None
 
 
 STYLES = {
@@ -68,6 +70,7 @@ STYLES = {
         distribution.draw,
         stages.draw,
         torch_layers.draw,
+        scaling.draw,
     ),
     "paper": Style(
         column.STYLE,
@@ -116,6 +119,8 @@ def draw_all(data, baseline, look=STYLES["screen"]):
     ]
     if look.torch_layers:
         jobs.append(("torch-layers", "torch", partial(look.torch_layers, data["torch"])))
+    if look.scaling:
+        jobs.append(("scaling", "scaling", partial(look.scaling, data["scaling"])))
     for name in of_passes(data):
         if name == "fused" or name not in EXPERIMENTS:
             jobs += _of_any(name, data[name], baseline, look)

@@ -9,12 +9,13 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.measuring import records, torch_rows
+from experiments.measuring import records, scaling_rows, torch_rows
 from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
 LISTED = {
-    torch_rows.NAME: "torch_layers"
+    torch_rows.NAME: "torch_layers",
+    scaling_rows.NAME: "scaling",
 }  # short CSVs with columns of their own, and who makes them
 ONE_CURVE = ("drawn_speed",)  # experiments whose rows all go into each of their curves
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
@@ -55,7 +56,7 @@ def load_all(folder):
     for path in sorted(Path(folder).glob("*.csv")):
         if path.stem not in data and records.is_ours(path):
             data[path.stem] = load(path)
-    return data | {torch_rows.NAME: torch_rows.load(folder)}
+    return data | {rows.NAME: rows.load(folder) for rows in (torch_rows, scaling_rows)}
 
 
 def of_passes(data):

@@ -54,13 +54,17 @@ class Job:
         self._together.append(made)
         return made
 
+    def gathered(self, value):
+        """The values of all processes, by rank; all of them ask at the same place."""
+        if self.count == 1:
+            return [value]
+        values = [None] * self.count
+        opponents.torch().distributed.all_gather_object(values, value)
+        return values
+
     def agrees_on(self, number):
         """Whether it is the same in all processes; all of them ask at the same place."""
-        if self.count == 1:
-            return True
-        numbers = [None] * self.count
-        opponents.torch().distributed.all_gather_object(numbers, number)
-        return len(set(numbers)) == 1
+        return len(set(self.gathered(number))) == 1
 
     def end(self):
         """Give the processes' group back, with all that holds it, so that its threads end here.

@@ -104,7 +104,7 @@ class TorchNet:
         self._folds = [_fold_of(placed) for placed in self.layers]
         self.dtype, self._device, self._layout = np.dtype(dtype or network.dtype), device, layout
         self._root = self.tensor(np.array(math.sqrt(1e-7)))
-        self.parameters = [kernel.requires_grad_() for kernel in self._folded(network.kernels)]
+        self.parameters = list(map(torch.nn.Parameter, self._folded(network.kernels)))
         self._optimiser = self.optimiser()
         self.steps, self._began = 0, 0
         self._losses, self._hits = [], []
@@ -242,3 +242,20 @@ class TorchNet:
             )
             for placed, tensor in zip(self.layers, folded)
         ]
+
+
+class TwinModule(torch.nn.Module):
+    """A twin as a module, whose parameters are the twin's; a call returns the lengths (N, P) of its class capsules.
+
+    Parameters
+    ----------
+    twin : TorchNet
+    """
+
+    def __init__(self, twin):
+        super().__init__()
+        self.kernels = torch.nn.ParameterList(twin.parameters)
+        self._twin = twin
+
+    def forward(self, x):
+        return self._twin.run(x)[1]
