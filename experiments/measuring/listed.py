@@ -138,6 +138,6 @@ class Listed:
         lacking = [(keys, work) for keys, work in jobs if not all(map(found.has, keys))]
         with tqdm(total=sum(len(keys) for keys, _ in lacking), unit="row") as bar:
             for keys, work in lacking:
-                bar.set_description(" ".join(filter(None, keys[0])))
+                bar.set_description(" ".join(filter(None, map(str, keys[0]))))
                 found.add(work())
                 bar.update(len(keys))

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from experiments.measuring import cards, scaling_rows
+from experiments.measuring import cards, command, listed, provenance, scaling_rows
 from experiments.measuring.scaling_rows import KEYS
 from experiments.plots.rows import Lacking
 
@@ -76,6 +76,28 @@ def test_what_a_failed_process_says_is_its_rows_note(scaling, monkeypatch):
     assert [row["note"] for row in scaling.measure(keys)] == [
         "exit status 3: nccl: no such device"
     ] * 2
+
+
+def test_every_row_is_measured_once(scaling, monkeypatch, tmp_path, capsys):
+    now = {"gpu": "here", "driver": "1", "versions": "{}", "source_sha256": "now"}
+    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
+    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(listed, "of_machine", lambda: now)
+    monkeypatch.setattr(cards, "visible", lambda: ["0", "1"])
+    monkeypatch.setattr(cards, "busy_neighbours", lambda: 1)
+    monkeypatch.setattr(scaling.opponents, "torch_on_gpu", lambda: None)
+    measured = []
+
+    def measure(keys):
+        measured.append(keys)
+        return [dict(zip(KEYS, key)) | {"ms": 2.0, "error": 1e-7} for key in keys]
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    for _ in range(2):
+        assert scaling.main(["--results", str(tmp_path)]) == 0
+        assert len(measured) == 8
+    assert len(scaling.listing(tmp_path / "here").rows) == 24
+    assert "0.50" in capsys.readouterr().out  # two GPUs that take as long for the same batch as one
 
 
 def test_gpus_are_chosen_by_their_variable(scaling, capsys):

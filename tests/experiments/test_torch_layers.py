@@ -1,5 +1,7 @@
 """Layers for PyTorch beside plain PyTorch: what is called and checked, how rows are kept and told. Nothing is timed here."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -209,6 +211,30 @@ def test_a_step_is_checked_and_counted(mode, caps, clock):
     assert cells["peak_mb"] == 3 and cells["host_us"] == 15 and 0 < cells["error"] < 1e-5
     assert len(clock.replayed) == (mode == "graph")
     assert callable(call)
+
+
+def test_a_graph_keeps_what_it_reads(clock, monkeypatch):
+    class Operands:
+        pass
+
+    kept = Operands()
+    alive = weakref.ref(kept)
+    replay = gpu_time.Replay(lambda: None, needs=kept)
+    step = SimpleNamespace(
+        counts_memory=False,
+        call=lambda: None,
+        spoil=lambda: None,
+        results=lambda: (None, []),
+        capture=[replay].pop,
+    )
+    call, _ = torch_steps.prepare(step, "graph", lambda *found: 1e-7, 0)
+    del kept, replay, step
+    gc.collect()
+    assert alive() is not None
+    call()
+    del call
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_graph_that_writes_nothing_is_found(caps, clock, monkeypatch):
