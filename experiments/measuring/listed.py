@@ -122,7 +122,7 @@ class Listed:
             path = folder / f"{self.name}.csv"
             print(f"\ninterrupted; {path} holds every finished row", file=sys.stderr)
             return 130
-        chosen = {key for keys, _ in every for key in keys}
+        chosen = {tuple(map(str, key)) for keys, _ in every for key in keys}
         print(
             "\n".join(table([one for one in found.rows if records.key(one, self.keys) in chosen]))
         )
