@@ -9,8 +9,10 @@ parts:
 """
 
 import argparse
+import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -21,8 +23,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.ahead import count, pretend, side_by_side
-from experiments.measuring import command, provenance, records
+from experiments.measuring import cards, command, launcher, provenance, records, shard
 from experiments.measuring.refusal import Parser
+from experiments.measuring.shard import WHOLE, Shard
 from numbacaps.device.target import SIMULATED, cuda
 from tests.support.campaign import PARTS
 
@@ -58,10 +61,10 @@ class Record:
         if before and all(before.get(key) == self.content[key] for key in same):
             self.content = before
 
-    def part(self, name):
-        """What was found in a part so far."""
+    def part(self, name, first=0):
+        """What was found in a part so far, whose first case is that number."""
         parts = self.content["parts"]
-        nothing = {"checked": 0, "next": 0, "seconds": 0.0, "failed": [], "of_each_kind": {}}
+        nothing = {"checked": 0, "next": first, "seconds": 0.0, "failed": [], "of_each_kind": {}}
         parts[name] = parts.get(name, nothing)
         return parts[name]
 
@@ -97,18 +100,23 @@ class Run:
     amount : float
         Of cases or minutes.
     processes : int
-        That compile side by side.
+        That compile side by side; a share's cases are compiled when they are checked.
+    share : experiments.measuring.shard.Shard
+        Of the amount.
     """
 
     name: str
     record: Record
     amount: float
     processes: int
+    share: Shard = WHOLE
     _compiled: int = field(default=0, init=False)
 
     def __post_init__(self):
-        self.part, self.found = PARTS[self.name], self.record.part(self.name)
-        self.found["wanted"] = self.amount
+        self.part = PARTS[self.name]
+        self._first, self._last = self.part.numbers(self.amount, self.share)
+        self.found = self.record.part(self.name, self._first)
+        self.found["wanted"] = self.amount / self.share.of
         self._seed = self.record.content["seed"]
         self._compiled = self.found["next"]
 
@@ -116,8 +124,8 @@ class Run:
     def is_done(self):
         """Whether there are enough."""
         if self.part.timed:
-            return self.found["seconds"] >= 60 * self.amount
-        return self.found["next"] >= self.amount
+            return self.found["seconds"] >= 60 * self.found["wanted"]
+        return self.found["next"] >= self._last
 
     def check_all(self):
         """Check what is left; whether to go on with the other parts: not behind an error that is no wrong result."""
@@ -138,16 +146,17 @@ class Run:
 
     @property
     def _total(self):
-        return round(60 * self.amount) if self.part.timed else int(self.amount)
+        return round(60 * self.found["wanted"]) if self.part.timed else self._last - self._first
 
     @property
     def _reached(self):
-        return round(self.found["seconds"]) if self.part.timed else self.found["next"]
+        return round(self.found["seconds"] if self.part.timed else self.found["next"] - self._first)
 
     def _compile(self):
         """Compile the next cases side by side, where a GPU is to check them."""
         first = self.found["next"]
-        if SIMULATED or self.part.compile is None or first < self._compiled:
+        ahead = self.part.compile is not None and self.share == WHOLE and not SIMULATED
+        if not ahead or first < self._compiled:
             return
         self._compiled = min(first + _AHEAD, int(self.amount))
         device = cuda.get_current_device()
@@ -269,6 +278,13 @@ def make_parser():
         "--only", metavar="PART:N", type=_case, help="repeat that case and write nothing"
     )
     made.add_argument("--fresh", action="store_true", help="begin anew")
+    made.add_argument(
+        "--side-by-side",
+        metavar="N",
+        type=count,
+        help="N processes share the cases, over all GPUs in turn; what must be alone takes the last GPU, or comes last",
+    )
+    shard.add_to(made)
     processes = {"metavar": "N", "type": count, "default": os.cpu_count()}
     made.add_argument("--processes", help="that compile (default: one a core)", **processes)
     made.add_argument(
@@ -289,16 +305,20 @@ def main(arguments=None):
     if options.only:
         return repeat(*options.only, options.seed)
     path = options.results / ("simulator" if SIMULATED else provenance.gpu_name()) / FILE
+    run = _run_side_by_side if options.side_by_side else _run
     try:
         with records.alone(path), _terminated_as_by_ctrl_c():
-            return _run(Record(path, options.seed, options.fresh), path, options)
+            return run(Record(path, options.seed, options.fresh), path, options)
     except records.ForeignFile as foreign:
         parser.error(str(foreign))
 
 
 def _run(record, path, options):
     """Run the chosen parts; the exit status."""
-    runs = [Run(name, record, getattr(options, name), options.processes) for name in options.parts]
+    runs = [
+        Run(name, record, getattr(options, name), options.processes, options.shard)
+        for name in options.parts
+    ]
     try:
         for run in runs:
             if not run.check_all():
@@ -309,6 +329,11 @@ def _run(record, path, options):
             f"interrupted; {path} holds what was found, and the next call goes on", file=sys.stderr
         )
         return 130
+    return _tell(record, path, options)
+
+
+def _tell(record, path, options):
+    """Write the record and say what it holds; the exit status."""
     record.write()
     for name, part in record.content["parts"].items():
         print(f"{name}: {part['checked']} {PARTS[name].unit}s, {len(part['failed'])} failed")
@@ -317,6 +342,97 @@ def _run(record, path, options):
             print(f"  python -m tests.record_campaign {again}: {failed['why'][:200]}")
     print(path)
     return 0 if not any(part["failed"] for part in record.content["parts"].values()) else 1
+
+
+# ---- processes side by side
+
+
+def _run_side_by_side(record, path, options):
+    """Run the chosen parts in several processes; the exit status.
+
+    Each process has a record of its own, in ``shards/campaign``, with which the next call goes on. Their sums are the
+    record's parts.
+    """
+    gpus, folder = _gpus(), options.results / "shards" / "campaign"
+    if options.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    alone = [name for name in options.parts if PARTS[name].alone]
+    apart = alone and len(gpus) > 1  # on a GPU of their own, beside the others
+    shares = _shares(options, gpus[:-1] if apart else gpus)
+    last = [(gpus[-1], ",".join(alone), WHOLE)] if alone else []
+    statuses, interrupted = [], False
+    for together in filter(None, ([*shares, *last],) if apart else (shares, last)):
+        commands = [_command(options, parts, share, folder) for _, parts, share in together]
+        named = [f"{parts} {share}" for _, parts, share in together]
+        workers, interrupted = launcher.run(
+            "campaign", [gpu for gpu, *_ in together], named, commands
+        )
+        statuses += [worker.process.returncode for worker in workers]
+        for words in filter(None, (_died(worker) for worker in workers)):
+            print(words, file=sys.stderr)
+        if interrupted:
+            break
+    for name in options.parts:
+        record.content["parts"][name] = _added_up(name, folder, record.content, options)
+    status = _tell(record, path, options)
+    if interrupted:
+        return 130
+    return status if set(statuses) <= {0, 1} else 1
+
+
+def _gpus():
+    return ["0"] if SIMULATED else cards.visible()
+
+
+def _shares(options, gpus):
+    """(GPU, parts, share) of each process but the one that must be alone."""
+    shared = ",".join(name for name in options.parts if PARTS[name].shared)
+    whole = [name for name in options.parts if not (PARTS[name].shared or PARTS[name].alone)]
+    found = [(name, WHOLE) for name in whole]
+    found += [(shared, part) for part in WHOLE.split(options.side_by_side) if shared]
+    return [(gpu, *process) for gpu, process in zip(itertools.cycle(gpus), found)]
+
+
+def _folder(folder, parts, share):
+    return folder / f"{parts.replace(',', '-')}-{share.number}-of-{share.of}"
+
+
+def _command(options, parts, share, folder):
+    """What a process runs."""
+    amounts = [
+        word for name in parts.split(",") for word in (f"--{name}", str(getattr(options, name)))
+    ]
+    where = _folder(folder, parts, share).resolve()
+    return [
+        *("tests.record_campaign", "--parts", parts, *amounts, "--seed", str(options.seed)),
+        *("--shard", str(share), "--results", str(where)),
+    ]
+
+
+def _died(worker):
+    """How a process ended that neither found anything wrong nor was done."""
+    return worker.epitaph() if worker.process.returncode not in (0, 1) else None
+
+
+def _added_up(name, folder, content, options):
+    """What all processes have found in a part, of the same sources, campaign and seed."""
+    same = "gpu", "source_sha256", "campaign", "seed"
+    total = {"checked": 0, "next": 0, "seconds": 0.0, "failed": [], "of_each_kind": {}}
+    total |= {"wanted": getattr(options, name), "processes": 0}
+    for path in sorted(folder.glob(f"*/*/{FILE}")):
+        own = json.loads(path.read_text())
+        if name not in own["parts"] or any(own[key] != content[key] for key in same):
+            continue
+        part = own["parts"][name]
+        total["processes"] += 1
+        total["checked"] += part["checked"]
+        total["seconds"] = round(total["seconds"] + part["seconds"], 2)
+        total["failed"] += part["failed"]
+        for kind, times in part["of_each_kind"].items():
+            total["of_each_kind"][kind] = total["of_each_kind"].get(kind, 0) + times
+    total["failed"].sort(key=lambda failed: failed["number"])
+    total["next"] = total["checked"]
+    return total
 
 
 if __name__ == "__main__":

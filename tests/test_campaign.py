@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from experiments.measuring import provenance
+from experiments.measuring.shard import WHOLE
 from numbacaps.device.target import cuda
 from numbacaps.nn import CapsNet
 from numbacaps.plan import Plan
@@ -137,6 +139,90 @@ def test_a_timed_part_has_minutes(part, tmp_path):
     assert _run(tmp_path, "--networks", 0.005) == 0
     found = _found(tmp_path)["parts"]["networks"]
     assert 1 <= found["checked"] <= 6 and found["seconds"] >= 0.3
+
+
+# ---- processes side by side
+
+
+def test_shares_are_all_of_the_cases():
+    part = Part("numbers", "number", None, amount=7, few=7)
+    shares = [part.numbers(7.0, share) for share in WHOLE.split(3)]
+    assert [n for first, last in shares for n in range(first, last)] == list(range(7))
+    timed = [replace(part, timed=True).numbers(60.0, share) for share in WHOLE.split(3)]
+    assert timed == [(0, None), (1_000_000, None), (2_000_000, None)]
+
+
+def test_a_share_checks_its_own_cases(part, tmp_path):
+    checked = part()
+    assert _run(tmp_path, "--shard", "1/3") == 0 and checked == [(0, 0), (0, 1)]
+    assert _run(tmp_path / "other", "--shard", "2/3") == 1
+    assert checked[2:] == [(0, 2), (0, 3)]
+    checked = part(timed=True)
+    assert _run(tmp_path / "timed", "--shard", "3/4", "--networks", 1e-9) == 0
+    assert checked[4] == (0, 2_000_000)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Processes that are calls here, one after the other; what each was told, with its GPU."""
+    told = []
+
+    def run(name, gpus, shares, commands):
+        told.append(list(zip(gpus, shares)))
+        workers = []
+        for module, *arguments in commands:
+            assert module == "tests.record_campaign"
+            status = record_campaign.main(arguments)
+            process = SimpleNamespace(returncode=status)
+            workers.append(SimpleNamespace(process=process, epitaph=lambda: "it died"))
+        return workers, False
+
+    monkeypatch.setattr(record_campaign.launcher, "run", run)
+    return told
+
+
+def test_what_processes_found_is_added_up(part, in_process, tmp_path):
+    checked = part(shared=True)
+    assert _run(tmp_path, "--side-by-side", 3) == 1
+    assert sorted(checked) == [(0, number) for number in range(6)]
+    assert in_process == [[("0", f"networks {share}") for share in ("1/3", "2/3", "3/3")]]
+    (path,) = tmp_path.glob(f"simulator/{record_campaign.FILE}")
+    found = json.loads(path.read_text())["parts"]["networks"]
+    assert (found["checked"], found["processes"], found["wanted"]) == (6, 3, 6)
+    assert found["of_each_kind"] == {"even": 3, "odd": 2}
+    assert found["failed"] == [{"number": 3, "why": "three is wrong"}]
+    assert _run(tmp_path, "--side-by-side", 3) == 1 and len(checked) == 6  # each goes on
+    assert _run(tmp_path, "--side-by-side", 3, "--fresh") == 1 and len(checked) == 12
+
+
+def test_a_part_that_must_be_alone_has_its_gpu(part, in_process, monkeypatch, tmp_path):
+    part(shared=True)
+    monkeypatch.setitem(
+        campaign.PARTS, "memory", Part("", "turn", lambda *case: [], 1, 1, alone=True)
+    )
+    chosen = "--parts", "networks,memory", "--side-by-side", "3"
+    _run(tmp_path, *chosen)
+    assert [[gpu for gpu, _ in together] for together in in_process] == [["0"] * 3, ["0"]]
+    in_process.clear()
+    monkeypatch.setattr(record_campaign, "_gpus", lambda: ["0", "1", "2"])
+    _run(tmp_path / "several", *chosen)
+    assert [[gpu for gpu, _ in together] for together in in_process] == [["0", "1", "0", "2"]]
+
+
+def test_a_process_that_died_is_told(part, tmp_path, monkeypatch, capsys):
+    part(shared=True)
+    dead = SimpleNamespace(process=SimpleNamespace(returncode=-9), epitaph=lambda: "killed by 9")
+    monkeypatch.setattr(record_campaign.launcher, "run", lambda *_: ([dead], False))
+    assert _run(tmp_path, "--side-by-side", 1) == 1
+    assert "killed by 9" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_processes_share_the_drawn_cases(tmp_path):
+    amounts = "--convolutions", "3", "--networks", "2", "--parts", "convolutions,networks"
+    assert record_campaign.main(["--results", str(tmp_path), *amounts, "--side-by-side", "2"]) == 0
+    parts = json.loads((tmp_path / "simulator" / record_campaign.FILE).read_text())["parts"]
+    assert [parts[name]["checked"] for name in ("convolutions", "networks")] == [3, 2]
 
 
 def test_bad_input(capsys):

@@ -269,4 +269,5 @@ PART = Part(
     amount=10_000,
     few=20,
     compile=compile_call,
+    shared=True,
 )

@@ -98,4 +98,5 @@ PART = Part(
     check=check,
     amount=10,
     few=1,
+    alone=True,
 )

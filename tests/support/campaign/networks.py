@@ -132,4 +132,5 @@ PART = Part(
     amount=1000,
     few=5,
     compile=compile_network,
+    shared=True,
 )

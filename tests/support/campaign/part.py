@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from numbacaps.device.target import SIMULATED
 
+_FAR = 1_000_000  # between the first cases of two shares of a timed part
+
 
 @dataclass(frozen=True)
 class Part:
@@ -27,6 +29,10 @@ class Part:
         Whether cases are checked until the minutes are over.
     compile : callable, optional
         ``compile(seed, number)``: compile what a case takes, in a process that pretends a GPU.
+    shared : bool
+        Whether processes side by side may each check a share of the cases.
+    alone : bool
+        Whether nothing else may run on the GPU meanwhile.
     """
 
     summary: str
@@ -36,6 +42,15 @@ class Part:
     few: float
     timed: bool = False
     compile: Callable | None = None
+    shared: bool = False
+    alone: bool = False
+
+    def numbers(self, amount, share):
+        """(first, behind the last) number of a share's cases; of a timed part there is no last."""
+        if self.timed:
+            return (share.number - 1) * _FAR, None
+        first, last = (int(amount) * n // share.of for n in (share.number - 1, share.number))
+        return first, last
 
     @property
     def default(self):

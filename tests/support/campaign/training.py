@@ -113,4 +113,5 @@ PART = Part(
     amount=60,
     few=0.05,
     timed=True,
+    shared=True,
 )
