@@ -1,10 +1,10 @@
-"""What several GPUs of a host are worth to a sweep: rows a minute, and how far a busy neighbour moves a row's time.
+"""What several GPUs of a host are worth to an experiment: rows a minute, and how far a busy neighbour moves a row's time.
 
-``python -m experiments.neighbours EXPERIMENT [ITS OPTIONS]`` measures the same rows of an experiment with the columns of
-table1.csv three times, into folders that are thrown away: on all GPUs, which compiles what the rows take and is not counted;
-on the first alone; on all again. It writes
-``experiments/results/<gpu>/neighbours.csv``: for one GPU and for all of them rows, seconds and rows a minute; for all, too, the median, 95th
-percentile and largest factor between a row's medians beside neighbours and alone, either way up.
+``python -m experiments.neighbours EXPERIMENT [ITS OPTIONS]`` measures the same rows three times, into folders that are thrown
+away: on all GPUs, which compiles the kernels and is not counted; on the first GPU alone; on all GPUs again.
+
+It writes ``experiments/results/<gpu>/neighbours.csv``. For one GPU and for all of them: rows, seconds, rows a minute. For all of
+them also by what factor a busy neighbour changes a row's median time, up or down: median, 95th percentile, largest.
 """
 
 import statistics
@@ -44,7 +44,10 @@ def run(experiment, arguments, gpus, folder):
     done = subprocess.run([*words, "--gpus", gpus, "--results", folder], cwd=provenance.ROOT)
     taken = time.perf_counter() - start
     if done.returncode:
-        raise Refusal("EXPERIMENT", " ".join([experiment, *arguments]), "what ends well")
+        got = " ".join([experiment, *arguments])
+        raise Refusal(
+            "EXPERIMENT", f"{got}, which ended by {done.returncode}", "one that ends by 0"
+        )
     return times(Path(folder) / provenance.gpu_name() / f"{experiment}.csv"), taken
 
 
@@ -67,7 +70,7 @@ def measure(experiment, arguments, count):
 def main(arguments=None):
     """Measure, print and write the rows; the exit status."""
     parser = Parser(prog=f"python -m experiments.{NAME}", description=__doc__)
-    parser.add_argument("experiment", choices=("fused", "sweep", "rungs", "stages", "memory"))
+    parser.add_argument("experiment", choices=("fused", "sweep", "rungs", "stages"))
     options, rest = parser.parse_known_args(arguments)
     command.refuse_without_gpu(NAME)
     path = provenance.RESULTS / provenance.gpu_name() / f"{NAME}.csv"
@@ -77,9 +80,10 @@ def main(arguments=None):
         if count < 2:
             raise Refusal("CUDA_VISIBLE_DEVICES", f"{count} GPU", "several, or nothing")
         rows = measure(options.experiment, rest, count)
-    except Refusal as refusal:
+    except (Refusal, ValueError) as refusal:
         parser.error(str(refusal))
     except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written", file=sys.stderr)
         return 130
     table.add(rows)
     for row in rows:

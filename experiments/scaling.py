@@ -5,7 +5,7 @@ processes, a GPU each, which take eager steps of the published network together,
 images for any number of GPUs (strong scaling); "each" gives every GPU 128 (weak scaling). The loss and the gradients of
 the whole batch are compared with float64 first.
 
-``CUDA_VISIBLE_DEVICES`` chooses the GPUs. The first cost of several is that of one: a process alone takes its step without DDP.
+``CUDA_VISIBLE_DEVICES`` chooses the GPUs. A process alone takes its step without DDP.
 """
 
 import json
@@ -19,15 +19,15 @@ from experiments.measuring.listed import Listed
 from experiments.measuring.refusal import Refusal
 from experiments.measuring.scaling_rows import (
     BATCHES,
+    CONTESTANTS,
     KEYS,
     NAME,
-    PRECISIONS,
     VALUES,
     images_of,
     told,
 )
+from experiments.measuring.torch_rows import PRECISIONS
 
-CONTESTANTS = ("modules", "twin-nchw", "twin-channels_last")
 _LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant", "gpus", "images"))
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 

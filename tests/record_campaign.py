@@ -302,6 +302,10 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not SIMULATED and not cuda.is_available():
         parser.error("no GPU was found; NUMBACAPS_TARGET=sim runs it in miniature")
+    if options.side_by_side and options.shard != WHOLE:
+        parser.error(
+            "--shard and --side-by-side were both given; processes side by side take their own shards"
+        )
     if options.only:
         return repeat(*options.only, options.seed)
     path = options.results / ("simulator" if SIMULATED else provenance.gpu_name()) / FILE

@@ -217,6 +217,13 @@ def test_a_process_that_died_is_told(part, tmp_path, monkeypatch, capsys):
     assert "killed by 9" in capsys.readouterr().err
 
 
+def test_processes_side_by_side_take_their_own_shards(part, tmp_path, capsys):
+    part(shared=True)
+    with pytest.raises(SystemExit):
+        _run(tmp_path, "--side-by-side", 2, "--shard", "1/2")
+    assert "--shard and --side-by-side were both given" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_processes_share_the_drawn_cases(tmp_path):
     amounts = "--convolutions", "3", "--networks", "2", "--parts", "convolutions,networks"

@@ -101,6 +101,23 @@ class Listing:
         return bool(self.rows) and self.current == self.rows
 
 
+def current(folder, of):
+    """The rows of a GPU's folder that are of the package as it is now.
+
+    Parameters
+    ----------
+    folder : path
+    of : module
+        What the rows are: its ``NAME``, ``KEYS`` and ``VALUES``.
+
+    Raises
+    ------
+    experiments.measuring.records.ForeignFile
+        The CSV is not one of these.
+    """
+    return Listing(Path(folder) / f"{of.NAME}.csv", of.KEYS, of.VALUES).current
+
+
 def of_machine():
     """The cells of :data:`MACHINE` and :data:`CARD` that do not change from row to row."""
     return {name: cell for name, cell in records.of_machine().items() if name in MACHINE + CARD}

@@ -14,12 +14,11 @@ import time
 
 import numpy as np
 
-from experiments.measuring import measure, opponents, provenance, torch_calls, torch_steps
+from experiments.measuring import command, measure, opponents, provenance, torch_calls, torch_steps
 from experiments.measuring.clocks import batch_ms
-from experiments.measuring.torch_rows import MODULES, TWINS
+from experiments.measuring.scaling_rows import CONTESTANTS
 from experiments.training.processes import joined
 
-CONTESTANTS = (MODULES, *TWINS)
 STEPS = 20  # between two events
 _WARM_UPS, _TURNS = 10, 11
 
@@ -45,8 +44,13 @@ class Shared(torch_steps.Published):
     def share(self, array):
         return array[self._job.rank :: self._job.count]
 
-    def together(self, module):
+    def called(self, module):
         return self._job.together(module)
+
+    def called_twin(self, twin):
+        from experiments.training.torch_network import TwinModule
+
+        return self._job.together(TwinModule(twin))
 
     def check(self, loss, gradients, precision):
         """As of the base class; ``loss`` is that of this process's share."""
@@ -99,7 +103,11 @@ def main(arguments=None):
     parser.add_argument("file")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--precision", choices=tuple(torch_calls.CLASSES), default="default")
-    parser.add_argument("--contestants", type=lambda text: text.split(","), default=CONTESTANTS)
+    parser.add_argument(
+        "--contestants",
+        type=lambda text: command.choice(text, CONTESTANTS),
+        default=CONTESTANTS,
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--warm-ups", type=int, default=_WARM_UPS)
     parser.add_argument("--turns", type=int, default=_TURNS)

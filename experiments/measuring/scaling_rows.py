@@ -9,15 +9,14 @@ images      of all of them
 ==========  ==================================================================================================
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
-from experiments.measuring.listing import Listing
+from experiments.measuring.torch_rows import MODULES, TWINS
 
 NAME = "scaling"
 KEYS = ("batch", "precision", "contestant", "gpus", "images")
 VALUES = ("ms", "error", "note")
-PRECISIONS = ("default", "tf32")
+CONTESTANTS = (MODULES, *TWINS)
 BATCHES = {"shared": 1024, "each": 128}  # images, of all GPUs and of one
 
 
@@ -41,17 +40,6 @@ class Point(NamedTuple):
     gpus: int
     rate: float
     efficiency: float | None
-
-
-def load(folder):
-    """The rows of a GPU's folder that are of the package as it is now.
-
-    Raises
-    ------
-    experiments.measuring.records.ForeignFile
-        The CSV is not one of these.
-    """
-    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES).current
 
 
 def curves(rows):

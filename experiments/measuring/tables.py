@@ -280,31 +280,47 @@ def _beside_fold(rows, layout, words):
 
 
 def _forward(data):
-    """The forward pass at TF32, ours beside the library's, with GPU and dates: what README.md shows."""
-    cells, ratios, shown = [], [], []
+    """The forward pass of two classes, ours beside the library's, with GPU and dates: what README.md shows."""
+    cells, shown, ratios = [], [], {name: [] for name in _SHOWN}
     for workload in distinct(data["fused"], "workload"):
-        rows = at(of_pass(data["fused"], "forward"), workload=workload, precision="tf32")
-        theirs = _least(rows, FOLD, ("tf32",), ("nchw", "channels_last"))
-        ours = _least(rows, "fused", ("tf32",), ("capsule",))
-        if not (theirs and ours):
+        rows = at(of_pass(data["fused"], "forward"), workload=workload)
+        times = [_times(rows, *words) for words in _SHOWN.values()]
+        if None in times:
             continue
         columns_of = ("C", "P", "H", "W", "stride", "D1", "D2", "D3")
         C, P, H, W, stride, D1, D2, D3 = (rows[0][column] for column in columns_of)
         capsules = f"({D1} x {D2}) @ ({D2} x {D3})"
-        layer = (workload, rows[0]["N"], f"{C} to {P}", f"{H} x {W}", stride, capsules)
-        cells.append((*layer, digits(theirs), digits(ours), digits(theirs / ours)))
-        ratios.append(theirs / ours)
+        cells.append((workload, rows[0]["N"], f"{C} to {P}", f"{H} x {W}", stride, capsules))
+        for found, (theirs, ours) in zip(ratios.values(), times):
+            cells[-1] += digits(theirs), digits(ours), digits(theirs / ours)
+            found.append(theirs / ours)
         shown += [row for row in rows if row["layout"] in ("capsule", "nchw", "channels_last")]
     if not cells:
         return ""
-    mean = digits(statistics.geometric_mean(ratios))
-    cells.append(("geometric mean", *[""] * 7, mean))
+    means = (digits(statistics.geometric_mean(found)) for found in ratios.values())
+    cells.append(
+        ("geometric mean", *[""] * 5, *(cell for mean in means for cell in ("", "", mean)))
+    )
     dates = sorted(row["timestamp"][:10] for row in shown if row["algorithm"] == "fused")
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    words = f"{_listed(row['gpu'] for row in shown)}, {when}, forward, TF32, median ms:"
+    words = f"{_listed(row['gpu'] for row in shown)}, {when}, forward, median ms:"
     header = ["layer", "batch", "channels", "grid", "stride", "capsules"]
-    header += ["PyTorch `conv2d`", "ours", "times as fast"]
+    for name in _SHOWN:
+        header += [f"{name}: `conv2d`", "ours", "times as fast"]
     return f"{_heading(shown, words)}\n\n{_markdown(header, cells, words=6)}"
+
+
+_SHOWN = {  # classes: the library's precision, and ours; of several the first that was measured
+    "float32": ("ieee", ("auto",), ("ieee", "tf32x3")),
+    "TF32": ("tf32", ("tf32",)),
+}
+
+
+def _times(rows, theirs, *ours):
+    """(the library's milliseconds, ours), each in its fastest way; None where one was not measured."""
+    library = _least(rows, FOLD, (theirs,), ("nchw", "channels_last"))
+    mine = next(filter(None, (_least(rows, "fused", some, ("capsule",)) for some in ours)), None)
+    return library and mine and (library, mine)
 
 
 def _rungs(data):

@@ -9,10 +9,7 @@ contestant  of a call :data:`CALLERS`, of a step :data:`STEPPERS`
 ==========  =================================================================================================
 """
 
-from pathlib import Path
 from typing import NamedTuple
-
-from experiments.measuring.listing import Listing
 
 NAME = "torch"
 KEYS = ("measured", "workload", "what", "precision", "contestant")
@@ -26,17 +23,6 @@ CALLERS = (OPERATOR, PLAN, *(f"conv2d-{layout}" for layout in LAYOUTS))
 MODULES, NETWORK = "modules", "nn"
 TWINS = tuple(f"twin-{layout}" for layout in LAYOUTS)
 STEPPERS = (MODULES, *TWINS, NETWORK)
-
-
-def load(folder):
-    """The rows of a GPU's folder that are of the package as it is now.
-
-    Raises
-    ------
-    experiments.measuring.records.ForeignFile
-        The CSV is not one of these.
-    """
-    return Listing(Path(folder) / f"{NAME}.csv", KEYS, VALUES).current
 
 
 class Call(NamedTuple):

@@ -176,9 +176,13 @@ class Published(Task):
         """What of a batch's array is computed here; all of it, where a process takes steps alone."""
         return array
 
-    def together(self, module):
-        """A module that is called, whose gradients are those of the batch."""
+    def called(self, module):
+        """What computes a module; its gradients are those of the batch."""
         return module
+
+    def called_twin(self, twin):
+        """What computes the lengths of a twin's class capsules, likewise."""
+        return lambda x: twin.run(x)[1]
 
     def _modules(self, precision):
         import numbacaps.torch as nt
@@ -186,7 +190,7 @@ class Published(Task):
 
         torch = opponents.torch()
         module = modules.PublishedNet(networks.published(precision)).to(self._device)
-        call = self.together(module)
+        call = self.called(module)
         x, labels = (
             torch.from_numpy(np.ascontiguousarray(self.share(array))).to(self._device)
             for array in (self._batch.x, self._batch.labels)
@@ -198,10 +202,10 @@ class Published(Task):
         return Step(loss, list(module.parameters()))
 
     def _twin(self, layout):
-        from experiments.training.torch_network import TorchNet, TwinModule, margin_loss
+        from experiments.training.torch_network import TorchNet, margin_loss
 
         twin = TorchNet(networks.published(), self._device, layout=layout)
-        call = self.together(TwinModule(twin))
+        call = self.called_twin(twin)
         x, labels = twin.place(self.share(self._batch.x), self.share(self._batch.labels))
 
         def loss():

@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.measuring import records, scaling_rows, torch_rows
+from experiments.measuring import listing, records, scaling_rows, torch_rows
 from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
@@ -56,7 +56,7 @@ def load_all(folder):
     for path in sorted(Path(folder).glob("*.csv")):
         if path.stem not in data and records.is_ours(path):
             data[path.stem] = load(path)
-    return data | {rows.NAME: rows.load(folder) for rows in (torch_rows, scaling_rows)}
+    return data | {of.NAME: listing.current(folder, of) for of in (torch_rows, scaling_rows)}
 
 
 def of_passes(data):

@@ -1,7 +1,8 @@
 """The figure of training on several GPUs: images a second as GPUs are added, beside what as many alone would make."""
 
 from experiments.measuring import scaling_rows
-from experiments.measuring.scaling_rows import BATCHES, PRECISIONS
+from experiments.measuring.scaling_rows import BATCHES
+from experiments.measuring.torch_rows import PRECISIONS
 from experiments.plots.canvas import QUIET, Sheet
 from experiments.plots.lines import FOLD, colour_of
 from experiments.plots.rows import Lacking

@@ -1,4 +1,4 @@
-"""How much memory a workspace may take where nobody says, and how long what lies in it stays."""
+"""A workspace's default limit, and how long its contents stay."""
 
 from functools import lru_cache
 from types import SimpleNamespace

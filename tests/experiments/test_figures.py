@@ -586,11 +586,14 @@ def test_fused_table_by_hand(tmp_path):
     rows.append(row("fused", "em", cells, 0.03, algorithm="torch_fold", layout="nchw", **half))
     found = tables(load_all(write(tmp_path, {"fused": rows})))
     short = found["forward"].splitlines()
-    assert short[0] == "NVIDIA Test 1, 2026-01-02, forward, TF32, median ms:"
-    assert [line.rsplit(" | ", 3)[1:] for line in short[4:]] == [
-        ["0.100", "0.200", "0.500 |"],
-        ["", "", "0.500 |"],
+    assert short[0] == "NVIDIA Test 1, 2026-01-02, forward, median ms:"
+    assert [line.rsplit(" | ", 6)[1:] for line in short[4:]] == [
+        ["0.300", "0.100", "3.00", "0.100", "0.200", "0.500 |"],
+        ["", "", "3.00", "", "", "0.500 |"],
     ]
+    default = row("fused", "em", cells, 0.15, algorithm="fused", precision="auto")
+    with_default = tables(load_all(write(tmp_path / "auto", {"fused": [*rows, default]})))
+    assert "| 0.300 | 0.150 | 2.00 | 0.100 |" in with_default["forward"]  # not the faster "ieee"
     made = found["fused"].splitlines()
     assert "| em | 0.300 | 0.100 | 3.00 | 0.100 | 0.200 | 0.500 | 0.0300 | 0.0150 | 2.00 |" in made
     unmeasured = " | ".join(["not measured"] * 6)

@@ -1,7 +1,7 @@
 """A device that does its work as late as it may, and hands freed memory at once to whoever asks next, by the simulator.
 
-A launch only writes down where its arrays lie: like a GPU's, it keeps nobody's memory. A kernel, or a copy, whose
-memory nobody holds any more when its turn comes is an error: on a GPU somebody else would be using it.
+A launch only writes down where its arrays lie: as on a GPU, it keeps no array alive. If an array of a queued kernel or copy
+was freed before its turn, that is an error: on a GPU its memory could hold other data by then.
 """
 
 import weakref

@@ -209,7 +209,7 @@ FAULTS = [
         _KEPT,
     ),
     Fault(
-        "a packing is captured, for which nobody can wait",
+        "a graph captures a packing, which no later call could wait for",
         "numbacaps/device/handover.py",
         "if is_capturing(stream):",
         "if False:",
