@@ -48,6 +48,7 @@ def pretend(capability, multiprocessors):
         The compute capability.
     multiprocessors : int
     """
+    from cuda.core._utils.cuda_utils import ComputeCapability
     from numba.cuda.cudadrv import devicearray, devices
     from numba.cuda.cudadrv.driver import MemoryPointer, binding
     from numba.cuda.dispatcher import _Kernel
@@ -62,7 +63,8 @@ def pretend(capability, multiprocessors):
         device = SimpleNamespace(
             id=0,
             name=gpu.H100.name,
-            compute_capability=capability,
+            # Of the driver's own type, whose text is part of what a kernel is found by.
+            compute_capability=ComputeCapability(*capability),
             MULTIPROCESSOR_COUNT=multiprocessors,
             MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=gpu.H100.shared_bytes,
             MAX_REGISTERS_PER_MULTIPROCESSOR=gpu.H100.registers,

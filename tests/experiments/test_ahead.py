@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import ahead
+from numbacaps.device.target import cuda
 
 _ROOT = Path(__file__).parents[2]
 _ONE = ["--experiments=table1", "--workload=layer 5", "--passes=forward", "--precisions=tf32"]
@@ -26,7 +27,8 @@ if __name__ == "__main__":
 
 def _run(checkout, folder, *command):
     """Whether a Python process in a checkout succeeds, and what it says."""
-    where = {"PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": str(folder)}
+    path = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
+    where = {"PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder)}
     environment = {**os.environ, **where, "NUMBACAPS_TARGET": "cuda"}
     how = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run([sys.executable, *command], cwd=checkout, check=False, **how)
@@ -47,6 +49,18 @@ def test_another_checkout_compiles_nothing(tmp_path):
     assert found, said
     found, said = _run(copy, tmp_path / "empty", "-c", _AGAIN)
     assert not found and "NoneType" in said
+
+
+@pytest.mark.tiers("gpu")
+def test_the_gpu_that_was_pretended_compiles_nothing(tmp_path):
+    this = cuda.get_current_device()
+    capability = ".".join(map(str, this.compute_capability))
+    how = [f"--compute-capability={capability}", f"--multiprocessors={this.MULTIPROCESSOR_COUNT}"]
+    compiled, said = _run(_ROOT, tmp_path, "-m", "experiments.ahead", "--processes=1", *_ONE, *how)
+    assert compiled, said
+    listed = "ahead._cases.extend(ahead.chosen(ahead.listed(options.experiments), options))"
+    found, said = _run(_ROOT, tmp_path, "-c", _AGAIN.replace("ahead._begin(options)", listed))
+    assert found, said
 
 
 @pytest.mark.parametrize(
