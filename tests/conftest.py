@@ -5,6 +5,7 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 """
 
 import os
+import re
 import sys
 from collections import defaultdict
 from fnmatch import fnmatch
@@ -40,7 +41,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    assert not any(name.startswith("numbacaps") for name in sys.modules), "a conftest.py imports numbacaps"
+    assert not any(name.startswith("numbacaps") for name in sys.modules), (
+        "a conftest.py imports numbacaps"
+    )
     os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
     if config.option.passed and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Noted(config.option.passed))
@@ -111,8 +114,9 @@ class _Noted:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
+            name = re.sub(r"@[^]@:/]+$", "", report.nodeid)  # of the process that xdist gave it to
             with open(self._path, "a") as file:
-                file.write(report.nodeid + "\n")
+                file.write(name + "\n")
         if report.failed:
             print(f"{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 
