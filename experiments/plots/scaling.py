@@ -17,10 +17,11 @@ _TITLES = {
     "each": f"{BATCHES['each']} images for each GPU",
 }
 _WIDTH, _HEIGHT, _LEFT, _GAP = 3.9, 2.6, 0.9, 1.0  # inches
+_NARROWEST = 7.5  # inches, which the lines above the panels take
 
 
 def draw(rows):
-    """A panel for each way to share a batch and each class of precision.
+    """A panel for each way to share a batch and each class of precision with times of several numbers of GPUs.
 
     Parameters
     ----------
@@ -34,27 +35,33 @@ def draw(rows):
     Raises
     ------
     Lacking
-        No rows with a time.
+        No such rows.
     """
     curves = scaling_rows.curves(rows)
-    if not curves:
+    panels = [
+        (batch, precision)
+        for batch in BATCHES
+        for precision in PRECISIONS
+        if any(key[:2] == (batch, precision) and len(curves[key]) > 1 for key in curves)
+    ]
+    if not panels:
         raise Lacking("no rows of steps on several GPUs")
-    shown = [name for name in PRECISIONS if any(key[1] == name for key in curves)]
-    batches = [name for name in BATCHES if any(key[0] == name for key in curves)]
+    columns = [name for name in BATCHES if name in {batch for batch, _ in panels}]
+    lines = [name for name in PRECISIONS if name in {precision for _, precision in panels}]
     sheet = Sheet(
-        _LEFT + len(shown) * (_WIDTH + _GAP),
-        1.6 + len(batches) * (_HEIGHT + 1.1),
-        "The published network, trained on several GPUs by DistributedDataParallel",
-        ("eager steps over NCCL; dotted: as many GPUs as ours alone would make",),
+        max(_LEFT + len(columns) * (_WIDTH + _GAP), _NARROWEST),
+        1.6 + len(lines) * (_HEIGHT + 1.1),
+        "Training steps on several GPUs",
+        (
+            "the published network by DistributedDataParallel, eager; dotted: ours on one, times their number",
+        ),
         rows,
     )
-    for j, batch in enumerate(batches):
-        for i, precision in enumerate(shown):
-            place = _LEFT + i * (_WIDTH + _GAP), 1.6 + j * (_HEIGHT + 1.1)
-            axes = sheet.panel(*place, _WIDTH, _HEIGHT, f"{_TITLES[batch]}, {precision}")
-            _draw_panel(
-                axes, {key[2]: curves[key] for key in curves if key[:2] == (batch, precision)}
-            )
+    for batch, precision in panels:
+        i, j = columns.index(batch), lines.index(precision)
+        place = _LEFT + i * (_WIDTH + _GAP), 1.6 + j * (_HEIGHT + 1.1)
+        axes = sheet.panel(*place, _WIDTH, _HEIGHT, f"{_TITLES[batch]}, {precision}")
+        _draw_panel(axes, {key[2]: curves[key] for key in curves if key[:2] == (batch, precision)})
     return sheet.figure
 
 
