@@ -7,8 +7,7 @@ import os
 import numpy as np
 import pytest
 
-# PyTorch takes long to import, so one process has all of these tests.
-pytestmark = [pytest.mark.tiers("simulator"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 import numbacaps

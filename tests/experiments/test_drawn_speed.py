@@ -409,7 +409,6 @@ def test_a_seed_is_drawn_and_told(machine, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.tiers("gpu")
-@pytest.mark.xdist_group("torch")
 def test_drawn_geometries_are_measured(tmp_path, capsys):
     arguments = ["--seed", "0", "--count", "1", "--results", str(tmp_path), "--processes", "2"]
     assert drawn_speed.main(arguments) == 0

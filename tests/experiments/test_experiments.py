@@ -38,9 +38,7 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.extras import require
 
 
-def on_gpu(test):
-    """These import PyTorch and share a clock, so one process has them all."""
-    return pytest.mark.tiers("gpu")(pytest.mark.xdist_group("torch")(test))
+on_gpu = pytest.mark.tiers("gpu")
 
 
 _ALL = SimpleNamespace(workload=None, shard=WHOLE)  # the options that choose among groups of rows

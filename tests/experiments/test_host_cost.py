@@ -190,7 +190,6 @@ def test_bad_arguments(arguments, message, capsys):
 
 
 @pytest.mark.tiers("gpu")
-@pytest.mark.xdist_group("torch")
 def test_host_cost_is_measured(tmp_path):
     arguments = ["--arrays", "torch,numba", "--precisions", "default", "--workloads", "em-caps2"]
     assert host_cost.main([*arguments, "--results", str(tmp_path)]) == 0

@@ -7,8 +7,7 @@ import pytest
 
 from tests.support.nn_networks import NETWORKS, batch, network
 
-# PyTorch takes long to import, so one process has all of these tests.
-pytestmark = [pytest.mark.tiers("simulator"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 from experiments import train_digits

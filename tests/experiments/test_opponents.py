@@ -6,8 +6,7 @@ import reference
 from experiments.measuring import opponents
 from tests.support.cases import SMALL, operands, sums
 
-# PyTorch takes long to import, so one process has all of these tests.
-pytestmark = [pytest.mark.tiers("simulator", "gpu"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator", "gpu")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 

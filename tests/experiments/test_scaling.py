@@ -8,7 +8,7 @@ from experiments.measuring import cards, command, listed, provenance, scaling_ro
 from experiments.measuring.scaling_rows import KEYS
 from experiments.plots.rows import Lacking
 
-pytestmark = [pytest.mark.tiers("simulator"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.tiers("simulator"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 import numbacaps

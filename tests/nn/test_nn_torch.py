@@ -9,8 +9,7 @@ from numbacaps.nn import CapsNet
 from reference import assert_close
 from tests.support.nn_networks import NETWORKS, batch, canonical, expected, network
 
-# PyTorch takes long to import, so one process has all of these tests.
-pytestmark = [pytest.mark.tiers("simulator", "gpu"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.tiers("simulator", "gpu")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 from experiments.training.torch_network import TorchNet

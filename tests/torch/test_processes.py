@@ -16,7 +16,6 @@ from experiments.training.processes import ALONE, joined, launched
 
 pytestmark = [
     pytest.mark.tiers("simulator"),
-    pytest.mark.xdist_group("torch"),
     pytest.mark.slow,  # each process imports PyTorch
 ]
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
