@@ -3,8 +3,8 @@
 # make test    install into .venv, then run the quick part of the ptx and simulator tiers, which need no GPU:
 #              every kernel once through the compiler, and once against the reference
 # make test-all  run all of both tiers, and test-torch; it installs the extras lessons and explore for that
-# make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and test numbacaps.torch on CPU tensors, and
-#              training by it, in one process and in two
+# make test-torch  install PyTorch (TORCH=torch==2.13.0), which is large, and JAX, and test numbacaps.torch and numbacaps.jax
+#              on CPU tensors, and training by PyTorch, in one process and in two
 # make gpu     run the gpu tier and record it under experiments/results/
 # make drawn   check 2000 drawn convolutions on the GPU in one process, and record that
 # make campaign  hours of drawn cases on the GPU, recorded as they come: convolutions, networks, training that is broken
@@ -23,6 +23,7 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 
 MINUTES ?= 10
 TORCH ?= torch==2.13.0
+JAX ?= jax==0.10.2
 
 .PHONY: walk test test-all test-rest test-torch gpu drawn campaign records record clean
 
@@ -41,8 +42,8 @@ test-rest: $(INSTALLED)
 	$(PY) -m pytest $(SIDE_BY_SIDE) --part rest --tier simulator
 
 test-torch: $(INSTALLED)
-	$(PY) -m pip install --quiet '$(TORCH)'
-	$(PY) -m pytest --tier simulator tests/torch tests/experiments/test_modules.py tests/experiments/test_capsnets.py \
+	$(PY) -m pip install --quiet '$(TORCH)' '$(JAX)'
+	$(PY) -m pytest --tier simulator tests/torch tests/jax tests/experiments/test_modules.py tests/experiments/test_capsnets.py \
 		tests/experiments/test_torch_layers.py tests/experiments/test_routing_speed.py
 
 gpu: $(INSTALLED)
