@@ -307,8 +307,8 @@ def factories():
     """Every kernel factory that the package holds, by qualified name; factories of device functions keep nothing."""
     found = {}
     for module in pkgutil.walk_packages(numbacaps.__path__, "numbacaps."):
-        if module.name.startswith("numbacaps.torch"):
-            continue  # it takes PyTorch, and has no kernels
+        if module.name.startswith(("numbacaps.torch", "numbacaps.jax")):
+            continue  # they take PyTorch and JAX, and have no kernels
         module = importlib.import_module(module.name)
         for name, value in vars(module).items():
             kernels_are_kept = name.startswith("make_") and hasattr(value, "cache_info")
