@@ -55,8 +55,8 @@ def capsule_conv2d(
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`. ``"numpy"`` computes on the host and takes NumPy arrays;
         it is what ``"auto"`` stands for where there is no GPU.
     precision : str
-        How float32 is multiplied. ``"auto"``: as exactly as ``"ieee"`` does, and as fast as the GPU can; infinities
-        and NaN are where ``"ieee"`` has them. ``"ieee"``: ordinary arithmetic. ``"fused"`` has two more on GPUs of
+        How float32 is multiplied. ``"auto"``: about as exactly as by ``"ieee"`` (numbacaps/README.md says how exactly), and as
+        fast as the GPU can; infinities and NaN are where ``"ieee"`` has them. ``"ieee"``: ordinary arithmetic. ``"fused"`` has two more on GPUs of
         compute capability 8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; and
         ``"tf32x3"``, three such products for one, as which ``"auto"`` computes large products and looks through
         their results. By itself infinite operands make NaN.

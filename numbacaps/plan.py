@@ -1,8 +1,12 @@
-"""A capsule convolution decided once and run many times: the only way in which one runs.
+"""The class :class:`Plan`: which kernels compute one capsule convolution, compiled, with their tables and workspaces.
 
-Checking, the choice of kernels and tiles, compilation, tables of offsets and workspace are done when a
-plan is made. A call of it only launches, so it can be captured into a CUDA graph. The public functions keep their
-plans (:mod:`numbacaps.kept`), networks hold one a layer, and experiments time them.
+What depends on shapes, dtype and options alone is done when a plan is made: choose kernels and tiles, compile them,
+upload tables of offsets, allocate workspaces. What depends on the arrays is done when the plan is called: check them,
+and launch. So a call can be captured into a CUDA graph.
+
+Every convolution of this package runs through a plan. The public functions make one for each kind of call and keep the last
+64 (:mod:`numbacaps.kept`); a network holds one for each layer. Users make one by :func:`numbacaps.plan`, which is in
+:mod:`numbacaps.planning`.
 """
 
 import threading
@@ -25,16 +29,19 @@ from numbacaps.forms import form_of
 
 
 class Plan:
-    """A capsule convolution made ready; :func:`numbacaps.plan` makes one, which is called with device arrays.
+    """The kernels of one capsule convolution, of its gradients and of its votes, ready to be launched.
 
-    Methods that begin with ``launch`` check nothing: they take C-contiguous Numba device arrays in the layout of
-    ``geometry``, and a Numba stream. The others check what they are given, and may be called by several threads.
+    ``plan(x, w, y)`` computes the output, ``plan.backward(x, w, dy, dx, dw)`` the gradients, ``plan.pack(w)`` prepares a
+    kernel that does not change, ``plan.explain()`` says what was chosen. These check their arrays, and several threads may
+    call them. Methods whose names begin with ``launch``, or end in ``operands``, check nothing; they are for other modules
+    of the package. The former take C-contiguous Numba device arrays in the layout of ``geometry``, and a Numba stream.
 
-    A plan belongs to the device that is current when it is made. Each stream that calls it has workspaces of its
-    own, those of the last 8 streams are kept (:class:`numbacaps.device.workspace.Rooms`). A CUDA graph that has
-    captured calls reads the plan's tables and the workspaces of the stream that was captured: hold the plan as
-    long as the graph, and do not replay it while calls on that stream, or other replays, are under way. The first
-    stream finds its workspaces allocated; on another one the first call allocates, so it is not to be captured.
+    A plan belongs to the GPU that is current when it is made. Each stream on which it is called has workspaces of its own;
+    those of the last 8 streams are kept (:class:`numbacaps.device.workspace.Rooms`). The first stream finds them allocated. On
+    any other stream the first call allocates, so make one call there before you capture.
+
+    A CUDA graph reads the plan's tables, and the workspaces of the stream that was captured. Hold the plan as long as the
+    graph. Do not replay the graph while another call on that stream, or another replay, is under way.
 
     Parameters
     ----------
@@ -45,13 +52,14 @@ class Plan:
     shapes : tuple of three tuples, optional
         Of x, w and y as callers have them; by default the geometry's.
     activation : numbacaps.fused.activation.Activation, optional
-        What the forward pass's kernel computes too, where it can.
+        The layer's activation, which the forward pass's kernel computes behind the sum, where it can.
     before : numbacaps.fused.activation.Activation, optional
-        ``backward``, of what made the input: the kernel of the input's gradient computes its gradient too,
-        where it can.
+        The activation of the layer before, whose output is this one's input; its ``backward`` is True. The kernel of the
+        input's gradient computes the gradient of that activation, too, where it can.
     rungs : tuple of (pass, rung, tile or None)
+        Kernels of ``"fused"`` to take in place of the fastest, as :func:`numbacaps.plan` has them in a dict.
     votes : str
-        Of :data:`numbacaps.algorithms.registry.VOTES`, what the plan is made for beside the convolution.
+        A word of :data:`numbacaps.algorithms.registry.VOTES` where votes or their gradients are wanted, too; else empty.
 
     Attributes
     ----------
@@ -116,33 +124,33 @@ class Plan:
 
     @cached_property
     def _plain(self):
-        """The passes without an activation."""
+        """The kernels of all passes, none with an activation."""
         return self._passes()
 
     @cached_property
     def _forward(self):
-        """The passes that have the forward one."""
+        """The kernels that the forward pass takes: those with the activation where there are such, else the plain ones."""
         wanted = self._passes(self._activation) if self._activation else self._plain
         return wanted if wanted.activates else self._plain
 
     @cached_property
     def _input(self):
-        """The passes that have the input's gradient."""
+        """The kernels that the input's gradient takes: those with the gradient of the activation before it, else the plain ones."""
         wanted = self._passes(self._before) if self._before else self._plain
         return wanted if wanted.differentiates else self._plain
 
     def make_ready(self):
-        """Compile every pass and allocate its workspace, where the algorithm does that ahead."""
+        """Compile the kernels of every pass and allocate their workspaces; where an algorithm does that at the first call, nothing."""
         self._plain.make_ready(self._rooms.ahead())
 
     @property
     def activates(self):
-        """The forward pass's kernel computes the activation too."""
+        """Whether the forward pass's kernel computes the activation, too."""
         return self._forward.activates
 
     @property
     def differentiates(self):
-        """The input's gradient is behind that of the activation before it, too."""
+        """Whether the kernel of the input's gradient computes the gradient of the activation before the layer, too."""
         return self._input.differentiates
 
     def packs(self, wanted):
@@ -193,14 +201,14 @@ class Plan:
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
 
     def votes_operands(self, x, w, out, stream, sum_window=False):
-        """The same of :meth:`launch_votes`."""
+        """:meth:`launch_votes` of operands that have been checked."""
         g = self.geometry
         arrays = x.reshaped(g.input_shape), w.reshaped(g.kernel_shape)
         out = out.reshaped(g.summed_votes_shape if sum_window else g.votes_shape)
         self.launch_votes(*arrays, out, stream, sum_window)
 
     def votes_backward_operands(self, x, w, dvotes, dx, dw, stream, sum_window=False):
-        """The same of :meth:`launch_votes_backward`."""
+        """:meth:`launch_votes_backward` of operands that have been checked."""
         g = self.geometry
         votes = g.summed_votes_shape if sum_window else g.votes_shape
         shapes = g.input_shape, g.kernel_shape, votes, g.input_shape, g.kernel_shape
@@ -209,7 +217,7 @@ class Plan:
         self.launch_votes_backward(*arrays, stream, sum_window)
 
     def backward_operands(self, x, w, dy, dx, dw, stream, packed=False, room=None):
-        """The same of :meth:`launch_backward`; ``packed`` is about the gradient of the input."""
+        """:meth:`launch_backward` of operands that have been checked; the input's gradient alone reads what is ``packed``."""
         run = self._plain.backward_operands
         if dx is not None:
             run(None, w, dy, dx, None, **self._where(stream, packed, room))
@@ -242,7 +250,7 @@ class Plan:
         self._input.backward_differentiated(w, dy, sums, dx, **self._where(stream, packed))
 
     def __call__(self, x: Array, w: Array | None, out: Array, *, stream: object = None) -> Array:
-        """The forward pass.
+        """Compute the output: queue the kernels of the forward pass on a stream.
 
         Parameters
         ----------
@@ -277,13 +285,15 @@ class Plan:
         return self.packs(wanted)
 
     def pack(self, w: Array, *, stream: object = None) -> None:
-        """Do ahead what depends on the kernel alone: for inference, where it does not change.
+        """Lay out a kernel once for many calls: for inference, where it does not change.
 
-        Calls that are given None for ``w`` take it from then on, on any stream: they wait for the packing there. The
-        tensor cores' products read a copy in their own order, which other calls make anew each time; other
-        kernels read the array itself. Where other streams or graphs read what was packed before, the host waits for them,
-        and for the packing where graphs do. A graph reads the new copy, or, where it reads the array, the one before, which
-        the plan holds: capture it again.
+        The tensor cores read a copy of the kernel in an order of their own. A call that is given ``w`` makes that copy anew. Calls
+        that are given None for ``w`` read the copy that was made here, on any stream: they wait there until it is written.
+        Kernels that need no copy read the array itself.
+
+        Packing again waits on the host for other streams and graphs that read the copy before, and, where graphs do, until the new
+        copy is written. A graph that was captured before reads the new copy. Where it reads the array itself, it goes on with
+        the array before, which the plan holds: capture it again.
 
         Parameters
         ----------
@@ -328,7 +338,7 @@ class Plan:
         *,
         stream: object = None,
     ) -> tuple[Array | None, Array | None]:
-        """Both gradients, or the one that there is an array for.
+        """Compute both gradients, or the one for which there is an array.
 
         Parameters
         ----------
@@ -383,7 +393,7 @@ class Plan:
         return operand
 
     def _kernel(self, w):
-        """The same of the kernel; of None the packed one."""
+        """The operand of ``w``; for None the kernel that was packed."""
         if w is not None:
             return self._operand("w", w)
         if self._packed is None:

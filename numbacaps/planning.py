@@ -1,4 +1,4 @@
-"""From shapes and options to a plan: the public functions :func:`plan` and :func:`explain`."""
+"""The public functions :func:`plan` and :func:`explain`: check shapes and options, then make a :class:`numbacaps.plan.Plan`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -34,7 +34,7 @@ def plan(
     workspace_limit: int | None = None,
     rungs: dict[str, str | tuple] | None = None,
 ) -> Plan:
-    """Decide how a capsule convolution is computed, and make it ready.
+    """Choose and compile the kernels of a capsule convolution, to call them many times without the cost of choosing.
 
     Parameters
     ----------

@@ -1,11 +1,21 @@
 """What the READMEs say is so: scripts run, tables hold, links, paths and commands exist."""
 
+import inspect
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from experiments.measuring.provenance import ROOT
-from numbacaps import ALGORITHMS, Geometry, parse_product
+from numbacaps import (
+    ALGORITHMS,
+    Geometry,
+    capsule_routing,
+    capsule_routing_backward,
+    parse_product,
+)
 
 _FOLDERS = ("numbacaps", "reference", "experiments", "tests")
 _TEXTS = {
@@ -45,9 +55,34 @@ def test_the_first_page_is_short():
 
 @pytest.mark.parametrize("name", _SCRIPTS)
 def test_script(name):
-    if name.startswith("numbacaps/torch/"):
+    if "import torch" in _SCRIPTS[name]:
         pytest.importorskip("torch")
     exec(compile(_SCRIPTS[name], name, "exec"), {})
+
+
+_ON_AN_H100 = """
+from experiments.ahead import pretend
+
+pretend((9, 0), 132)
+import numbacaps
+{}
+"""
+
+
+@pytest.mark.tiers("ptx")
+@pytest.mark.slow
+def test_what_explain_says_of_an_h100(tmp_path):
+    """The README's example, but for the time; and its table explains parts of that line."""
+    text = _TEXTS["numbacaps/README.md"]
+    call, said = re.search(r"```\n>>> (.*)\n((?:.*\n)*?)```", text).groups()
+    where = {"PYTHONPATH": str(ROOT), "NUMBACAPS_TARGET": "cuda", "NUMBA_CACHE_DIR": str(tmp_path)}
+    run = [sys.executable, "-c", _ON_AN_H100.format(call)]
+    done = subprocess.run(run, env=os.environ | where, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:-1] == said.splitlines()[:-1]
+    assert re.fullmatch(r"kernels made ready in \d+\.\d\d s", said.splitlines()[-1])
+    for part, _ in _rows("numbacaps/README.md", "| part | says |"):
+        assert all(one in said for one in _paths(part) if "..." not in one), part
 
 
 @pytest.mark.parametrize("name", _TEXTS)
@@ -126,6 +161,23 @@ def test_product_table():
 def test_algorithms():
     named = {row[0].strip('`"') for row in _rows("numbacaps/README.md", "| `algorithm` | what")}
     assert named == {"auto", *ALGORITHMS}
+
+
+def test_arguments_of_routing():
+    """All of them are named, with their defaults."""
+    given = {}
+    for function in (capsule_routing, capsule_routing_backward):
+        given |= inspect.signature(function).parameters
+    named = {}
+    for names, _, defaults, _ in _rows("numbacaps/routing/README.md", "| argument | takes"):
+        names, values = _paths(names), _paths(defaults)
+        named |= dict(
+            zip(names, values if len(values) == len(names) else (values or [""]) * len(names))
+        )
+    assert named == {
+        name: "" if one.default is one.empty else repr(one.default).replace("'", '"')
+        for name, one in given.items()
+    }
 
 
 def test_extras():

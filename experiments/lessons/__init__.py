@@ -11,7 +11,7 @@
 9. `lesson_9_what_decides_speed`: two floors, a roofline, how full the GPU is, and the host
 10. `lesson_10_routing`: children vote, parents agree, and no vote is stored
 
-``python -m experiments.lessons 1`` reads one aloud: it prints the prose, runs the cells, draws the picture. ``--notebooks
+``python -m experiments.lessons 1`` prints the prose of one, runs its cells and prints what they find. ``--notebooks
 FOLDER`` writes them as notebooks. Editors show the ``# %%`` cells as a notebook. Each lesson ends in exercises: functions
 to write, and ``check`` to judge them. ``experiments/lessons/README.md`` is the plan of a course.
 

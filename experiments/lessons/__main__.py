@@ -1,10 +1,10 @@
-"""Read lessons aloud, or write them as notebooks with outputs and pictures: ``python -m experiments.lessons 1``."""
+"""Print lessons and run their cells, or write them as notebooks with outputs and pictures: ``python -m experiments.lessons 1``."""
 
 import sys
 from pathlib import Path
 
 from experiments.lessons import notebook
-from experiments.lessons.course import find, lessons, read_aloud
+from experiments.lessons.course import find, lessons, run_lesson
 from experiments.measuring.refusal import Parser, Refusal
 
 _EPILOG = """\
@@ -14,7 +14,7 @@ lesson's file, or in its notebook.
 
 
 def main(arguments=None):
-    """Read, or write; the exit status.
+    """Run lessons, or write notebooks; the exit status.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def main(arguments=None):
     if options.notebooks:
         return _write(parser, chosen or lessons(), options.notebooks)
     for lesson in chosen:
-        read_aloud(lesson, options.pictures)
+        run_lesson(lesson, options.pictures)
     if not chosen:
         for lesson in lessons():
             print(f"{lesson.number:>2}  {lesson.name:<36} {lesson.title}")

@@ -1,4 +1,4 @@
-"""The lessons as files of ``# %%`` cells: read aloud as scripts, or opened as notebooks.
+"""The lessons as files of ``# %%`` cells: printed and run in a terminal, or opened as notebooks.
 
 A lesson's second cell opens it: ``lesson = open_lesson(1)``. What it has to show it shows by ``lesson.show``.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from experiments.lessons.exercise import check
 
-__all__ = ["Lesson", "cells", "check", "find", "lessons", "open_lesson", "read_aloud"]
+__all__ = ["Lesson", "cells", "check", "find", "lessons", "open_lesson", "run_lesson"]
 
 FOLDER = Path(__file__).resolve().parent
 DPI = 110
-_reading = ContextVar("reading", default=None)  # the run at hand, if a lesson is read aloud
+_running = ContextVar("running", default=None)  # the run at hand, if a lesson is run in a terminal
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """A lesson that is read aloud, and the folder of its pictures, or None."""
+class _Run:
+    """A run of a lesson in a terminal: the folder of its pictures, or None."""
 
     pictures: Path | None
 
@@ -59,11 +59,11 @@ class Lesson:
         """
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=DPI)
-        reading, display = _reading.get(), _notebook_display()
+        run, display = _running.get(), _notebook_display()
         if display:
             display(png.getvalue(), says)
-        elif reading and reading.pictures:
-            folder = reading.pictures
+        elif run and run.pictures:
+            folder = run.pictures
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"lesson-{self.number:02}-{name}.png"
             path.write_bytes(png.getvalue())
@@ -115,7 +115,7 @@ def find(wanted):
 
 
 def open_lesson(number):
-    """A lesson from inside of it; one that was started as a module of its own is read aloud instead.
+    """A lesson from inside of it; one that was started as a module of its own is run by :func:`run_lesson` instead.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ def open_lesson(number):
     lesson = find(number)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     alone = spec is not None and spec.name == f"{__package__}.{lesson.name}"
-    if alone and _reading.get() is None:
-        read_aloud(lesson)
+    if alone and _running.get() is None:
+        run_lesson(lesson)
         sys.exit()
     return lesson
 
@@ -153,7 +153,7 @@ def cells(lesson):
     return found
 
 
-def read_aloud(lesson, pictures=None):
+def run_lesson(lesson, pictures=None):
     """Print a lesson's prose and run its cells, in order.
 
     Parameters
@@ -170,7 +170,7 @@ def read_aloud(lesson, pictures=None):
     spec = importlib.util.spec_from_file_location(f"{__package__}.{lesson.name}", lesson.path)
     names = vars(importlib.util.module_from_spec(spec))
     path = str(lesson.path)
-    with _read_aloud(pictures):
+    with _run(pictures):
         for line, prose, text in cells(lesson):
             if prose:
                 print(f"\n{text}\n", flush=True)
@@ -180,10 +180,10 @@ def read_aloud(lesson, pictures=None):
 
 
 @contextmanager
-def _read_aloud(pictures):
-    """Meanwhile a lesson is read aloud."""
-    token = _reading.set(_Reading(pictures and Path(pictures)))
+def _run(pictures):
+    """Meanwhile a lesson is run in a terminal."""
+    token = _running.set(_Run(pictures and Path(pictures)))
     try:
         yield
     finally:
-        _reading.reset(token)
+        _running.reset(token)

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from experiments.walk.numbers import in_numbers
+
 _TITLES = {
     "forward": ("Forward: Algorithm 3", "===================="),
     "backward": (
@@ -57,6 +59,7 @@ def report(trace):
             direction = stage.direction
             lines += ["", *_TITLES[direction]]
         lines += ["", *_stage(number, stage, trace.simulated)]
+        lines += [f"    {line}" for line in in_numbers(stage, trace)]
     return "\n".join(lines + _algorithms(trace))
 
 
@@ -88,9 +91,7 @@ def _setting(trace):
         facts["cropped"] = f"{rows} rows and {columns} columns at the edge fill no patch"
     if g.C > 1:
         facts["shifted"] = "input channel c is the image shifted c pixels to the right"
-    if trace.simulated:
-        facts["times"] = "of one launch each; simulator times mean nothing"
-    else:
+    if not trace.simulated:
         facts["times"] = "medians of launches in a row; some tens of us of each are the host's"
     facts["errors"] = "largest difference from the float64 reference over its largest value"
     return [title, "=" * len(title), *(f"{name:<10}{fact}" for name, fact in facts.items())]
@@ -113,9 +114,12 @@ def _mark(record):
 
 
 def _cost(record, simulated):
-    """Bytes, FLOP, time and, on a GPU, the rates they make."""
-    words = [f"{record.bytes:,} bytes", f"{record.flop:,} FLOP", _duration(record.seconds)]
-    if not simulated and record.seconds:
+    """Bytes and FLOP; on a GPU the time, and the rates they make. The simulator's times mean nothing."""
+    words = [f"{record.bytes:,} bytes", f"{record.flop:,} FLOP"]
+    if simulated:
+        return ", ".join(words)
+    words.append(_duration(record.seconds))
+    if record.seconds:
         words.append(f"{record.bytes / record.seconds / 1e9:.3g} GB/s")
         if record.flop:
             words.append(f"{record.flop / record.seconds / 1e9:.3g} GFLOP/s")

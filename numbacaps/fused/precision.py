@@ -1,11 +1,11 @@
 """How float32 is multiplied, and on which devices; the words are those of Triton's ``input_precision``.
 
-=========== ==================================================================================
-``auto``    the fastest whose result is as exact as ``ieee``'s; the default
+=========== =========================================================================================
+``auto``    the default: the fastest that is about as exact as ``ieee`` (numbacaps/README.md has numbers)
 ``ieee``    ordinary arithmetic of float32 (or float64)
 ``tf32x3``  three products of the tensor cores for one, about as exact as float32 arithmetic
 ``tf32``    one product of the tensor cores: operands of 11 bits of mantissa, sums in float32
-=========== ==================================================================================
+=========== =========================================================================================
 """
 
 import numpy as np

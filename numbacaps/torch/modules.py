@@ -20,15 +20,14 @@ class _CapsuleLayer(nn.Module):
     """
 
     keep_packed = False
+    _meant = ""  # what a number in the place of a capsule's shape was meant for
 
     def __init__(self, in_capsule, out_capsule, product, precision):
         super().__init__()
-        for name, shape in (("in_capsule", in_capsule), ("out_capsule", out_capsule)):
-            if any(not isinstance(size, int) or size < 1 for size in shape):
-                raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
+        self.in_capsule = check_capsule("in_capsule", in_capsule, self._meant)
+        self.out_capsule = check_capsule("out_capsule", out_capsule, self._meant)
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
-        self.in_capsule, self.out_capsule = tuple(in_capsule), tuple(out_capsule)
         self.product, self.precision = product, precision
 
     def _make_parameters(self, bias_shape, device, dtype):
@@ -86,13 +85,27 @@ class _CapsuleLayer(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def _check_count(name, count):
+def check_capsule(name, shape, meant=""):
+    """A capsule's shape as a tuple; TypeError or ValueError where it is none."""
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(
+            f"{name} is {shape!r}; it takes a size for each axis, as (4, 4) for 4 rows and 4 columns{meant}"
+        )
+    if any(not isinstance(size, int) or size < 1 for size in shape):
+        raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
+    return tuple(shape)
+
+
+def check_count(name, count):
+    """Refuse what is no number of capsules."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
 
 
 class _CapsuleConv(_CapsuleLayer):
     """What the convolution and its transpose have in common: a window."""
+
+    _meant = "; stride is given by name"  # torch.nn.Conv2d takes it in this place
 
     def __init__(
         self,
@@ -111,8 +124,8 @@ class _CapsuleConv(_CapsuleLayer):
         dtype=None,
     ):
         super().__init__(in_capsule, out_capsule, product, precision)
-        _check_count("in_channels", in_channels)
-        _check_count("out_channels", out_channels)
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = pair("kernel_size", kernel_size, 1)
         self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
@@ -299,8 +312,8 @@ class CapsuleLinear(_CapsuleLayer):
         super().__init__(in_capsule, out_capsule, product, precision)
         grid = tuple(in_channels) if isinstance(in_channels, (tuple, list)) else (in_channels,)
         for count in grid:
-            _check_count("in_channels", count)
-        _check_count("out_channels", out_channels)
+            check_count("in_channels", count)
+        check_count("out_channels", out_channels)
         self.in_channels, self.out_channels = grid, out_channels
         shape = (out_channels, *self.out_capsule) if bias else None
         self._make_parameters(shape, device, dtype)

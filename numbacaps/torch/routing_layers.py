@@ -5,7 +5,7 @@ from torch import nn
 
 from numbacaps.routing.options import Options
 from numbacaps.torch import plain_routing as plain
-from numbacaps.torch.modules import CapsuleConv2d
+from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
 
 
@@ -96,6 +96,10 @@ class RoutedCapsuleLinear(nn.Module):
         self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16), **options
     ):
         super().__init__()
+        check_count("in_capsules", in_capsules)
+        check_count("out_capsules", out_capsules)
+        in_capsule = check_capsule("in_capsule", in_capsule)
+        out_capsule = check_capsule("out_capsule", out_capsule)
         self.convolution = RoutedCapsuleConv2d(
             in_capsules, out_capsules, 1, in_capsule, out_capsule, **options
         )

@@ -42,10 +42,10 @@ def test_they_are_in_order():
 
 @pytest.mark.slow(but=QUICK)
 @pytest.mark.parametrize("lesson", LESSONS, ids=named)
-def test_read_aloud(lesson, tmp_path, capsys):
+def test_a_lesson_runs(lesson, tmp_path, capsys):
     """The shipped file runs to its end: prose, picture, and exercises that nobody has answered yet."""
     begin = time.process_time()  # this process alone: whatever else the machine does
-    names = course.read_aloud(lesson, tmp_path)
+    names = course.run_lesson(lesson, tmp_path)
     assert time.process_time() - begin < 2 * MOST_SECONDS
     said = capsys.readouterr().out
     assert f"# {lesson.title}" in said and "## Exercise" in said
@@ -64,7 +64,7 @@ def test_prose_comes_first_and_computes_its_numbers(lesson):
 
 
 @pytest.mark.slow
-def test_started_as_a_module_it_is_read_aloud(tmp_path):
+def test_started_as_a_module_it_runs_in_the_terminal(tmp_path):
     run = [sys.executable, "-m", "experiments.lessons.lesson_2_replicate"]
     root = course.FOLDER.parent.parent
     said = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True).stdout

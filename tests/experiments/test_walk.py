@@ -1,5 +1,6 @@
 """The walk: its records, its report, its pictures, and how it refuses options."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from io import BytesIO, StringIO
@@ -12,6 +13,7 @@ from experiments.measuring.refusal import Refusal
 from experiments.walk import __main__ as command
 from experiments.walk import trace as tracing
 from experiments.walk.image import cut_patches, read_image
+from experiments.walk.numbers import _beside
 from experiments.walk.pictures.canvas import shown
 from experiments.walk.records import Options
 from experiments.walk.report import Progress
@@ -52,6 +54,51 @@ def test_small_walk_passes_and_draws(tmp_path, capsys):
     assert all(path.suffix == ".png" and path.read_bytes()[:8] == PNG for path in pictures)
 
 
+def matrices(lines):
+    """Those that stand side by side in lines of a report."""
+    rows = [re.findall(r"-?\d+\.\d+(?: {1,2}-?\d+\.\d+)*", line) for line in lines]
+    return [np.array([part.split() for part in column], float) for column in zip(*rows)]
+
+
+def below(lines, title):
+    """The four lines behind one that begins so."""
+    (at,) = (i for i, line in enumerate(lines) if line.strip().startswith(title))
+    return lines[at + 1 : at + 5]
+
+
+def test_a_vote_and_its_sum_stand_there_in_numbers(capsys):
+    assert command.main([*SMALL, "--algorithm", "indexed", "--no-pictures"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    (x,) = matrices(below(lines, "an input capsule, I_flat["))
+    (w,) = matrices(below(lines, "its kernel capsule, K'["))
+    left, right, vote = matrices(below(lines, "one vote, I' @ K' = O'["))
+    (total,) = matrices(below(lines, "the sum of 4 votes, that one among them, O["))
+    assert x.shape == (4, 4) and np.abs(x).sum() > 0 and total.shape == (4, 4)
+    assert np.array_equal(left, x) and np.array_equal(right, w)
+    np.testing.assert_allclose(vote, x @ w, atol=0.005)  # of numbers with three decimals
+    trace = walk([*SMALL, "--algorithm", "indexed"])
+    (at,) = re.findall(r"among them, O\[0,0,(\d)\]", out)
+    rows = trace.operands["O"].array.reshape(2, 4, 4, 4)[0, int(at)]
+    np.testing.assert_allclose(total, rows, atol=0.001)
+
+
+def test_of_the_simulator_no_time_is_printed(capsys):
+    assert command.main([*SMALL, "--algorithm", "indexed", "--no-pictures"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"\d (s|ms|us)\b|times of|timed", out)
+
+
+def test_of_large_matrices_the_beginning_is_printed():
+    assert _beside([np.ones((1, 1)), "=", np.ones((6, 5))]) == [
+        "            1.000  1.000  1.000  1.000 ...",
+        "            1.000  1.000  1.000  1.000 ...",
+        " 1.000  =   1.000  1.000  1.000  1.000 ...",
+        "            1.000  1.000  1.000  1.000 ...",
+        "              ...",
+    ]
+
+
 @pytest.mark.parametrize(
     ("where", "kept"),
     [("walk", "nothing was written yet"), ("report", "kept: 9 pictures in ")],
@@ -80,7 +127,7 @@ def test_stage_that_writes_nothing_fails(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--algorithm", "indexed", "--out", str(tmp_path)]
     assert command.main(arguments) == 1
     out = capsys.readouterr().out
-    assert "not timed, error inf" in out
+    assert "FLOP, error inf" in out
     assert out.splitlines()[-1] == f"walk: {len(STAGES) + 1} passed, 1 failed"
 
 

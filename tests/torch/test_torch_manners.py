@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 
@@ -118,7 +119,38 @@ def test_what_layers_say_and_their_copies_say(said):
         assert list(one.state_dict()) == list(layer.state_dict())
 
 
+_SHAPE = "it takes a size for each axis, as (4, 4) for 4 rows and 4 columns"
+# A number in the place of a capsule's shape, and what is said of it.
+_NO_SHAPES = {
+    f"in_capsule is 2; {_SHAPE}; stride is given by name": [
+        lambda: nt.CapsuleConv2d(8, 16, 3, 2),  # as torch.nn.Conv2d takes a stride
+        lambda: nt.CapsuleConvTranspose2d(8, 16, 3, 2),
+        lambda: nt.RoutedCapsuleConv2d(8, 16, 3, 2),
+    ],
+    f"out_capsule is 1; {_SHAPE}; stride is given by name": [
+        lambda: nt.CapsuleConv2d(8, 16, 3, (4, 4), 1)
+    ],
+    f"in_capsule is 8; {_SHAPE}": [
+        lambda: nt.CapsuleLinear(1152, 10, 8, 16),
+        lambda: nt.RoutedCapsuleLinear(1152, 10, 8, 16),
+    ],
+    f"out_capsule is 16; {_SHAPE}": [
+        lambda: nt.CapsuleLinear(1152, 10, (1, 8), 16),
+        lambda: nt.RoutedCapsuleLinear(1152, 10, (1, 8), 16),
+    ],
+}
+
+
+@pytest.mark.parametrize("said", _NO_SHAPES)
+def test_a_number_is_no_shape_of_a_capsule(said):
+    for make in _NO_SHAPES[said]:
+        with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
+            make()
+
+
 def test_routed_layers_refuse_what_they_would_not_do():
+    with pytest.raises(ValueError, match="out_capsules is 0; it takes an int of 1 or more"):
+        nt.RoutedCapsuleLinear(1152, 0)
     with pytest.raises(ValueError, match="bias is True; routing takes none"):
         nt.RoutedCapsuleConv2d(2, 3, 1, (4, 4), (4, 4), 1, 0, 1, "ab,bc->ac", "auto", True)
     with pytest.raises(ValueError, match="precision is 'tf32'; routing takes 'auto' or 'ieee'"):
