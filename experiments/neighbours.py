@@ -15,11 +15,13 @@ import time
 from pathlib import Path
 
 from experiments.measuring import cards, command, listing, provenance, records
+from experiments.measuring.listed import Listed
 from experiments.measuring.refusal import Parser, Refusal
 
 NAME = "neighbours"
 KEYS = ("experiment", "gpus")
 VALUES = ("rows", "seconds", "rows_per_minute", "moved_p50", "moved_p95", "moved_most")
+is_current = Listed(NAME, KEYS, VALUES).is_current
 _ROW = (*records.GROUP, *records.VARIANT)
 
 

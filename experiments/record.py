@@ -29,8 +29,10 @@ from experiments import (
     fused,
     host_cost,
     memory,
+    neighbours,
     routing,
     rungs,
+    scaling,
     stages,
     sweep,
     table1,
@@ -66,6 +68,8 @@ WHOLE = {
     "routing": routing,
     "torch_layers": torch_layers,
 }
+# Those that take several GPUs; nothing here runs them.
+SEVERAL_GPUS = {"scaling": scaling, "neighbours": neighbours}
 TESTS = {
     "gpu_tests.json": "python -m tests.record_gpu",
     "gpu_drawn.json": "python -m tests.record_drawn",
@@ -101,7 +105,8 @@ def older(results):
     experiments.measuring.records.ForeignFile
         A CSV there is not one of ours.
     """
-    lines, files = [], {module.NAME: name for name, module in WHOLE.items()}
+    listed = WHOLE | SEVERAL_GPUS
+    lines, files = [], {module.NAME: name for name, module in listed.items()}
     for gpu in provenance.measured(results):
         folder = Path(results) / gpu
         paths = sorted(folder.glob("*.csv"), key=_rank_of_file)
@@ -109,7 +114,7 @@ def older(results):
             experiment = files.get(path.stem)
             if experiment is None:
                 lines += [f"{gpu}/{path.name}: {line}" for line in _older_rows(path)]
-            elif not WHOLE[experiment].is_current(folder):
+            elif not listed[experiment].is_current(folder):
                 lines.append(f"{gpu}/{path.name}; python -m experiments.{experiment}")
         for name, command_line in TESTS.items():
             path = folder / name

@@ -81,6 +81,12 @@ def test_the_most_important_comes_first(machine, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_recorded_is_read():
+    """Of every CSV here it is known what it holds, and by which command."""
+    told = record.older(provenance.RESULTS)
+    assert all(line.startswith(tuple(provenance.measured(provenance.RESULTS))) for line in told)
+
+
 def test_shards_are_the_whole(machine, tmp_path):
     keys = [[group.key for _, group in record.missing(tmp_path, part)] for part in WHOLE.split(2)]
     whole = [group.key for _, group in record.missing(tmp_path)]
