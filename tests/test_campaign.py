@@ -152,6 +152,7 @@ def test_shares_are_all_of_the_cases():
     assert timed == [(0, None), (1_000_000, None), (2_000_000, None)]
 
 
+@pytest.mark.slow
 def test_a_share_checks_its_own_cases(part, tmp_path):
     checked = part()
     assert _run(tmp_path, "--shard", "1/3") == 0 and checked == [(0, 0), (0, 1)]

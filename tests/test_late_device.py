@@ -97,6 +97,7 @@ def test_routing(routing, algorithm, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
+@pytest.mark.slow
 def test_routing_of_operands_that_are_widened(monkeypatch, rng):
     shapes = *_SMALL.values(), (2, 2, 3, 3), (3,)
     arrays = [one.astype(np.float16) for one in _drawn(rng, *shapes)]
@@ -112,6 +113,7 @@ def test_routing_of_operands_that_are_widened(monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
+@pytest.mark.slow(but=["ieee"])
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "auto"])
 def test_a_plan_that_is_dropped(precision, monkeypatch, rng):
     """With its tables, workspaces and the kernel that was packed; of that it is the last holder."""

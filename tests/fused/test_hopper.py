@@ -53,7 +53,6 @@ GATHERED = {
         "narrow in twos-True",
         "odd-False",
         "three terms-False",
-        "float16-True",
         "bfloat16-True",
     ]
 )
@@ -64,6 +63,7 @@ def test_gathered(case, forward, rng):
     _gather(g, name, terms, forward, rng)
 
 
+@pytest.mark.slow
 def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, rng):
     quick = replace(bulk_tiles.GH100, first_cycles=0)  # or no wave of so few cycles would be cut
     monkeypatch.setattr(bulk_tiles, "GH100", quick)
@@ -164,6 +164,7 @@ REDUCED = {
 }
 
 
+@pytest.mark.slow(but=["three terms"])
 @pytest.mark.parametrize("case", REDUCED)
 def test_kernel_gradient(case, rng):
     (g, name, terms), t = REDUCED[case], bulk_reduction_tiles

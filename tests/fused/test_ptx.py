@@ -287,7 +287,7 @@ def test_bulk_copies_of_parts():
     _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
 
 
-@pytest.mark.slow(but=["em-bfloat16"])
+@pytest.mark.slow(but=["caps2-bfloat16"])
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
 def test_bulk_copies_of_two_bytes(case, dtype):

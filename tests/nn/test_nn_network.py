@@ -262,6 +262,7 @@ def test_a_captured_step_of_the_published_network(precision, rng):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_packed_kernels_follow_the_weights(rng, tmp_path):
     """What an inference packed once is packed anew when weights have moved, and when they are loaded."""
     if "tf32" not in precisions(np.dtype(np.float32)):

@@ -43,6 +43,7 @@ def test_em(case, algorithm, normalise, detach, rng):
     support.check(g, given, wanted, algorithm=algorithm, **form)
 
 
+@pytest.mark.slow(but=["window-class", "all-class"])
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", ["window", "class"])
 @pytest.mark.parametrize("normalise", ["window", "all"])
@@ -99,6 +100,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     runner._kept.cache_clear()
 
 
+@pytest.mark.slow(but=["False"])
 @pytest.mark.parametrize("em", [False, True])
 def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, rng):
     """What has been added up stays where it lies, though their records need more room; later calls allocate nothing."""

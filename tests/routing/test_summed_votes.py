@@ -29,7 +29,7 @@ def _check(g, given, algorithm, tolerance=1e-4, **form):
     support.check(g, given, wanted, tolerance, **how)
 
 
-@pytest.mark.slow(but=["*-numpy-*", "dilated-*-children-False-*", "odd-*-parents-False-*"])
+@pytest.mark.slow(but=["*-numpy-*", "dilated-*-children-False-*", "dilated-*-parents-False-False"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("over", ["parents", "children"])
@@ -63,7 +63,7 @@ def test_a_window_of_one_is_a_child(algorithm, rng):
         support.close(one, other, 0 if algorithm == "fused" else 1e-5)
 
 
-@pytest.mark.slow(but=["*-float16"])
+@pytest.mark.slow(but=["stored-float16"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @_kernels
 def test_dtypes(algorithm, dtype, rng):
@@ -109,6 +109,7 @@ def test_more_parents_than_lanes(algorithm, rng):
     _check(g, support.operands_of_sums(g, rng), algorithm)
 
 
+@pytest.mark.slow(but=["stored-*", "fused-children-False"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("over", ["parents", "children"])
 @_kernels
@@ -156,6 +157,7 @@ def test_device_arrays_stay_on_the_device(dtype, algorithm, shared, rng):
     assert of_kernels.logits is None
 
 
+@pytest.mark.slow(but=["numpy", "stored"])
 @_algorithms
 def test_what_is_not_needed_is_not_computed(algorithm, rng):
     g = CASES["window"]
