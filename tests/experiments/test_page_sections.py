@@ -15,6 +15,8 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.stages import PASSES, whole
 from reference.routing import dynamic_routing, routing_votes
 
+pytestmark = pytest.mark.slow  # a browser
+
 
 def fused(trace):
     """The launch of the fused forward pass that was watched."""
