@@ -25,6 +25,9 @@ MINUTES ?= 10
 TORCH ?= torch==2.13.0
 JAX ?= jax==0.10.2
 
+# Both tiers read the same test files, and tests start processes: what Python and pytest compile is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: walk test test-all test-rest test-torch gpu drawn campaign records record clean
 
 walk: $(INSTALLED)

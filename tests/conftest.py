@@ -49,6 +49,17 @@ def pytest_configure(config):
         config.pluginmanager.register(_Noted(config.option.passed))
 
 
+def pytest_ignore_collect(collection_path, config):
+    """A file that does not name the tier has no test of it, and takes time to import.
+
+    Tests that name no tier are the simulator's, so for that tier every file is read, as is a file that was asked for.
+    """
+    tier, path = config.option.tier, collection_path
+    asked = any(path.name in argument for argument in config.args)
+    if tier != "simulator" and path.name.startswith("test_") and not asked:
+        return True if f'"{tier}"' not in path.read_text() else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     tier = config.option.tier

@@ -147,11 +147,12 @@ def test_runs_of_two_bytes(which, kind):
         )
 
 
-@pytest.mark.slow(but=["last-bfloat16-1-cc1"])
+@pytest.mark.slow(but=["last-bfloat16-1-cc1-paired"])
+@pytest.mark.parametrize("paired", [False, True], ids=["single", "paired"])
 @pytest.mark.parametrize("cc", _CCS)
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("which", _TILES)
-def test_the_kernel_s_gradient(which, kind, cc, of_capability):
+def test_the_kernel_s_gradient(which, kind, cc, paired, of_capability):
     of_capability(cc)
     dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
     one = split_k_tile.TILES[terms][_TILES[which]]
@@ -160,9 +161,8 @@ def test_the_kernel_s_gradient(which, kind, cc, of_capability):
         if split_k_tile.fits(
             one, (a_run // dtype.itemsize, c_run // dtype.itemsize), dtype.itemsize
         ):
-            for paired in (False, True):
-                text = warp_split_k_ptx(dtype, terms, a_run, c_run, paired, one, cc)
-                _check(text, dtype, cc, (a_run, c_run))
+            text = warp_split_k_ptx(dtype, terms, a_run, c_run, paired, one, cc)
+            _check(text, dtype, cc, (a_run, c_run))
             assert cc == (9, 0) or not _spills(text, cc)
 
 

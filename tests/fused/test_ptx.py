@@ -109,7 +109,11 @@ def _check_early(text):
     assert not re.search(r"(ld|st)\.global|cp\.async", early)
 
 
-@pytest.mark.slow(but=["*-cc2", "*-float32-cc0"])
+# Every kernel is compiled once; of what a GPU without griddepcontrol gets, and of float64, a few cases stand for all.
+_QUICK = ["*-float32-cc2", "direct-*-cc0", "output_reduce-*-cc0", "register_tiles-float64-cc2"]
+
+
+@pytest.mark.slow(but=_QUICK)
 @pytest.mark.parametrize("cc", _CCS)
 @pytest.mark.parametrize("dtype", _TYPES)
 @pytest.mark.parametrize("name", _NAMES)
@@ -119,7 +123,7 @@ def test_kernel(name, dtype, cc):
     assert cc >= (9, 0) or "griddepcontrol" not in text, "an instruction that this GPU lacks"
 
 
-@pytest.mark.slow(but=["*-primes"])
+@pytest.mark.slow(but=["capsule_im2col-primes", "register_tiles-primes", "indexed forward-scalar"])
 @pytest.mark.parametrize("case", ["primes", "scalar"])
 @pytest.mark.parametrize("name", _NAMES)
 def test_kernel_at_odd_sizes(name, case):
@@ -134,7 +138,7 @@ def test_gather(dtype, axes):
     _check(text, "gather", dtype)
 
 
-@pytest.mark.slow(but=["*-size0", "*-size3"])
+@pytest.mark.slow(but=["float32-size0", "float64-size3"])
 @pytest.mark.parametrize("size", [(4, 4, 4), (16, 8, 4), (1, 3, 2), (31, 29, 31), (64, 33, 40)])
 @pytest.mark.parametrize("dtype", _TYPES)
 def test_matmul_is_tiled_in_shared_memory_and_registers(dtype, size):
@@ -198,40 +202,45 @@ _PRODUCTS = {
 }
 
 
-@pytest.mark.slow(but=["em"])
+_TILES = {"first": 0, "last": -1}  # of those that the table has for a product
+
+
+@pytest.mark.slow(but=["em-first"])
+@pytest.mark.parametrize("which", _TILES)
 @pytest.mark.parametrize("case", _PRODUCTS)
-def test_warpgroup_products(case):
+def test_warpgroup_products(case, which):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
     tiles = warpgroup_tiles.tiles(product, dtype)
     legal = [tile for tile in tiles if not warpgroup_tiles.why_not(tile, product, dtype)]
-    for tile in {legal[0], legal[-1]}:
-        pack, kernel = warpgroup_kernels(product, tile, dtype)
-        text = _ptx(kernel, "float32", (9, 0))
-        _check(text, "wgmma", "float32")
-        copies = {4: "ca", 8: "ca", 16: "cg"}[warpgroup_tiles.run_bytes(product.D, 4)]
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
-        assert f"cp.async.{copies}.shared.global" in text and "fence.proxy.async" in text
-        text = _ptx(pack, "float32", (9, 0))
-        _check(text, "pack", "float32")
-        assert "cvt.rna.tf32.f32" in text
+    tile = legal[_TILES[which]]
+    pack, kernel = warpgroup_kernels(product, tile, dtype)
+    text = _ptx(kernel, "float32", (9, 0))
+    _check(text, "wgmma", "float32")
+    copies = {4: "ca", 8: "ca", 16: "cg"}[warpgroup_tiles.run_bytes(product.D, 4)]
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+    assert f"cp.async.{copies}.shared.global" in text and "fence.proxy.async" in text
+    text = _ptx(pack, "float32", (9, 0))
+    _check(text, "pack", "float32")
+    assert "cvt.rna.tf32.f32" in text
 
 
-@pytest.mark.slow(but=["caps2-3"])
+@pytest.mark.slow(but=["caps2-3-last"])
+@pytest.mark.parametrize("which", _TILES)
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
-def test_bulk_copies(case, terms):
+def test_bulk_copies(case, terms, which):
     product = _PRODUCTS[case]
     legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, 1, terms)]
-    for tile in {legal[0], legal[-1]}:
-        text = _ptx(bulk_kernel(product, tile, terms), "float32", (9, 0))
-        _check(text, "bulk_wgmma", "float32")
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
-        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
-        _check_maps(text, 1)
-        assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
-        if bulk_tiles.ahead(tile, terms):
-            # Of a register that was loaded and only handed on, the assembler thinks that it is free.
-            assert multiplied(text) and not multiplied(text) & loaded(text)
+    tile = legal[_TILES[which]]
+    text = _ptx(bulk_kernel(product, tile, terms), "float32", (9, 0))
+    _check(text, "bulk_wgmma", "float32")
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+    assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+    _check_maps(text, 1)
+    assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+    if bulk_tiles.ahead(tile, terms):
+        # Of a register that was loaded and only handed on, the assembler thinks that it is free.
+        assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 _SMALL = {
@@ -241,24 +250,24 @@ _SMALL = {
 }
 
 
-@pytest.mark.slow(but=["odd"])
+@pytest.mark.slow(but=["odd-chosen"])
+@pytest.mark.parametrize("which", [*_TILES, "chosen"])
 @pytest.mark.parametrize("case", _SMALL)
-def test_kernel_in_registers(case):
+def test_kernel_in_registers(case, which):
     product, t = implicit_gemm.forward(_SMALL[case]), swapped_tiles
     legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, t.Slots.of(product))]
-    chosen = t.choose_tile(product, 128, 1, 132)[0]
-    for tile in {legal[0], legal[-1], chosen}:
-        text = _ptx(swapped_kernel(product, tile), "float32", (9, 0))
-        _check(text, "swapped_wgmma", "float32")
-        rows = t.product_rows(tile, product, t.Slots.of(product))
-        count = t.fragments(tile, product) // 4
-        multiplications = re.findall(r"wgmma\.mma_async\S*m64n(\d+)k8.f32.tf32.tf32", text)
-        assert multiplications == [str(rows)] * count
-        assert bool(re.search(r"ld\.global\.v2\.[ubf]32", text)) == (case != "odd")
-        assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
-        _check_maps(text, 1)
-        _check_early(text)
-        assert multiplied(text) and not multiplied(text) & loaded(text)
+    tile = legal[_TILES[which]] if which in _TILES else t.choose_tile(product, 128, 1, 132)[0]
+    text = _ptx(swapped_kernel(product, tile), "float32", (9, 0))
+    _check(text, "swapped_wgmma", "float32")
+    rows = t.product_rows(tile, product, t.Slots.of(product))
+    count = t.fragments(tile, product) // 4
+    multiplications = re.findall(r"wgmma\.mma_async\S*m64n(\d+)k8.f32.tf32.tf32", text)
+    assert multiplications == [str(rows)] * count
+    assert bool(re.search(r"ld\.global\.v2\.[ubf]32", text)) == (case != "odd")
+    assert "cp.async.bulk.tensor.5d" in text and "mbarrier.try_wait.parity" in text
+    _check_maps(text, 1)
+    _check_early(text)
+    assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 _SMALL_FLAT = implicit_gemm.forward(Geometry(128, 1, 4, 8, 8, 3, 3, 1, 4, 8, 16))
@@ -287,10 +296,11 @@ def test_bulk_copies_of_parts():
     _check(_ptx(bulk_kernel(product, part, 1, whole=whole), "float32", (9, 0)), "bulk", "float32")
 
 
-@pytest.mark.slow(but=["caps2-bfloat16"])
+@pytest.mark.slow(but=["caps2-bfloat16-last"])
+@pytest.mark.parametrize("which", _TILES)
 @pytest.mark.parametrize("dtype", _TWO_BYTES)
 @pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
-def test_bulk_copies_of_two_bytes(case, dtype):
+def test_bulk_copies_of_two_bytes(case, dtype, which):
     product, half, (kind, word) = _PRODUCTS[case], dtype_of(dtype), _TWO_BYTES[dtype]
     counted = bulk_tiles.counted(product, half)
     legal = [t for t in bulk_tiles.tiles(counted) if not bulk_tiles.why_not(t, counted, 1, 1)]
@@ -302,16 +312,16 @@ def test_bulk_copies_of_two_bytes(case, dtype):
     _check(text, "pack", "float32")
     _check_early(text)
     assert "cvt.rna" not in text and "ld.global" in text
-    for tile in {legal[0], legal[-1]}:
-        kernel = bulk_kernel(product, tile, 1, dtype=half).kernel
-        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
-        _check(text, "bulk_wgmma", "float32")
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
-        in_fours = case == "caps2" and tile.PW % 4 == 0  # results of four pixels are stored at once
-        assert (f"cvt.rn.{word}x2.f32" in text) == in_fours
-        assert (f"cvt.rn.{word}.f32" in text) != in_fours
-        assert not re.search(r"(add|mul|fma)\S*f16", text)
-        assert multiplied(text) and not multiplied(text) & loaded(text)
+    tile = legal[_TILES[which]]
+    kernel = bulk_kernel(product, tile, 1, dtype=half).kernel
+    text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+    _check(text, "bulk_wgmma", "float32")
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
+    in_fours = case == "caps2" and tile.PW % 4 == 0  # results of four pixels are stored at once
+    assert (f"cvt.rn.{word}x2.f32" in text) == in_fours
+    assert (f"cvt.rn.{word}.f32" in text) != in_fours
+    assert not re.search(r"(add|mul|fma)\S*f16", text)
+    assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
 @pytest.mark.slow(but=["em-bfloat16"])
@@ -328,6 +338,7 @@ def test_bulk_copies_of_the_kernel_gradient_of_two_bytes(case, dtype):
     assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
 
+@pytest.mark.slow(but=["em-float32", "caps2-bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", *_TWO_BYTES])
 @pytest.mark.parametrize("case", ["em", "caps2"])
 def test_sums_of_tiles(case, dtype):
@@ -353,19 +364,20 @@ def _check_maps(text, count):
     assert all((0x210 + 8 * index) % 64 == 0 for index in found)
 
 
-@pytest.mark.slow(but=["em-3"])
+@pytest.mark.slow(but=["em-3-chosen"])
+@pytest.mark.parametrize("which", ["last", "chosen"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "caps2", "caps8"])
-def test_bulk_copies_of_the_kernel_gradient(case, terms):
+def test_bulk_copies_of_the_kernel_gradient(case, terms, which):
     product, t = _PRODUCTS[case], bulk_reduction_tiles
     legal = [tile for tile in t.tiles(product) if not t.why_not(tile, product, 1, terms)]
-    for tile in {legal[-1], t.choose_tile(product, 128, 1, terms)[0]}:
-        text = _ptx(bulk_gradient_kernel(product, tile, 128, terms), "float32", (9, 0))
-        _check(text, "bulk_reduction", "float32")
-        assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
-        assert text.count("cp.async.bulk.tensor.5d") >= 2 and "mbarrier.try_wait.parity" in text
-        _check_maps(text, 2)
-        assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
+    tile = legal[-1] if which == "last" else t.choose_tile(product, 128, 1, terms)[0]
+    text = _ptx(bulk_gradient_kernel(product, tile, 128, terms), "float32", (9, 0))
+    _check(text, "bulk_reduction", "float32")
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k8.f32.tf32.tf32" in text
+    assert text.count("cp.async.bulk.tensor.5d") >= 2 and "mbarrier.try_wait.parity" in text
+    _check_maps(text, 2)
+    assert f"setmaxnreg.inc.sync.aligned.u32 {tile.registers};" in text
 
 
 # Layers 2 and 5 of the published network, and the group that each squashes.
@@ -459,22 +471,23 @@ def test_gradients_behind_bulk_copies(case, terms):
     assert "ld.global.v2.f32" in text
 
 
-@pytest.mark.slow(but=["em-3"])
+@pytest.mark.slow(but=["em-3-last"])
+@pytest.mark.parametrize("which", _TILES)
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
-def test_products_of_warps(case, terms):
+def test_products_of_warps(case, terms, which):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
     depths = product.D, product.pixels.other[3]
     runs = tuple(warpgroup_tiles.run_bytes(D, 4) for D in depths)
-    for tile in {mma_tiles.TILES[terms][0], mma_tiles.TILES[terms][-1]}:
-        text = _ptx(mma_kernel(product, runs, tile, terms, dtype), "float32", (9, 0))
-        _check(text, "mma_reduction", "float32")
-        mmas = text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
-        assert mmas % (terms * tile.WM // 16 * tile.WN // 8) == 0 and mmas
-        assert "ld.shared.v4.f32" in text and ".extern .shared .align 16 " in text
-        for run in runs:
-            how = {4: "ca", 8: "ca", 16: "cg"}[run]
-            assert re.search(rf"cp\.async\.{how}\.shared\.global .*, {run}, ", text)
+    tile = mma_tiles.TILES[terms][_TILES[which]]
+    text = _ptx(mma_kernel(product, runs, tile, terms, dtype), "float32", (9, 0))
+    _check(text, "mma_reduction", "float32")
+    mmas = text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
+    assert mmas % (terms * tile.WM // 16 * tile.WN // 8) == 0 and mmas
+    assert "ld.shared.v4.f32" in text and ".extern .shared .align 16 " in text
+    for run in runs:
+        how = {4: "ca", 8: "ca", 16: "cg"}[run]
+        assert re.search(rf"cp\.async\.{how}\.shared\.global .*, {run}, ", text)
 
 
 @pytest.mark.parametrize(("capsules", "bits"), [(64, 32), (8192, 64)])
