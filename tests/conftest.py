@@ -5,7 +5,6 @@ A tier is chosen before numbacaps is imported, because the target is. Tests name
 """
 
 import os
-import re
 import sys
 from collections import defaultdict
 from fnmatch import fnmatch
@@ -125,9 +124,8 @@ class _Noted:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
-            name = re.sub(r"@[^]@:/]+$", "", report.nodeid)  # of the process that xdist gave it to
             with open(self._path, "a") as file:
-                file.write(name + "\n")
+                file.write(report.nodeid + "\n")
         if report.failed:
             print(f"{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 

@@ -26,7 +26,7 @@ _SIDE_BY_SIDE = [
     "-n",
     str(max(2, os.cpu_count() - 2)),
     "--dist",
-    "loadgroup",
+    "worksteal",
 ]
 _SANITIZED = ["-m", "sanitize", "-q"]
 _NONE_LEFT = 5  # pytest's exit status where every test was left out

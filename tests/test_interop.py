@@ -1,9 +1,13 @@
 """On a real GPU: other libraries' arrays and streams, huge arrays, arrays on another device."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import reference
+from experiments.measuring import device_memory, lock
 from numbacaps import (
     capsule_conv2d,
     capsule_conv2d_backward,
@@ -16,7 +20,14 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
 
 pytestmark = pytest.mark.tiers("gpu")
-_HUGE = pytest.mark.xdist_group("huge")  # one after another: together they exceed the GPU's memory
+
+
+@pytest.fixture
+def huge():
+    """One after another, whichever process runs them: together they exceed the GPU's memory."""
+    with lock.held(Path(tempfile.gettempdir()) / "numbacaps_huge", seconds=3600):
+        yield
+        device_memory.release()
 
 
 def _problem(rng, batch=16):
@@ -185,7 +196,7 @@ def test_arrays_on_another_device(rng, monkeypatch):
         capsule_conv2d(x, w, stride=2)
 
 
-@_HUGE
+@pytest.mark.usefixtures("huge")
 def test_offsets_beyond_2_to_the_31(rng):
     """Votes and extended arrays of more than 2**31 elements: the last image comes out right."""
     N, C, P, H = 330, 8, 32, 16
@@ -203,7 +214,7 @@ def test_offsets_beyond_2_to_the_31(rng):
     reference.assert_close(y[N - 1].copy_to_host(), want[0, ..., 0, :, :], 288)
 
 
-@_HUGE
+@pytest.mark.usefixtures("huge")
 def test_an_input_beyond_2_to_the_31(rng):
     N = 2**31 // (64 * 32 * 32 * 16) + 2
     one = rng.standard_normal((1, 64, 32, 32, 4, 4)).astype(np.float32)
@@ -225,7 +236,7 @@ def test_an_input_beyond_2_to_the_31(rng):
     reference.assert_close(dx[N - 1 : N].copy_to_host(), want[:, :, :, :, 0], 64)
 
 
-@_HUGE
+@pytest.mark.usefixtures("huge")
 def test_default_workspace_is_half_of_the_free_memory(rng, monkeypatch):
     """A convolution whose intermediates exceed the GPU's memory runs all the same."""
     an_image = 32 * 900 * 144 * 2 * 16 * 4  # bytes of its two replicated operands

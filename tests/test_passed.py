@@ -10,8 +10,7 @@ _TWO = """
 import pytest
 
 
-@pytest.mark.xdist_group("apart")
-def test_of_a_group():
+def test_plain():
     pass
 
 
@@ -33,7 +32,7 @@ def test_nothing_is_left_behind_a_pass(tmp_path):
         "-n",
         "2",
         "--dist",
-        "loadgroup",
+        "worksteal",
     ]
     words += [f"--rootdir={tmp_path}", "--passed", "passed", "test_two.py"]
     command = [sys.executable, "-m", "pytest", *words]
@@ -45,4 +44,4 @@ def test_nothing_is_left_behind_a_pass(tmp_path):
         )
         assert done.returncode == status, done.stdout + done.stderr
     noted = (tmp_path / "passed").read_text().split()
-    assert sorted(noted) == ["test_two.py::test_alone[a@b]", "test_two.py::test_of_a_group"]
+    assert sorted(noted) == ["test_two.py::test_alone[a@b]", "test_two.py::test_plain"]

@@ -16,7 +16,6 @@ from jax.test_util import check_grads
 
 from numbacaps.jax import capsule_conv2d, foreign
 
-pytestmark = pytest.mark.xdist_group("jax")
 CASES = {  # shapes of x and w, and how
     "matrix": ((2, 3, 5, 6, 2, 3), (4, 3, 3, 2, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
     "dilated": ((1, 2, 7, 7, 1, 4), (3, 2, 2, 3, 4, 1), {"dilation": 2, "padding": 2}),
