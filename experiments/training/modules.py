@@ -63,8 +63,8 @@ class CapsuleLayer(nn.Sequential):
                 g.C,
                 g.P,
                 (g.KH, g.KW),
-                tuple(in_capsule),
-                tuple(out_capsule),
+                in_capsule=tuple(in_capsule),
+                out_capsule=tuple(out_capsule),
                 stride=g.stride,
                 padding=g.padding,
                 dilation=g.dilation,
@@ -123,9 +123,16 @@ class SabourNet(nn.Module):
         grid = primary_grid(side, window)
         self.conv1 = nn.Conv2d(1, filters, window)
         self.primary = nt.CapsuleConv2d(
-            filters, capsules, window, (1, 1), (1, PRIMARY), stride=2, bias=True
+            filters,
+            capsules,
+            window,
+            in_capsule=(1, 1),
+            out_capsule=(1, PRIMARY),
+            stride=2,
+            bias=True,
         )
-        self.votes = nt.CapsuleConv2d(capsules, classes, grid, (1, PRIMARY), (1, CLASS))
+        shapes = {"in_capsule": (1, PRIMARY), "out_capsule": (1, CLASS)}
+        self.votes = nt.CapsuleConv2d(capsules, classes, grid, **shapes)
         self.squash = nt.Squash((-2, -1))
 
     def forward(self, x):

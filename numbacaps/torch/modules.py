@@ -20,12 +20,11 @@ class _CapsuleLayer(nn.Module):
     """
 
     keep_packed = False
-    _meant = ""  # what a number in the place of a capsule's shape was meant for
 
     def __init__(self, in_capsule, out_capsule, product, precision):
         super().__init__()
-        self.in_capsule = check_capsule("in_capsule", in_capsule, self._meant)
-        self.out_capsule = check_capsule("out_capsule", out_capsule, self._meant)
+        self.in_capsule = check_capsule("in_capsule", in_capsule)
+        self.out_capsule = check_capsule("out_capsule", out_capsule)
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}")
         self.product, self.precision = product, precision
@@ -85,11 +84,11 @@ class _CapsuleLayer(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def check_capsule(name, shape, meant=""):
+def check_capsule(name, shape):
     """A capsule's shape as a tuple; TypeError or ValueError where it is none."""
     if not isinstance(shape, (tuple, list)):
         raise TypeError(
-            f"{name} is {shape!r}; it takes a size for each axis, as (4, 4) for 4 rows and 4 columns{meant}"
+            f"{name} is {shape!r}; it takes a size for each axis, as (4, 4) for 4 rows and 4 columns"
         )
     if any(not isinstance(size, int) or size < 1 for size in shape):
         raise ValueError(f"{name} is {shape!r}; it takes ints of 1 or more")
@@ -105,13 +104,12 @@ def check_count(name, count):
 class _CapsuleConv(_CapsuleLayer):
     """What the convolution and its transpose have in common: a window."""
 
-    _meant = "; stride is given by name"  # torch.nn.Conv2d takes it in this place
-
     def __init__(
         self,
         in_channels,
         out_channels,
         kernel_size,
+        *unnamed,
         in_capsule=(4, 4),
         out_capsule=(4, 4),
         stride=1,
@@ -123,6 +121,11 @@ class _CapsuleConv(_CapsuleLayer):
         device=None,
         dtype=None,
     ):
+        if unnamed:  # torch.nn.Conv2d takes a stride in the place of in_capsule
+            raise TypeError(
+                f"{unnamed[0]!r} follows kernel_size without a name; {type(self).__name__} takes in_capsule, stride "
+                "and all other options by name, as in_capsule=(4, 4), stride=2"
+            )
         super().__init__(in_capsule, out_capsule, product, precision)
         check_count("in_channels", in_channels)
         check_count("out_channels", out_channels)
@@ -169,6 +172,7 @@ class CapsuleConv2d(_CapsuleConv):
     in_channels, out_channels : int
         Capsules at a position.
     kernel_size : int or pair of int
+        What follows is given by name.
     in_capsule, out_capsule : tuple of int
         Shapes of the capsules; (4, 4) are the poses of Hinton et al. 2018.
     stride, padding, dilation : int or pair of int

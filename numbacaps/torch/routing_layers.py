@@ -101,7 +101,7 @@ class RoutedCapsuleLinear(nn.Module):
         in_capsule = check_capsule("in_capsule", in_capsule)
         out_capsule = check_capsule("out_capsule", out_capsule)
         self.convolution = RoutedCapsuleConv2d(
-            in_capsules, out_capsules, 1, in_capsule, out_capsule, **options
+            in_capsules, out_capsules, 1, in_capsule=in_capsule, out_capsule=out_capsule, **options
         )
 
     def forward(self, x, activations=None):

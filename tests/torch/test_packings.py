@@ -165,8 +165,12 @@ def cuda_side(monkeypatch):
 
 
 _LAYERS = {
-    "conv": lambda: nt.CapsuleConv2d(2, 3, 2, (2, 2), (2, 2), precision="tf32"),
-    "transposed": lambda: nt.CapsuleConvTranspose2d(2, 3, 2, (2, 2), (2, 2), precision="tf32"),
+    "conv": lambda: nt.CapsuleConv2d(
+        2, 3, 2, in_capsule=(2, 2), out_capsule=(2, 2), precision="tf32"
+    ),
+    "transposed": lambda: nt.CapsuleConvTranspose2d(
+        2, 3, 2, in_capsule=(2, 2), out_capsule=(2, 2), precision="tf32"
+    ),
     "linear": lambda: nt.CapsuleLinear((2, 2, 2), 3, (2, 2), (2, 2), precision="tf32"),
 }
 _layers = pytest.mark.parametrize("kind", _LAYERS)

@@ -81,9 +81,9 @@ def test_operators_keep_their_contracts(operator):
 
 def _network():
     return torch.nn.Sequential(
-        nt.CapsuleConv2d(2, 3, 3, (2, 3), (2, 4), bias=True),
+        nt.CapsuleConv2d(2, 3, 3, in_capsule=(2, 3), out_capsule=(2, 4), bias=True),
         nt.Squash((-2, -1)),
-        nt.CapsuleConv2d(3, 2, 2, (2, 4), (2, 2)),
+        nt.CapsuleConv2d(3, 2, 2, in_capsule=(2, 4), out_capsule=(2, 2)),
     )
 
 
@@ -113,9 +113,11 @@ def test_autocast(dtype):
 
 
 def test_transpose_is_the_input_gradient():
-    convolution = nt.CapsuleConv2d(2, 3, 3, (2, 3), (2, 4), stride=2, padding=1)
+    convolution = nt.CapsuleConv2d(
+        2, 3, 3, in_capsule=(2, 3), out_capsule=(2, 4), stride=2, padding=1
+    )
     transposed = nt.CapsuleConvTranspose2d(
-        3, 2, 3, (2, 4), (2, 3), stride=2, padding=1, output_padding=1
+        3, 2, 3, in_capsule=(2, 4), out_capsule=(2, 3), stride=2, padding=1, output_padding=1
     )
     transposed.weight = convolution.weight
     x = torch.randn(2, 2, 6, 6, 2, 3, requires_grad=True)
@@ -127,8 +129,8 @@ def test_transpose_is_the_input_gradient():
 
 def test_modules_are_modules():
     first, second = (
-        nt.CapsuleConv2d(2, 3, 3, (4, 2), (4, 5)),
-        nt.CapsuleConv2d(2, 3, 3, (4, 2), (4, 5)),
+        nt.CapsuleConv2d(2, 3, 3, in_capsule=(4, 2), out_capsule=(4, 5)),
+        nt.CapsuleConv2d(2, 3, 3, in_capsule=(4, 2), out_capsule=(4, 5)),
     )
     assert first.weight.shape == (3, 2, 3, 3, 2, 5) and first.bias is None
     second.load_state_dict(first.state_dict())
@@ -143,7 +145,7 @@ def test_modules_are_modules():
         "CapsuleConv2d(2, 3, kernel_size=(3, 3), in_capsule=(4, 4), out_capsule=(4, 4), "
         "stride=(2, 2), bias=True)"
     )
-    many = nt.CapsuleConv2d(64, 64, 3, (8, 8), (8, 8))
+    many = nt.CapsuleConv2d(64, 64, 3, in_capsule=(8, 8), out_capsule=(8, 8))
     assert many.weight.std().item() == pytest.approx((2 / (64 * 9 * 8)) ** 0.5, rel=0.02)
 
 
@@ -169,7 +171,7 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(TypeError, match=r"stride is 1\.5; it takes an int or a pair of ints"):
         nt.capsule_conv2d(x, w, 1.5)
     with pytest.raises(ValueError, match="out_capsule has size 3 along axis 'a'"):
-        nt.CapsuleConv2d(1, 1, 1, (2, 2), (3, 2))
+        nt.CapsuleConv2d(1, 1, 1, in_capsule=(2, 2), out_capsule=(3, 2))
     with pytest.raises(
         ValueError, match="output_padding is 1 rows; it takes less than the stride, 1"
     ):

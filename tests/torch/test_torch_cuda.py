@@ -174,7 +174,7 @@ def test_a_compiled_network_is_one_graph_for_all_batch_sizes():
 
     torch._dynamo.reset()
     network = torch.nn.Sequential(
-        nt.CapsuleConv2d(2, 3, 3, (2, 3), (2, 4), bias=True),
+        nt.CapsuleConv2d(2, 3, 3, in_capsule=(2, 3), out_capsule=(2, 4), bias=True),
         nt.Squash((-2, -1)),
         nt.CapsuleLinear((3, 4, 4), 5, (2, 4), (2, 2)),
     ).cuda()

@@ -13,8 +13,8 @@ class _Network(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nt.CapsuleConv2d(2, 3, 3, (2, 3), (2, 4), bias=True)
-        self.second = nt.CapsuleConv2d(3, 2, 2, (2, 4), (2, 2), stride=2)
+        self.first = nt.CapsuleConv2d(2, 3, 3, in_capsule=(2, 3), out_capsule=(2, 4), bias=True)
+        self.second = nt.CapsuleConv2d(3, 2, 2, in_capsule=(2, 4), out_capsule=(2, 2), stride=2)
         self.classes = nt.CapsuleLinear((2, 2, 2), 5, (2, 2), (2, 3), bias=True)
         self.squash = nt.Squash((-2, -1))
 

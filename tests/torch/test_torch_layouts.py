@@ -37,7 +37,14 @@ def test_poses():
     assert activations[1, 2, 3, 4] == x[1, 3, 4, 3 * 16 + 2]
     assert torch.equal(layouts.to_poses(poses, activations), x)
     poses, _ = layouts.from_poses(torch.randn(1, 2, 2, 2 * 7), 2, (2, 3))
-    assert nt.CapsuleConv2d(2, 1, 2, (2, 3), (2, 4))(poses).shape == (1, 1, 1, 1, 2, 4)
+    assert nt.CapsuleConv2d(2, 1, 2, in_capsule=(2, 3), out_capsule=(2, 4))(poses).shape == (
+        1,
+        1,
+        1,
+        1,
+        2,
+        4,
+    )
 
 
 def test_atoms():

@@ -122,14 +122,8 @@ def test_what_layers_say_and_their_copies_say(said):
 _SHAPE = "it takes a size for each axis, as (4, 4) for 4 rows and 4 columns"
 # A number in the place of a capsule's shape, and what is said of it.
 _NO_SHAPES = {
-    f"in_capsule is 2; {_SHAPE}; stride is given by name": [
-        lambda: nt.CapsuleConv2d(8, 16, 3, 2),  # as torch.nn.Conv2d takes a stride
-        lambda: nt.CapsuleConvTranspose2d(8, 16, 3, 2),
-        lambda: nt.RoutedCapsuleConv2d(8, 16, 3, 2),
-    ],
-    f"out_capsule is 1; {_SHAPE}; stride is given by name": [
-        lambda: nt.CapsuleConv2d(8, 16, 3, (4, 4), 1)
-    ],
+    f"in_capsule is 2; {_SHAPE}": [lambda: nt.CapsuleConv2d(8, 16, 3, in_capsule=2)],
+    f"out_capsule is 1; {_SHAPE}": [lambda: nt.RoutedCapsuleConv2d(8, 16, 3, out_capsule=1)],
     f"in_capsule is 8; {_SHAPE}": [
         lambda: nt.CapsuleLinear(1152, 10, 8, 16),
         lambda: nt.RoutedCapsuleLinear(1152, 10, 8, 16),
@@ -148,10 +142,24 @@ def test_a_number_is_no_shape_of_a_capsule(said):
             make()
 
 
+@pytest.mark.parametrize(
+    "layer", [nt.CapsuleConv2d, nt.CapsuleConvTranspose2d, nt.RoutedCapsuleConv2d]
+)
+@pytest.mark.parametrize("stride", [2, (2, 2)])
+def test_a_stride_is_not_taken_for_the_shape_of_a_capsule(layer, stride):
+    """torch.nn.Conv2d takes it behind kernel_size."""
+    said = (
+        f"{stride} follows kernel_size without a name; {layer.__name__} takes in_capsule, stride and all other "
+        "options by name, as in_capsule=(4, 4), stride=2"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
+        layer(8, 16, 3, stride)
+
+
 def test_routed_layers_refuse_what_they_would_not_do():
     with pytest.raises(ValueError, match="out_capsules is 0; it takes an int of 1 or more"):
         nt.RoutedCapsuleLinear(1152, 0)
     with pytest.raises(ValueError, match="bias is True; routing takes none"):
-        nt.RoutedCapsuleConv2d(2, 3, 1, (4, 4), (4, 4), 1, 0, 1, "ab,bc->ac", "auto", True)
+        nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
     with pytest.raises(ValueError, match="precision is 'tf32'; routing takes 'auto' or 'ieee'"):
         nt.RoutedCapsuleConv2d(2, 3, 1, precision="tf32")

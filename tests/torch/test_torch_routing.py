@@ -287,7 +287,7 @@ def test_a_layer_of_summed_votes(learn_logits):
     """Of SegCaps' kind; the same from votes that were made before."""
     routing = {"routing": "dynamic", "votes": "sum"}
     how = {"padding": 2, "routing": routing, "learn_logits": learn_logits}
-    layer = nt.RoutedCapsuleConv2d(3, 2, 5, (1, 4), (1, 6), **how)
+    layer = nt.RoutedCapsuleConv2d(3, 2, 5, in_capsule=(1, 4), out_capsule=(1, 6), **how)
     x = torch.randn(2, 3, 7, 6, 1, 4)
     y = layer(x)
     assert y.shape == (2, 2, 7, 6, 1, 6) and "votes='sum'" in repr(layer)

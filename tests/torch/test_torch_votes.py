@@ -197,7 +197,7 @@ def test_a_linear_layer_has_a_weight_per_child():
     want = torch.einsum("niab,pibc->npiac", x.flatten(1, 3), layer.weight)
     torch.testing.assert_close(votes, want)
     torch.testing.assert_close(layer(x), votes.sum(2) + layer.bias)
-    convolution = nt.CapsuleConv2d(3, 4, 2, (1, 5), (1, 6))
+    convolution = nt.CapsuleConv2d(3, 4, 2, in_capsule=(1, 5), out_capsule=(1, 6))
     with torch.no_grad():
         convolution.weight.copy_(layer.weight.unflatten(1, (3, 2, 2)))
     torch.testing.assert_close(convolution(x).flatten(1, 3) + layer.bias, layer(x))
@@ -209,15 +209,19 @@ def test_a_linear_layer_has_a_weight_per_child():
 
 
 def test_votes_of_a_convolution_sum_to_it():
-    layer = nt.CapsuleConv2d(2, 3, (2, 3), (2, 3), (2, 4), stride=(1, 2), padding=1)
+    layer = nt.CapsuleConv2d(
+        2, 3, (2, 3), in_capsule=(2, 3), out_capsule=(2, 4), stride=(1, 2), padding=1
+    )
     x = torch.randn(2, 2, 4, 5, 2, 3)
     torch.testing.assert_close(layer.votes(x).sum((4, 5, 6)), layer(x))
     torch.testing.assert_close(layer.votes(x, sum_window=True).sum(4), layer(x))
 
 
 _LAYERS = {
-    "conv": lambda **how: nt.CapsuleConv2d(2, 3, 2, (2, 3), (2, 4), **how),
-    "transposed": lambda **how: nt.CapsuleConvTranspose2d(2, 3, 2, (2, 4), (2, 3), **how),
+    "conv": lambda **how: nt.CapsuleConv2d(2, 3, 2, in_capsule=(2, 3), out_capsule=(2, 4), **how),
+    "transposed": lambda **how: nt.CapsuleConvTranspose2d(
+        2, 3, 2, in_capsule=(2, 4), out_capsule=(2, 3), **how
+    ),
     "linear": lambda **how: nt.CapsuleLinear((2, 3, 3), 3, (2, 3), (2, 4), **how),
 }
 _INPUTS = {"conv": (2, 3), "transposed": (2, 4), "linear": (2, 3)}
