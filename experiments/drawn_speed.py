@@ -12,6 +12,7 @@ seed, which is in the cell ``workload``.
 
 import argparse
 import random
+import re
 import sys
 from collections import Counter
 from functools import partial
@@ -204,9 +205,8 @@ def _explained(row):
         said = quick.explain(drawn(seed, number), SimpleNamespace(**row))
     except Exception as failure:  # the row stands, whatever the package cannot explain here
         return [f"  not explained: {measure.note_of(failure)}"]
-    lines = said.splitlines()
-    own = [line for line in lines if line.startswith(f"{row['pass']}:")]
-    return [f"  {line}" for line in own or lines]
+    found = re.findall(rf"^{row['pass']}:.*(?:\n .*)*", said, re.MULTILINE)
+    return [f"  {line}" for one in found or [said] for line in one.splitlines()]
 
 
 def _launch(parser, options, arguments):

@@ -143,7 +143,7 @@ def explain(
     Returns
     -------
     str
-        A line for each kernel, and how long making them ready took.
+        For each kernel: what runs, how, why, and what forces it; then how long making them ready took.
     """
     return plan(x_shape, w_shape, dtype, **options).explain()
 

@@ -5,6 +5,7 @@ import pytest
 
 import numbacaps
 import reference
+from numbacaps.algorithms.passes import told
 from numbacaps.device.target import SIMULATED, cuda
 from tests.support.cases import ON_DEVICE, nan
 
@@ -88,6 +89,25 @@ def test_explain_names_kernel_tile_and_reason():
     ):
         assert line in text
     assert "first call" in numbacaps.explain(_X, _W, algorithm="naive")
+
+
+@pytest.mark.parametrize("how", [{"algorithm": "fused"}, {"algorithm": "numpy"}])
+def test_explain_reads_from_what_runs_to_why_in_short_lines(how):
+    _, *lines = numbacaps.explain(_X, _W, **how).splitlines()
+    assert max(map(len, lines)) <= 100
+    heads = [line for line in lines if not line.startswith(" ")]
+    parts = [line.split()[0] for line in lines if line.startswith(" ")]
+    if how["algorithm"] == "fused":
+        assert heads[0] == "forward: register_tiles" and parts[:3] == ["how", "why", "force"]
+    else:
+        assert "NumPy" in heads[0] and parts == ["how"]
+
+
+def test_what_does_not_fit_a_line_goes_on_below_itself():
+    first, *others = told("forward: some rung", why="many words " * 30).splitlines()[1:]
+    assert first.startswith("  why   many words") and len(others) == 3
+    assert all(line.startswith(" " * 8) and line[8] != " " for line in others)
+    assert max(map(len, [first, *others])) <= 100
 
 
 @pytest.mark.skipif(SIMULATED, reason="a graph takes a GPU")

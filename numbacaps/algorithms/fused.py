@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from numbacaps.algorithms.passes import Passes
+from numbacaps.algorithms.passes import Passes, told
 from numbacaps.device.compiled import launch_stream
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
@@ -247,7 +247,7 @@ class FusedPasses(Passes):
             self._guards["backward_kernel"](x, dy, dw, stream)
 
     def explain(self):
-        """Which kernels run, with which tiles, and why; what making them ready took.
+        """Each kernel that runs: its tile, why it was chosen, and what forces it; what making them ready took.
 
         ``rung`` and ``tile`` are what :func:`numbacaps.plan` takes as ``rungs`` to have them again, or others.
         """
@@ -256,17 +256,22 @@ class FusedPasses(Passes):
             "backward_input": self.input_launchers,
             "backward_kernel": [self.kernel_launcher],
         }
-        lines = [
-            f"{wanted}: {one} [{choice}]"
-            + (", results looked through" if wanted in self._guards else "")
-            for wanted, some in launchers.items()
-            for one, choice in zip(some, self.choices[wanted])
-        ]
+        lines = []
+        for wanted, some in launchers.items():
+            lines += [_told(wanted, *one) for one in zip(some, self.choices[wanted])]
+            if wanted in self._guards:
+                lines.append(told(f"{wanted}: results looked through", why="precision is 'auto'"))
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
     def explain_forward(self):
         kernels = "; ".join(map(str, self.forward_launchers))
         return kernels if self.activation else f"{kernels}, LeakyReLU apart"
+
+
+def _told(wanted, launcher, choice):
+    """A launch of a pass, as :meth:`FusedPasses.explain` tells it."""
+    how = str(launcher).removeprefix(choice.rung).replace(f" ({choice.why})", "").strip()
+    return told(f"{wanted}: {choice.rung}", how=how, why=choice.why, force=str(choice))
 
 
 _alive = WeakValueDictionary()

@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from numbacaps.algorithms.passes import Passes
+from numbacaps.algorithms.passes import Passes, told
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 
@@ -31,10 +31,9 @@ class HostPasses(Passes):
     def explain(self):
         """The matrix product of every pass."""
         M, N, K = self.geometry.gemm
-        return (
-            "forward, backward_input, backward_kernel: NumPy's matmul on the host, "
-            f"{M} x {N} x {K} for each of G = {self.geometry.G}, cut into blocks of at most {BLOCK} elements"
-        )
+        head = "forward, backward_input, backward_kernel: NumPy's matmul on the host"
+        how = f"{M} x {N} x {K} for each of G = {self.geometry.G}, in blocks of at most {BLOCK} elements"
+        return told(head, how=how)
 
     def explain_forward(self):
         """What multiplies, and where an activation is computed."""

@@ -4,6 +4,11 @@ Arrays are C-contiguous device arrays in the layout of :mod:`numbacaps.geometry`
 :class:`numbacaps.device.workspace.Workspaces`: a pass takes all its memory from there, by the pass's name.
 """
 
+from textwrap import wrap
+
+_WIDTH = 100  # characters of a line of what is explained
+_LABEL = 8  # of them in front of a part
+
 
 class Passes:
     """The passes of an algorithm that keeps nothing for a geometry: its functions, called.
@@ -80,9 +85,19 @@ class Passes:
         self.backward(*arrays, stream=stream, room=room, packed=packed)
 
     def explain(self):
-        """A line for each kernel, and why it was chosen."""
+        """What runs for each pass, how, and why it was chosen."""
         return "kernels are compiled at the first call"
 
     def explain_forward(self):
         """The forward pass's kernels, and where an activation is computed."""
         return "activation apart"
+
+
+def told(head, **parts):
+    """A kernel as ``explain`` tells it: what runs, then a line or more for each part that there is."""
+    lines = [head]
+    for label, text in parts.items():
+        label = f"  {label}".ljust(_LABEL)
+        indents = {"initial_indent": label, "subsequent_indent": " " * _LABEL}
+        lines += wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+    return "\n".join(lines)

@@ -116,8 +116,9 @@ def test_what_cannot_be_explained_is_said():
 
 def test_the_package_explains_a_row():
     row = _row(0, "fused", "ieee", "1")
-    (line,) = drawn_speed._explained(row)
-    assert line.startswith("  forward: ")
+    head, *parts = drawn_speed._explained(row)
+    assert head.startswith("  forward: ")
+    assert parts and all(part.startswith("    ") for part in parts)
 
 
 def test_older_rows_of_other_seeds_are_dropped(tmp_path):
