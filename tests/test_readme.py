@@ -55,8 +55,8 @@ def test_the_first_page_is_short():
 
 @pytest.mark.parametrize("name", _SCRIPTS)
 def test_script(name):
-    if "import torch" in _SCRIPTS[name]:
-        pytest.importorskip("torch")
+    for extra in re.findall(r"^import (torch|jax)$", _SCRIPTS[name], re.MULTILINE):
+        pytest.importorskip(extra)
     exec(compile(_SCRIPTS[name], name, "exec"), {})
 
 
@@ -125,8 +125,8 @@ def test_the_map():
 @pytest.mark.parametrize(
     "folder",
     [
-        *("numbacaps/device", "numbacaps/fused", "numbacaps/nn", "numbacaps/routing"),
-        *("numbacaps/torch", "reference"),
+        *("numbacaps/device", "numbacaps/fused", "numbacaps/jax", "numbacaps/nn"),
+        *("numbacaps/routing", "numbacaps/torch", "reference"),
     ],
 )
 def test_every_module_is_named(folder):
