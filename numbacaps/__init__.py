@@ -1,11 +1,10 @@
 """numbacaps: capsule convolutions on CUDA GPUs, written in Numba.
 
-The public functions are :func:`capsule_conv2d` and :func:`capsule_votes`, with their gradients
-:func:`capsule_conv2d_backward` and :func:`capsule_votes_backward`, and for routing :func:`capsule_routing` and
-:func:`capsule_routing_backward`; :func:`plan` makes one ready to be run many times and captured into a graph,
-and :func:`explain` says what it would run; :func:`warmup` compiles ahead and :func:`clear_caches` gives back
-what calls have kept. The algorithms they can run are in :data:`ALGORITHMS`; the steps of the paper's pipeline,
-to be run one at a time, are in :mod:`numbacaps.stages`.
+The public functions are :func:`capsule_conv2d`, :func:`capsule_votes` and :func:`capsule_routing`. Each has its
+gradient, whose name ends in ``_backward``. :func:`plan` makes a convolution ready to be run many times and to be
+captured into a CUDA graph; :func:`explain` says which kernels it would run. :func:`warmup` compiles kernels ahead.
+:func:`clear_caches` frees what calls have kept. :data:`ALGORITHMS` has the algorithms by name. The steps of the
+paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """The public functions: check, plan, deliver.
 
-Nothing is allocated or launched before all arguments have been accepted. Only whether a workspace
-fits is known later, when the operands are on the device; it is known before the first launch.
+Nothing is allocated or launched before all arguments have been accepted. One check comes later, when the operands are
+on the device but before the first launch: whether a workspace fits.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""A call of a public function: its arguments accepted, its arrays on the device, its results delivered."""
+"""A call of a public function: check its arguments, bring its arrays to the device, deliver its results."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What arrays that are alike have in common: shape, strides, dtype, and what follows from these."""
+"""The form of an array: shape, strides, dtype, and what follows from these. Arrays that are alike share one."""
 
 from functools import lru_cache
 from math import prod

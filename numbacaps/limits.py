@@ -1,8 +1,9 @@
 """The largest convolutions that each algorithm takes: one table, and the check that reads it.
 
-Kernels count most things in 64 bits. What is counted in 32 bits, or launched as a side of a grid, has a limit here, and
-a convolution beyond it is refused by name before anything is allocated. All are far above what fits a GPU's memory
-in ordinary shapes: a long axis, a wide padding or very many g reach them first. ``"numpy"`` has none.
+Kernels count most things in 64 bits. What is counted in 32 bits, or launched as a side of a grid, has a limit here,
+and a convolution beyond it is refused by name before anything is allocated. All are far above what fits a GPU's
+memory in ordinary shapes. What reaches them is one very long axis, a very wide padding, or a very large G.
+``"numpy"`` has none.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What error messages say of a value that was given, and of the names that were meant."""
+"""Parts of error messages: how a given value is shown, and which known name was probably meant."""
 
 import reprlib
 from collections.abc import Iterable

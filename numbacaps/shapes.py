@@ -1,4 +1,4 @@
-"""From the shapes of an input and a kernel, and a product, to a geometry."""
+"""The geometry that follows from the shapes of an input and a kernel, and from a product."""
 
 from numbacaps.geometry import Geometry
 

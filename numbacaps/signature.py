@@ -1,7 +1,7 @@
-"""The signature of a call: shapes, dtype and options, from which all else about it follows.
+"""The signature of a call: shapes, dtype and options. Everything else about the call follows from it.
 
-Calls that are alike have one signature, which is checked and worked out once. It is found by a key that is cheap:
-tuples of numbers and short strings.
+Equal calls share one signature, so it is checked and worked out once. Its key is cheap to compare: tuples of numbers
+and short strings.
 """
 
 import numpy as np

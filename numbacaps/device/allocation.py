@@ -1,8 +1,8 @@
-"""New device arrays, at a small part of what Numba's own ``device_array`` takes.
+"""New device arrays, made in a small part of the time that Numba's own ``device_array`` takes.
 
-What Numba works out of a shape, and where it allocates, is looked up once. Beside a PyTorch tensor, memory comes from
-PyTorch's pool, which neither asks the driver nor waits for the GPU; but only on PyTorch's current stream, in whose
-order the pool hands memory on.
+What Numba derives from a shape, and the allocator, are looked up once and kept. If an operand is a PyTorch tensor,
+memory comes from PyTorch's pool, which neither calls the driver nor waits for the GPU. That holds on PyTorch's
+current stream alone: the pool reuses memory in the order of that stream's work.
 """
 
 from functools import lru_cache

@@ -5,16 +5,17 @@ from numbacaps.device.target import SIMULATED, cuda
 
 
 class Handover:
-    """Orders streams that share memory: reads behind the write, and the next write behind the reads.
+    """Orders the streams that share memory: a read comes after the write, and the next write after the reads.
 
-    The first read on a stream waits, on the device, for the event behind the write. A write waits, on the host, for
-    other streams that have used the memory, and for graphs, whose replays nobody tells: it is rare. No write is
-    captured. On the simulator, where everything is synchronous, there is nothing to order.
+    The first read on a stream waits, on the device, for an event that was recorded behind the write. A write waits on
+    the host for all queued work, if another stream or a CUDA graph has used the memory. A graph is waited for
+    whenever there is one, because its replays are not announced here. Writes are rare, so this costs little. A write
+    is never captured into a graph. On the simulator every call is synchronous, so there is nothing to order.
 
     Attributes
     ----------
     replayed : bool
-        Graphs read it.
+        A captured graph reads the memory.
     """
 
     replayed = False

@@ -1,10 +1,11 @@
-"""Memory that queued kernels still use, kept until their streams have passed them.
+"""Memory that queued kernels still use, kept until these kernels have run.
 
-Who drops a device array while kernels that use it are queued leans on the allocator: Numba's own frees behind all
-queued work, but a pool (RMM's, PyTorch's) hands the memory to whoever asks next, on any stream. So what the toolkit
-drops goes through :func:`keep`, which marks the stream's end by an event and lets go when that has passed. For what
-is large and seldom dropped, networks and what they train on, the host waits instead: :func:`wait_when_dropped`.
-Tensors are PyTorch's to keep: its pool hands memory on in the order of the stream that it was allocated on.
+Whether a device array may be dropped while queued kernels use it depends on the allocator. Numba's own allocator
+frees the memory behind all queued work. A pool (RMM's, PyTorch's) gives it to the next caller at once, on any stream.
+So the toolkit drops arrays through :func:`keep`: it records an event at the end of the stream's queue, and lets the
+array go when the event has passed. Networks and their data are large and seldom dropped; for them the host waits
+instead (:func:`wait_when_dropped`). Tensors are left to PyTorch, whose pool reuses memory in the order of the stream
+it was allocated on.
 """
 
 import threading

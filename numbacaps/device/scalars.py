@@ -1,4 +1,4 @@
-"""Kernels that take floating-point scalars too: small numbers that are neither sent nor kept."""
+"""Kernels that take floating-point scalars beside arrays: numbers that need no copy to the GPU and no array there."""
 
 from numba import from_dtype
 

@@ -1,4 +1,4 @@
-"""What kernels ask of Numba's CUDA simulator, and it lacks."""
+"""Functions of CUDA that kernels use and Numba's simulator lacks."""
 
 import sys
 from functools import wraps

@@ -1,4 +1,4 @@
-"""Streams, and work on them that is launched kernel by kernel once, then as one CUDA graph."""
+"""Streams; and work that is launched kernel by kernel the first time, and as one CUDA graph from then on."""
 
 import sys
 import warnings

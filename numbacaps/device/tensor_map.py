@@ -1,4 +1,4 @@
-"""The tensor map of an array in capsule layout: what TMA has to know to fetch a box of it."""
+"""The tensor map of an array in capsule layout: the description by which TMA copies a box of it."""
 
 from functools import lru_cache, partial
 

@@ -1,4 +1,4 @@
-"""PyTorch's tensors, for who does not import PyTorch."""
+"""PyTorch's tensors, recognised and read without importing PyTorch."""
 
 import sys
 

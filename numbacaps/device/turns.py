@@ -1,11 +1,11 @@
 """The threads of a simulated block take turns.
 
-Numba's simulator runs a block's threads side by side and asks again and again which of them wait. Here one thread runs
-until it has to wait, and then hands on the turn. So a kernel gives the same bits every time, a kernel without
-barriers takes one Python thread in all, and a block all of whose threads wait is an error at once.
+Numba's simulator runs all threads of a block at once, and polls which of them wait. Here one thread runs until it has
+to wait, and then the next one runs. So a kernel gives the same bits every time. A kernel without barriers needs one
+Python thread in all. A block whose threads all wait is an error at once.
 
-Every second block starts its threads from the last one on: what is read before it is written shows in one order or in
-the other.
+Every second block starts with its last thread. An element that is read before it is written therefore shows in one of
+the two orders.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Long loops that stay unrolled.
 
-Arrays stay in registers if every index is known when a kernel is compiled, and so if all loops over them are unrolled.
-The compiler unrolls only short ones, so a long loop is written as four.
+A kernel's local array stays in registers only if every index is known at compile time, so every loop over it has to be
+unrolled. The compiler unrolls short loops alone. So a long loop is written as four short ones.
 """
 
 from numbacaps.device.target import cuda

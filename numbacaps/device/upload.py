@@ -1,4 +1,4 @@
-"""Small arrays that kernels on any stream read: tables of offsets, numbers of a geometry."""
+"""Small arrays that are uploaded once and read by kernels on any stream: tables of offsets, sizes of a geometry."""
 
 from numbacaps.device.target import SIMULATED, cuda
 

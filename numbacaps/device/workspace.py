@@ -1,4 +1,4 @@
-"""Device memory for what an algorithm lays out between its input and its output."""
+"""Workspaces: device memory for the intermediate arrays of an algorithm."""
 
 from dataclasses import dataclass, field
 from math import prod
