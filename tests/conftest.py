@@ -49,14 +49,18 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """A file that does not name the tier has no test of it, and takes time to import.
-
-    Tests that name no tier are the simulator's, so for that tier every file is read, as is a file that was asked for.
-    """
-    tier, path = config.option.tier, collection_path
+    """A file that has no test of the tier is left alone: to import it takes time. One that was asked for is read."""
+    path = collection_path
     asked = any(path.name in argument for argument in config.args)
-    if tier != "simulator" and path.name.startswith("test_") and not asked:
-        return True if f'"{tier}"' not in path.read_text() else None
+    if asked or not path.name.startswith("test_"):
+        return None
+    return None if _may_have(config.option.tier, path.read_text()) else True
+
+
+def _may_have(tier, text):
+    """Whether a file that holds the text may have a test of a tier; a test that names none is the simulator's."""
+    all_named = "\npytestmark = pytest.mark.tiers(" in text
+    return f'"{tier}"' in text or (tier == "simulator" and not all_named)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -249,6 +249,7 @@ def test_bad_input(capsys):
 # ---- convolutions
 
 
+@pytest.mark.slow(but=["0", "27", "54", "81"])
 @pytest.mark.parametrize("number", range(0, 100, 9))
 def test_a_convolution(number):
     assert convolutions.check(0, number)
@@ -339,6 +340,7 @@ def test_cases_are_compiled_where_there_is_no_gpu(tmp_path):
 # ---- networks
 
 
+@pytest.mark.slow(but=["0", "15"])
 @pytest.mark.parametrize("number", range(0, 24, 3))
 def test_a_network(number):
     assert networks.check(0, number)

@@ -374,6 +374,7 @@ def _in_view(axis, label):
     return low <= label.get_position()[axis.axis_name == "y"] <= high
 
 
+@pytest.mark.slow
 def test_in_print_no_words_collide_or_leave_the_column(printed):
     for name, (figure, renderer) in printed.items():
         assert figure.get_figwidth() == column.WIDTH
@@ -386,6 +387,7 @@ def test_in_print_no_words_collide_or_leave_the_column(printed):
             assert not a.padded(-0.5).overlaps(b.padded(-0.5)), (name, one, other)
 
 
+@pytest.mark.slow
 def test_in_print_every_curve_has_its_entry_in_the_legend(printed):
     for name in ("capsule-dims", "D2=1,2,4,8 D3=2,8"):
         figure, _ = printed[name]
@@ -404,6 +406,7 @@ def look_of(line):
     return line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()
 
 
+@pytest.mark.slow
 def test_in_print_panels_are_of_pass_and_setting(printed):
     """By hand: speedups as on the screen, one panel for each value of the second axis."""
     figure, _ = printed["D2=1,2,4,8 D3=2,8"]
@@ -414,6 +417,7 @@ def test_in_print_panels_are_of_pass_and_setting(printed):
     assert list(ours.get_ydata()) == pytest.approx([0.015 / 0.2] * 4, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_print_is_vectors_and_the_same_again(tmp_path, capsys):
     stages = stage_rows("em", geometry(*WIDE["em"]))
     write(tmp_path / "results", {"memory": memory_rows(), "stages": stages})

@@ -254,6 +254,7 @@ def test_measuring_takes_a_gpu(capsys):
     assert stop.value.code == 2 and "--list says what is older" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_launched_kernels_are_known(tmp_path):
     """Numba's launches and those of compiled kernels, without a GPU."""

@@ -101,6 +101,7 @@ def test_every_experiment_takes_them():
         assert module.make_parser().parse_args([]).shard == WHOLE
 
 
+@pytest.mark.slow  # test_own_experiment has two shards, too
 def test_two_shards_are_the_whole_row_for_row(tmp_path, whole):
     for number in (2, 1):
         assert _stub(tmp_path, "--shard", f"{number}/2")[0] == 0

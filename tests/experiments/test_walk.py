@@ -101,12 +101,19 @@ def test_of_large_matrices_the_beginning_is_printed():
 
 @pytest.mark.parametrize(
     ("where", "kept"),
-    [("walk", "nothing was written yet"), ("report", "kept: 9 pictures in ")],
+    [("walk", "nothing was written yet"), ("report", "kept: 2 pictures in ")],
 )
 def test_ctrl_c_says_what_is_kept(where, kept, tmp_path, capsys, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
+    def drawn(trace, folder, progress):
+        pictures = [folder / f"0{number}.png" for number in (1, 2)]
+        for picture in pictures:
+            picture.write_bytes(PNG)
+        return pictures
+
+    monkeypatch.setattr(command, "draw_all", drawn)
     monkeypatch.setattr(command, where, interrupted)
     arguments = [*SMALL, "--algorithm", "indexed", "--out", str(tmp_path)]
     assert command.main(arguments) == 130
