@@ -160,6 +160,7 @@ def test_gradients_of_long_capsules(scale, rng):
     _check_gradient(g, group, _F4, _in_register_tiles(g, _F4, tile), rng, scale)
 
 
+@pytest.mark.slow(but=["parts of rows-8-1", "a block-8-3", "rows-32-1", "a lane's-2-3"])
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
@@ -206,6 +207,7 @@ def test_every_tile_of_ordinary_products(tile, rng):
             _check(g, group, _F4, "ieee", _in_register_tiles(g, _F4, tile), rng)
 
 
+@pytest.mark.slow(but=["a lane's", "parts of rows", "two blocks", "groups"])
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", WARPGROUPS)
 def test_warpgroup_products(case, rng):
@@ -220,6 +222,7 @@ def test_warpgroup_products(case, rng):
     _check(g, group, _F4, "tf32", make, rng)
 
 
+@pytest.mark.slow(but=["one row-1", "parts of rows-3", "a block-1", "two blocks-3", "a lane's-1"])
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])

@@ -112,6 +112,7 @@ def _check_passes(g, dtype, precision, rng):
         reference.assert_close(have, wanted, terms, precision=rounding)
 
 
+@pytest.mark.slow(but=["two-floats-tf32", "three-floats-tf32x3", "groups-*"])
 @pytest.mark.sanitize
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
 @pytest.mark.parametrize("case", WARPGROUPS)
@@ -144,6 +145,15 @@ def test_bfloat16_by_ordinary_arithmetic(case, rng):
     _check_passes(GEOMETRIES[case], "bfloat16", "ieee", rng)
 
 
+@pytest.mark.slow(
+    but=[
+        "padded-float16",
+        "narrow in twos-float16",
+        "sixteen rows-float16",
+        "paper-layer-3-bfloat16",
+        "narrow-bfloat16",
+    ]
+)
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
@@ -227,6 +237,17 @@ BULK = {
 }
 
 
+@pytest.mark.slow(
+    but=[
+        "whole-rows-1",
+        "three-floats-3",
+        "pixels-1",
+        "groups-3",
+        "large-window-1",
+        "last-round-3",
+        "primes-float32-*",
+    ]
+)
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", [1, 3])
@@ -267,6 +288,7 @@ SWAPPED = {
 }
 
 
+@pytest.mark.slow(but=["steps", "groups", "one-row", "primes-float32"])
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", SWAPPED)
@@ -350,6 +372,7 @@ def _kernel_gradient(g, terms, rng, shift=0):
     return arrays[2].copy_to_host().reshape(w.shape), oracle(g, x, w, dy)[2], reduce
 
 
+@pytest.mark.slow(but=["runs-of-one-3", "runs-of-two-1", "runs-of-four-3", "groups-1"])
 @pytest.mark.sanitize
 @pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", GRADIENTS)

@@ -113,6 +113,7 @@ SWAPPED = {
 }
 
 
+@pytest.mark.slow(but=["turns", "channels in turns", "strides", "groups", "two tiles of columns"])
 @pytest.mark.parametrize("case", SWAPPED)
 def test_swapped(case, rng):
     g, tile = SWAPPED[case]

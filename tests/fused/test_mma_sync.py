@@ -187,6 +187,7 @@ def test_the_shortest_copies_give_the_same_bits(wanted, kind, rng):
             np.testing.assert_array_equal(results[0], other)
 
 
+@pytest.mark.slow(but=["*-1-float32-3", "*-2-float16-1"])
 @pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
 @pytest.mark.parametrize("kind", ["float32-3", "float16-1"])
 @pytest.mark.parametrize("which", [0, 1, 2])
