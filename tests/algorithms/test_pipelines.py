@@ -93,7 +93,7 @@ def _bytes(geometry, shapes_of, images, rows, itemsize=4):
     return itemsize * staged.elements(shapes_of(Slab(geometry, 0, images, 0, rows)))
 
 
-@pytest.mark.slow(but=["strides-1-1", "long-2-None"])
+@pytest.mark.slow(but=["strides-1-1"])
 @pytest.mark.parametrize(("images", "rows"), [(1, 1), (1, 2), (1, None), (2, None)])
 @pytest.mark.parametrize("case", ["strides", "padded", "long"])
 def test_slabs_do_not_change_a_bit(case, images, rows, rng):

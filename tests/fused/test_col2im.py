@@ -90,6 +90,7 @@ def test_every_kernel_once(case, kind, rng):
     _checked(SMALL[case], kind, _made(SMALL[case], kind), rng)
 
 
+@pytest.mark.slow(but=["2"])
 @pytest.mark.parametrize("splits", [2, 3])
 def test_splits_of_the_columns(splits, rng, monkeypatch):
     g = Geometry(2, 2, 9, 4, 4, 2, 2, 1, 2, 3, 4)

@@ -157,7 +157,7 @@ def test_device_arrays_stay_on_the_device(dtype, algorithm, shared, rng):
     assert of_kernels.logits is None
 
 
-@pytest.mark.slow(but=["numpy", "stored"])
+@pytest.mark.slow(but=["numpy"])
 @_algorithms
 def test_what_is_not_needed_is_not_computed(algorithm, rng):
     g = CASES["window"]
