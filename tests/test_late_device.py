@@ -58,6 +58,7 @@ _FORMS = [
 ]
 
 
+@pytest.mark.slow(but=["fused-tf32", "staged-250000", "indexed-ab,cb->ca"])
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_convolutions(form, monkeypatch, rng):
     arrays = _drawn(rng, _X, _W, _Y)
@@ -80,6 +81,7 @@ def test_votes_of_arrays_that_lie_otherwise(algorithm, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
+@pytest.mark.slow(but=["dynamic-fused", "em-stored"])
 @pytest.mark.parametrize("algorithm", ["fused", "stored"])
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_routing(routing, algorithm, monkeypatch, rng):
