@@ -181,12 +181,12 @@ class Plan:
         self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
 
     def _where(self, stream, packed=False, room=None):
-        own = self._rooms.of(stream)  # asked always: it outlives what is queued
-        return {
-            "stream": stream,
-            "room": room or (self._packed_room if packed else own),
-            "packed": packed,
-        }
+        if room is None:
+            own = self._rooms.of(stream)  # asked always: it outlives what is queued
+            room = self._packed_room if packed else own
+        else:
+            self._rooms.outlive(stream)
+        return {"stream": stream, "room": room, "packed": packed}
 
     def launch_forward(self, x, w, out, stream, packed=False):
         """Write the output, without the activation."""

@@ -9,6 +9,7 @@ import numpy as np
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
+from numbacaps.forms import form_of
 from numbacaps.limits import check_limits
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -47,6 +48,8 @@ class Signature:
         Of the same the permutation from the kernels' to the caller's.
     in_order : dict of str to bool
         Whether both are alike.
+    forms : dict of str to numbacaps.forms.Form
+        Of the same in the kernels' layout, C-contiguous.
     is_empty : bool
         There are no images.
 
@@ -98,6 +101,7 @@ class Signature:
         self.in_order = {
             name: order == tuple(range(len(order))) for name, order in self.orders.items()
         }
+        self.forms = {name: form_of(shape, None, dtype) for name, shape in self.layouts.items()}
         self.is_empty = g.N == 0
         self._accepted = set()  # passes
 

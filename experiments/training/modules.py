@@ -22,29 +22,6 @@ _EPSILON = 1e-7  # the published regulariser of a squared length
 PRIMARY, CLASS = 8, 16  # elements of a capsule, in Sabour et al.
 
 
-class ExponentialSquash(nn.Module):
-    """a * (1 - exp(-n)) / n over groups a of consecutive elements of a capsule, with n = sqrt(|a|^2 + 1e-7).
-
-    Parameters
-    ----------
-    group : int
-        Elements of a group.
-    """
-
-    def __init__(self, group):
-        super().__init__()
-        self.group = group
-
-    def forward(self, x):
-        """The squashed capsules, in the shape of ``x`` (N, P, OH, OW, *capsule)."""
-        a = x.flatten(4).unflatten(4, (-1, self.group))
-        n = (a.square().sum(-1, keepdim=True) + _EPSILON).sqrt()
-        return (a * (-torch.expm1(-n) / n)).reshape(x.shape)
-
-    def extra_repr(self):
-        return str(self.group)
-
-
 class CapsuleLayer(nn.Sequential):
     """A layer of :mod:`numbacaps.nn` as modules: a capsule convolution, LeakyReLU, squash, another shape of capsule.
 
@@ -71,15 +48,16 @@ class CapsuleLayer(nn.Sequential):
                 product=layer.product,
                 precision=layer.precision,
             ),
-            nn.LeakyReLU(layer.slope),
-            ExponentialSquash(layer.squash) if layer.squash else nn.Identity(),
+            nt.ExponentialSquash(layer.squash, layer.slope)
+            if layer.squash
+            else nn.LeakyReLU(layer.slope),
         )
         self.capsule = placed.output_shape[3:]
 
     def forward(self, x):
         """Capsules (N, P, OH, OW, *capsule), as the next layer reads them."""
         y = super().forward(x)
-        return y.reshape(*y.shape[:4], *self.capsule)
+        return y if y.shape[4:] == self.capsule else y.reshape(*y.shape[:4], *self.capsule)
 
 
 class PublishedNet(nn.Sequential):

@@ -198,9 +198,15 @@ class Rooms:
         room = self._of.get(address)
         if room is None:
             room = self._of[address] = self._new(stream)
-        if address and is_capturing(stream):
+        if address and not room.captured and is_capturing(stream):
             room.captured = True
         return room
+
+    def outlive(self, stream):
+        """Have what is held outlive the calls of a Numba stream, which bring workspaces of their own."""
+        address = int(stream) if stream else 0
+        if address not in self._of:
+            self._of[address] = self._new(stream)
 
     def _new(self, stream):
         """Workspaces for a stream; those of the stream that came first are dropped where there are many."""

@@ -1,4 +1,4 @@
-"""Three operators that are each other's gradients: their rules for autograd and autocast.
+"""Three operators that are each other's gradients: their definition, and their rules for autograd and autocast.
 
 A map that is linear in x and in w has two gradients, and the three are the partial derivatives of one trilinear form:
 
@@ -7,12 +7,65 @@ A map that is linear in x and in w has two gradients, and the three are the part
     kernel_gradient(x, dy) = dw    x: input_gradient(dy, ddw)      dy: map(x, ddw)
 
 So gradients of gradients are these operators again, and the saved tensors are the operands alone.
+
+In eager PyTorch the host's time decides, so the map's own rule takes the short way where it can: of ordinary tensors
+(:func:`backend_of`) it calls what the dispatcher would find, forward and backward.
 """
 
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
 import torch
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+_Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
+_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+# Keys of ordinary tensors besides their backend's.
+_ORDINARY = (
+    *(_Key.BackendSelect, _Key.ADInplaceOrView),
+    *(_Key.AutogradCPU, _Key.AutogradCUDA, _Key.AutocastCPU, _Key.AutocastCUDA),
+)
+_BACKENDS = {_Keys(key).raw_repr(): name for key, name in ((_Key.CPU, "CPU"), (_Key.CUDA, "CUDA"))}
+
+
+class Kernels(NamedTuple):
+    """What computes a kind of call on one backend: of the operators' arguments, the options as one sequence.
+
+    Attributes
+    ----------
+    forward, input_gradient, kernel_gradient : callable
+        ``forward(x, w, how)``, ``input_gradient(dy, w, x_shape, how)``, ``kernel_gradient(x, dy, w_shape, how)``.
+    """
+
+    forward: Callable
+    input_gradient: Callable
+    kernel_gradient: Callable
+
+
+class Kind(NamedTuple):
+    """A kind of call: a map that is linear in x and in w.
+
+    Attributes
+    ----------
+    names : three str
+        The map's operator, its input's gradient and its kernel's.
+    given : str
+        What the gradient of the map's result is called.
+    options : str
+        Their schema, of the arguments behind the tensors; those of the gradients have the shape of their result before it.
+    shape_of : callable
+        ``shape_of(x_shape, w_shape, *options)`` of the result; it refuses what does not fit.
+    on : dict of str to Kernels
+        For "CPU" and "CUDA".
+    """
+
+    names: tuple
+    given: str
+    options: str
+    shape_of: Callable
+    on: dict
 
 
 def check(**tensors):
@@ -31,59 +84,157 @@ def check(**tensors):
             )
 
 
+def _go_together(x, w):
+    """Whether :func:`check` would take them."""
+    dtype = x.dtype
+    return dtype is w.dtype and dtype in _DTYPES and x.get_device() == w.get_device()
+
+
 def refuse_tangents(**tensors):
     """Refuse forward-mode differentiation, whose tangents operators of ``torch.library`` drop without a word."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
     for name, tensor in tensors.items():
-        if tensor is not None and unpack_dual(tensor).tangent is not None:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(
                 f"{name} has a tangent (torch.func.jvp, forward_ad), of which there is no derivative here; "
                 "torch.autograd.grad has gradients"
             )
 
 
-def close(library, names, options):
-    """Register the rules of three operators of ``numbacaps``.
+@cache
+def _backend(raw):
+    """ "CPU" or "CUDA" for a set of keys, as a number, of ordinary tensors; else None."""
+    keys = _Keys.from_raw_repr(raw)
+    for key in _ORDINARY:
+        keys = keys.remove(key)
+    return _BACKENDS.get(keys.raw_repr())
 
-    Parameters
-    ----------
-    library : torch.library.Library
-        That has defined them.
-    names : three str
-        The map, its input's gradient and its kernel's.
-    options : int
-        Arguments behind the tensors; the gradients have the shape of their result before these.
+
+def backend_of(tensor):
+    """ "CPU" or "CUDA" of an ordinary tensor; None of one that is fake, wrapped or a view with a pending sign, and where a
+    mode listens to what operators are called.
     """
-    forward, of_x, of_w = (getattr(torch.ops.numbacaps, name) for name in names)
+    if torch._C._len_torch_dispatch_stack():
+        return None
+    return _backend(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def backend_below(keys):
+    """The same by the keys that a rule for autograd is given."""
+    return _backend(keys.raw_repr())
+
+
+def redispatched(operator, keys, *arguments):
+    """What the dispatcher finds behind autograd's rule."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & _AFTER_AUTOGRAD, *arguments)
+
+
+def define(kind):
+    """Define the three operators of a kind of call; the library must be held."""
+    library = torch.library.Library("numbacaps", "FRAGMENT")
+    (forward, of_x, of_w), dy, how = kind.names, kind.given, kind.options
+    library.define(f"{forward}(Tensor x, Tensor w, {how}) -> Tensor")
+    library.define(f"{of_x}(Tensor {dy}, Tensor w, SymInt[] x_shape, {how}) -> Tensor")
+    library.define(f"{of_w}(Tensor x, Tensor {dy}, SymInt[] w_shape, {how}) -> Tensor")
+
+    def fake(x, w, *how):
+        check(x=x, w=w)
+        return x.new_empty(kind.shape_of(x.shape, w.shape, *how))
+
+    def fake_gradient(one, other, shape, *how):
+        return one.new_empty(shape)
+
+    for name, shaped in zip(kind.names, (fake, fake_gradient, fake_gradient)):
+        torch.library.register_fake(f"numbacaps::{name}", shaped, lib=library)
+        operator = getattr(torch.ops.numbacaps, name)
+        library.impl(name, _autocast(operator, "cuda"), "AutocastCUDA")
+        library.impl(name, _autocast(operator, "cpu"), "AutocastCPU")
+    for backend in kind.on:
+        for name, operator in zip(kind.names, _checked(kind, backend)):
+            library.impl(name, operator, backend)
+    _differentiate(library, kind)
+    return library
+
+
+def _checked(kind, backend):
+    """A backend's operators, which look at their tensors first."""
+
+    def forward(x, w, *how):
+        check(x=x, w=w)
+        return kind.on[backend].forward(x, w, how)
+
+    def input_gradient(dy, w, x_shape, *how):
+        check(**{kind.given: dy, "w": w})
+        return kind.on[backend].input_gradient(dy, w, x_shape, how)
+
+    def kernel_gradient(x, dy, w_shape, *how):
+        check(x=x, **{kind.given: dy})
+        return kind.on[backend].kernel_gradient(x, dy, w_shape, how)
+
+    return forward, input_gradient, kernel_gradient
+
+
+def _differentiate(library, kind):
+    """Register the rules for autograd."""
+    forward, of_x, of_w = (getattr(torch.ops.numbacaps, name).default for name in kind.names)
 
     def keep(ctx, inputs, output):
         ctx.save_for_backward(inputs[0], inputs[1])
-        ctx.how = inputs[-options:]
-
-    def backward_of_forward(ctx, dy):
-        x, w = ctx.saved_tensors
-        dx = of_x(dy, w, x.shape, *ctx.how) if ctx.needs_input_grad[0] else None
-        dw = of_w(x, dy, w.shape, *ctx.how) if ctx.needs_input_grad[1] else None
-        return (dx, dw, *[None] * options)
+        ctx.how = inputs[3:]
 
     def backward_of_input_gradient(ctx, ddx):
         dy, w = ctx.saved_tensors
         of_dy = forward(ddx, w, *ctx.how) if ctx.needs_input_grad[0] else None
         dw = of_w(ddx, dy, w.shape, *ctx.how) if ctx.needs_input_grad[1] else None
-        return (of_dy, dw, None, *[None] * options)
+        return (of_dy, dw, None, *[None] * len(ctx.how))
 
     def backward_of_kernel_gradient(ctx, ddw):
         x, dy = ctx.saved_tensors
         dx = of_x(dy, ddw, x.shape, *ctx.how) if ctx.needs_input_grad[0] else None
         of_dy = forward(x, ddw, *ctx.how) if ctx.needs_input_grad[1] else None
-        return (dx, of_dy, None, *[None] * options)
+        return (dx, of_dy, None, *[None] * len(ctx.how))
 
-    rules = backward_of_forward, backward_of_input_gradient, backward_of_kernel_gradient
-    for name, operator, rule in zip(names, (forward, of_x, of_w), rules):
+    rules = backward_of_input_gradient, backward_of_kernel_gradient
+    for name, rule in zip(kind.names[1:], rules):
         torch.library.register_autograd(f"numbacaps::{name}", rule, setup_context=keep, lib=library)
-        library.impl(name, _autocast(operator, "cuda"), "AutocastCUDA")
-        library.impl(name, _autocast(operator, "cpu"), "AutocastCPU")
+
+    def below(keys, x, w, how):
+        """The map of tensors whose gradients are taken care of."""
+        backend = backend_below(keys)
+        if backend and _go_together(x, w):
+            return kind.on[backend].forward(x, w, how)
+        return redispatched(forward, keys, x, w, *how)
+
+    class Map(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, x, w, how):
+            ctx.save_for_backward(x, w)
+            ctx.how = how
+            return below(keys, x, w, how)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x, w), how, (_, *wanted, _) = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
+            backend = None if torch.is_grad_enabled() else backend_of(dy)
+            if backend:
+                _, run_x, run_w = kind.on[backend]
+                dx = run_x(dy, w, x.shape, how) if wanted[0] else None
+                dw = run_w(x, dy, w.shape, how) if wanted[1] else None
+            else:
+                dx = of_x(dy, w, x.shape, *how) if wanted[0] else None
+                dw = of_w(x, dy, w.shape, *how) if wanted[1] else None
+            return None, dx, dw, None
+
+    Map.__name__ = Map.__qualname__ = kind.names[0]
+
+    def run(keys, x, w, *how):
+        if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+            return Map.apply(keys, x, w, how)
+        return below(keys, x, w, how)
+
+    library.impl(kind.names[0], run, "Autograd", with_keyset=True)
 
 
 def _autocast(operator, device):

@@ -1,15 +1,24 @@
 """Functions of capsules on tensors."""
 
+import math
+
 import torch
 
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
 from numbacaps.torch.closed import refuse_tangents
+from numbacaps.torch.squash_operators import factor, squashed
 
-_EPSILON = 1e-7  # keeps the length's gradient finite
+_convolve = torch.ops.numbacaps.capsule_conv2d.default
+_input_gradient = torch.ops.numbacaps.capsule_input_gradient.default
+_votes = torch.ops.numbacaps.capsule_votes.default
 
 
 def pair(name, value, least):
     """Two ints, of an int or of a pair of them; TypeError or ValueError where one is none, or below ``least``."""
+    if type(value) is tuple and len(value) == 2:  # as layers have it, in the least time
+        one, other = value
+        if type(one) is int and type(other) is int and one >= least and other >= least:
+            return value
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in both):
         raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")
@@ -63,7 +72,7 @@ def capsule_conv2d(
     """
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
-    return torch.ops.numbacaps.capsule_conv2d(x, w, *how, product, precision, keep_packed)
+    return _convolve(x, w, *how, product, precision, keep_packed)
 
 
 def capsule_conv_transpose2d(
@@ -95,7 +104,7 @@ def capsule_conv_transpose2d(
     refuse_tangents(y=y, w=w)
     shape = tuple(output_size)
     how = *how, product, precision, keep_packed
-    return torch.ops.numbacaps.capsule_input_gradient(y, w, shape, *how)
+    return _input_gradient(y, w, shape, *how)
 
 
 def capsule_votes(
@@ -131,7 +140,7 @@ def capsule_votes(
     """
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
-    return torch.ops.numbacaps.capsule_votes(x, w, *how, product, precision, sum_window)
+    return _votes(x, w, *how, product, precision, sum_window)
 
 
 def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto", keep_packed=False):
@@ -188,11 +197,44 @@ def squash(x, dim=-1):
     ----------
     x : Tensor
     dim : int or tuple of int
-        The capsule's axes.
+        The capsule's axes. CUDA tensors whose last axes these are take one kernel.
     """
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    square = (wide * wide).sum(dim, keepdim=True)
-    return (wide * (square / (1 + square)) * torch.rsqrt(square + _EPSILON)).to(x.dtype)
+    wide = _wide(x)
+    group = _last_elements(x, dim) if x.is_cuda else 0
+    if group:
+        y = squashed(wide, group, 1.0, "rational")
+    else:
+        y = wide * factor(wide.square().sum(dim, keepdim=True), "rational")
+    return y.to(x.dtype)
+
+
+def exponential_squash(x, group, slope=1.0):
+    """The published network's activation: LeakyReLU, then ``(1 - exp(-|a|)) * a / |a|``.
+
+    Statistics are float32 at least. CUDA tensors take one kernel.
+
+    Parameters
+    ----------
+    x : Tensor (N, ...)
+    group : int
+        Consecutive elements of an image, in the order of the axes, that are squashed together.
+    slope : float
+        Of LeakyReLU; 1 for none.
+    """
+    return squashed(_wide(x), group, slope, "exponential").to(x.dtype)
+
+
+def _wide(x):
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _last_elements(x, dim):
+    """Elements of the axes ``dim`` where these are the last ones, behind the images'; else 0."""
+    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    count, rank = len(axes), x.dim()
+    if {axis % rank for axis in axes} != set(range(rank - count, rank)) or count >= rank:
+        return 0
+    return math.prod(x.shape[rank - count :])
 
 
 def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
@@ -207,10 +249,10 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     reduction : str
         ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
     """
-    wanted = torch.nn.functional.one_hot(labels, lengths.shape[1]).to(lengths.dtype)
-    present = (m_plus - lengths).clamp_min(0) ** 2
-    absent = (lengths - m_minus).clamp_min(0) ** 2
-    losses = (wanted * present + down_weight * (1 - wanted) * absent).sum(1)
+    wanted = torch.zeros_like(lengths, dtype=torch.bool).scatter(1, labels[:, None], True)
+    # The weight goes under the square: few operations, because the host pays for each.
+    absent = math.sqrt(down_weight) * (lengths - m_minus)
+    losses = torch.where(wanted, m_plus - lengths, absent).relu().square().sum(1)
     return _reduced(losses, reduction)
 
 

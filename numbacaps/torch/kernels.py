@@ -8,7 +8,7 @@ so a replay reads the kernel as it is then.
 """
 
 from contextlib import nullcontext
-from functools import cached_property
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -17,10 +17,9 @@ import torch
 from numbacaps.algorithms.registry import VOTES
 from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
-from numbacaps.device.compiled import run_as_argument
+from numbacaps.device.compiled import launch_stream, run_as_argument
 from numbacaps.device.streams import numba_stream, torch_stream
 from numbacaps.device.target import cuda, current_device
-from numbacaps.forms import form_of
 from numbacaps.kept import PLANS, KeptPlans, cleared_too
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
@@ -33,13 +32,14 @@ _DTYPES = {
     torch.float64: "float64",
 }
 TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+_KINDS = 256  # of calls whose signatures are found at once
 _plans = KeptPlans(PLANS, 0)  # a plan's own workspaces stay empty
 _captured = set()
 _packings = Packings(PLANS)
-cleared_too(lambda: (_plans.clear(), _packings.clear()))
+cleared_too(lambda: (_plans.clear(), _packings.clear(), _signature.cache_clear()))
 
 
-def convolve(x, w, *how):
+def convolve(x, w, how):
     """The output of a capsule convolution.
 
     Parameters
@@ -70,7 +70,7 @@ def convolve(x, w, *how):
         return call.deliver("y", y)
 
 
-def input_gradient(dy, w, x_shape, *how):
+def input_gradient(dy, w, x_shape, how):
     """The gradient of x, for that of the output; as :func:`convolve`."""
     *how, keep_packed = how
     with Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
@@ -83,7 +83,7 @@ def input_gradient(dy, w, x_shape, *how):
         return call.deliver("x", dx)
 
 
-def kernel_gradient(x, dy, w_shape, *how):
+def kernel_gradient(x, dy, w_shape, how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
     *how, _ = how
     with Call(x, x.shape, w_shape, x.dtype, how, "kernel") as call:
@@ -97,7 +97,7 @@ def kernel_gradient(x, dy, w_shape, *how):
         return call.deliver("w", dw)
 
 
-def votes(x, w, *how):
+def votes(x, w, how):
     """The votes; as :func:`convolve`, but that ``how`` ends with sum_window, whether they are summed over the window."""
     *how, sum_window = how
     about = _about(sum_window)
@@ -109,7 +109,7 @@ def votes(x, w, *how):
         return call.deliver(about, made)
 
 
-def votes_input_gradient(dvotes, w, x_shape, *how):
+def votes_input_gradient(dvotes, w, x_shape, how):
     """The gradient of x, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
@@ -122,7 +122,7 @@ def votes_input_gradient(dvotes, w, x_shape, *how):
         return call.deliver("x", dx)
 
 
-def votes_kernel_gradient(x, dvotes, w_shape, *how):
+def votes_kernel_gradient(x, dvotes, w_shape, how):
     """The gradient of w, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
@@ -151,7 +151,57 @@ def forget_packed(w):
     _packings.forget(w)
 
 
-class Call:
+@lru_cache(_KINDS)
+def _signature(x_shape, w_shape, dtype, stride, padding, dilation, product, precision, votes):
+    """The signature of calls that are alike."""
+    options = product, "auto", precision, None, votes
+    return signature_of(
+        x_shape, w_shape, dtype_of(_DTYPES[dtype]), stride, padding, dilation, *options
+    )
+
+
+class Place:
+    """The device and the current stream of a tensor; a ``with`` block in which the device is the current one.
+
+    Attributes
+    ----------
+    index : int
+        Of the device.
+    stream : Numba stream or 0
+    """
+
+    def __init__(self, beside):
+        self._beside, self.index = beside, beside.get_device()
+
+    def __enter__(self):
+        self._elsewhere = None
+        if current_device() != self.index:
+            self._elsewhere = cuda.gpus[self.index]
+            self._elsewhere.__enter__()
+        self.stream = numba_stream(torch_stream(self._beside))
+        return self
+
+    def __exit__(self, *exception):
+        if self._elsewhere is not None:
+            self._elsewhere.__exit__(*exception)
+
+    @property
+    def device(self):
+        """PyTorch's name of it."""
+        return self._beside.device
+
+    @property
+    def launch_stream(self):
+        """The stream as prepared launches take it."""
+        return launch_stream(self.stream)
+
+
+def argument(tensor):
+    """A contiguous tensor as kernels take it; see :mod:`numbacaps.device.compiled`."""
+    return run_as_argument(tensor.data_ptr(), tensor.numel(), tensor.itemsize)
+
+
+class Call(Place):
     """A call of one of the passes, on the device and the current stream of a tensor.
 
     ``wanted`` is "forward", "input" or "kernel"; ``about`` is "y", "votes" or "summed_votes": what forward makes, or whose
@@ -159,36 +209,33 @@ class Call:
     """
 
     def __init__(self, beside, x_shape, w_shape, dtype, how, wanted, about="y"):
-        *moves, product, precision = how
+        stride, padding, dilation, product, precision = how
+        votes, self._limits = _WANTED[about, wanted == "forward"]
+        super().__init__(beside)
+        self._dtype = dtype
+        moves = tuple(stride), tuple(padding), tuple(dilation)
         shapes = tuple(x_shape), tuple(w_shape)
-        votes, self._limits = _wanted(wanted, about)
-        options = product, "auto", precision, None, votes
-        self._beside, self.device, self._dtype, self._about = beside, beside.device, dtype, about
-        self._of = signature_of(*shapes, dtype_of(_DTYPES[dtype]), *map(tuple, moves), *options)
-        self._wanted, self._kept = wanted, []
+        self._of = _signature(*shapes, dtype, *moves, product, precision, votes)
+        self._about, self._wanted, self._kept, self._plan = about, wanted, [], None
 
     def __enter__(self):
-        index = self.device.index
-        self._on = nullcontext() if current_device() == index else cuda.gpus[index]
-        self._on.__enter__()
-        self.stream = numba_stream(torch_stream(self._beside))
+        super().__enter__()
         self._captured = torch.cuda.is_current_stream_capturing()
         return self
 
-    def __exit__(self, *exception):
-        self._on.__exit__(*exception)
-
-    @cached_property
+    @property
     def plan(self):
         """The plan of calls like this one."""
-        found = _plans.get(self._key, self._new_plan)
-        if self._captured:
-            _captured.add(found)
+        found = self._plan
+        if found is None:
+            found = self._plan = _plans.get(self._key, self._new_plan)
+            if self._captured:
+                _captured.add(found)
         return found
 
     @property
     def _key(self):
-        return self._of, self._wanted, self._about, self.device.index
+        return self._of, self._wanted, self._about, self.index
 
     def _new_plan(self):
         s = self._of
@@ -197,7 +244,7 @@ class Call:
                 f"x {s.shapes['x']} by w {s.shapes['w']} is captured before it has run: call it once before, so that "
                 "its kernels are compiled and its tables are on the GPU"
             )
-        s.check_limits(self._limits)
+        s.check_limits(self._limits or (self._wanted,))
         return self._decided()
 
     def _decided(self):
@@ -215,22 +262,21 @@ class Call:
     def check(self, which, tensor):
         """Refuse a gradient that is not shaped like what it is of."""
         wanted = self._of.shapes[self._about]
-        if tuple(tensor.shape) != wanted:
+        if tensor.shape != wanted:
             raise RuntimeError(f"{which} has shape {tuple(tensor.shape)}; it takes {wanted}")
 
     def operand(self, which, tensor):
         """A tensor as kernels read it: C-contiguous, its capsule axes in the kernels' order."""
         s = self._of
-        tensor = tensor.detach()
         if not s.in_order[which]:
-            tensor = _permuted(tensor, s.orders[which])
-        tensor = tensor.contiguous()
+            tensor = _permuted(tensor.detach(), s.orders[which])
+        if not tensor.is_contiguous():
+            tensor = tensor.detach().contiguous()
         self._kept.append(tensor)  # until everything is queued; then the allocator orders its reuse
         return self._described(which, tensor)
 
     def _described(self, which, tensor):
-        form = form_of(self._of.layouts[which], None, self._of.dtype)
-        return Operand(which, tensor, form, True, tensor.data_ptr())
+        return Operand(which, tensor, self._of.forms[which], True, tensor.data_ptr())
 
     def result(self, which):
         """(a tensor for a result in the kernels' order, the same as an operand)."""
@@ -239,7 +285,7 @@ class Call:
         if not s.in_order[which]:
             lead = len(shape) - len(s.orders[which])
             shape = shape[:lead] + tuple(shape[lead + axis] for axis in s.orders[which])
-        tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
+        tensor = self._beside.new_empty(shape)
         return tensor, self._described(which, tensor)
 
     def deliver(self, which, tensor):
@@ -248,14 +294,17 @@ class Call:
         return tensor if s.in_order[which] else _permuted(tensor, s.back[which]).contiguous()
 
 
-def _wanted(wanted, about):
-    """(what a call wants of votes, its passes of :data:`numbacaps.limits.PASSES`)"""
-    if about == "y":
-        return "", (wanted,)
-    votes, summed, gradients = VOTES
-    if wanted == "forward":
-        return summed if about == "summed_votes" else votes, (about,)
-    return gradients, ("votes_gradients",)
+_OF_VOTES, _OF_SUMS, _OF_GRADIENTS = VOTES
+# (what a call is about, whether it goes forward) to what it wants of votes, and its passes of
+# numbacaps.limits.PASSES, where these are not the call's own.
+_WANTED = {
+    ("y", True): ("", ()),
+    ("y", False): ("", ()),
+    ("votes", True): (_OF_VOTES, ("votes",)),
+    ("votes", False): (_OF_GRADIENTS, ("votes_gradients",)),
+    ("summed_votes", True): (_OF_SUMS, ("summed_votes",)),
+    ("summed_votes", False): (_OF_GRADIENTS, ("votes_gradients",)),
+}
 
 
 def _permuted(tensor, order):
@@ -282,4 +331,4 @@ class _Room:
     def _new(self, size, dtype):
         tensor = torch.empty(size, dtype=TENSORS[dtype], device=self._device)
         self._held.append(tensor)
-        return run_as_argument(tensor.data_ptr(), tensor.numel(), dtype.itemsize)
+        return argument(tensor)

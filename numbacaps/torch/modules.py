@@ -368,6 +368,22 @@ class Squash(nn.Module):
         return f"dim={self.dim}"
 
 
+class ExponentialSquash(nn.Module):
+    """:func:`numbacaps.torch.functional.exponential_squash` as a layer: LeakyReLU and squash of the published network."""
+
+    def __init__(self, group, slope=1.0):
+        super().__init__()
+        check_count("group", group)
+        self.group, self.slope = group, slope
+
+    def forward(self, x):
+        """The squashed capsules."""
+        return functional.exponential_squash(x, self.group, self.slope)
+
+    def extra_repr(self):
+        return f"{self.group}" + (f", slope={self.slope}" if self.slope != 1 else "")
+
+
 class MarginLoss(nn.Module):
     """:func:`numbacaps.torch.functional.margin_loss` as a criterion."""
 

@@ -5,26 +5,15 @@ On CUDA tensors they run numbacaps' kernels on PyTorch's current stream; on CPU 
 tensors nothing is packed.
 """
 
-import torch
-
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.messages import did_you_mean
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.torch import fold, kernels
-from numbacaps.torch.closed import check as _check
-from numbacaps.torch.closed import close
-
-_HOW = (
-    "int[2] stride, int[2] padding, int[2] dilation, str product, str precision, bool keep_packed"
-)
-_library = torch.library.Library("numbacaps", "DEF")
-_library.define(f"capsule_conv2d(Tensor x, Tensor w, {_HOW}) -> Tensor")
-_library.define(f"capsule_input_gradient(Tensor dy, Tensor w, SymInt[] x_shape, {_HOW}) -> Tensor")
-_library.define(f"capsule_kernel_gradient(Tensor x, Tensor dy, SymInt[] w_shape, {_HOW}) -> Tensor")
+from numbacaps.torch.closed import Kernels, Kind, define
 
 
-def shape_of_output(x_shape, w_shape, stride, padding, dilation, product, precision):
+def shape_of_output(x_shape, w_shape, stride, padding, dilation, product, precision, *_):
     """(N, P, OH, OW, *T3); N may be a symbol. Raises as :func:`numbacaps.capsule_conv2d`."""
     if precision not in PRECISIONS:
         hint = did_you_mean(precision, PRECISIONS)
@@ -36,73 +25,43 @@ def shape_of_output(x_shape, w_shape, stride, padding, dilation, product, precis
     return (x_shape[0], *output_shape(geometry, product, one, w_shape)[1:])
 
 
-def _conv_cuda(x, w, *how):
-    _check(x=x, w=w)
-    return kernels.convolve(x, w, *how)
+def _on_host(how):
+    """The options that count on the CPU."""
+    return *how[:3], parse_product(how[3])
 
 
-def _input_gradient_cuda(dy, w, x_shape, *how):
-    _check(dy=dy, w=w)
-    return kernels.input_gradient(dy, w, x_shape, *how)
+def _convolve(x, w, how):
+    shape_of_output(x.shape, w.shape, *how)
+    return fold.convolve(x, w, *_on_host(how))
 
 
-def _kernel_gradient_cuda(x, dy, w_shape, *how):
-    _check(x=x, dy=dy)
-    return kernels.kernel_gradient(x, dy, w_shape, *how)
-
-
-def _conv_cpu(x, w, *how):
-    _check(x=x, w=w)
-    shape_of_output(x.shape, w.shape, *how[:5])
-    return fold.convolve(x, w, *how[:3], parse_product(how[3]))
-
-
-def _input_gradient_cpu(dy, w, x_shape, *how):
-    _check(dy=dy, w=w)
+def _input_gradient(dy, w, x_shape, how):
     _check_gradient(dy, x_shape, w.shape, how)
-    return fold.input_gradient(dy, w, x_shape, *how[:3], parse_product(how[3]))
+    return fold.input_gradient(dy, w, x_shape, *_on_host(how))
 
 
-def _kernel_gradient_cpu(x, dy, w_shape, *how):
-    _check(x=x, dy=dy)
+def _kernel_gradient(x, dy, w_shape, how):
     _check_gradient(dy, x.shape, w_shape, how)
-    return fold.kernel_gradient(x, dy, w_shape, *how[:3], parse_product(how[3]))
+    return fold.kernel_gradient(x, dy, w_shape, *_on_host(how))
 
 
 def _check_gradient(dy, x_shape, w_shape, how):
     """Refuse a gradient that is not shaped like the output."""
-    wanted = tuple(shape_of_output(x_shape, w_shape, *how[:5]))
+    wanted = tuple(shape_of_output(x_shape, w_shape, *how))
     if tuple(dy.shape) != wanted:
         raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {wanted}")
 
 
-for _name, _on_cuda, _on_cpu in (
-    ("capsule_conv2d", _conv_cuda, _conv_cpu),
-    ("capsule_input_gradient", _input_gradient_cuda, _input_gradient_cpu),
-    ("capsule_kernel_gradient", _kernel_gradient_cuda, _kernel_gradient_cpu),
-):
-    _library.impl(_name, _on_cuda, "CUDA")
-    _library.impl(_name, _on_cpu, "CPU")
-
-
-@torch.library.register_fake("numbacaps::capsule_conv2d", lib=_library)
-def _(x, w, *how):
-    _check(x=x, w=w)
-    return x.new_empty(shape_of_output(x.shape, w.shape, *how[:5]))
-
-
-@torch.library.register_fake("numbacaps::capsule_input_gradient", lib=_library)
-def _(dy, w, x_shape, *how):
-    return dy.new_empty(x_shape)
-
-
-@torch.library.register_fake("numbacaps::capsule_kernel_gradient", lib=_library)
-def _(x, dy, w_shape, *how):
-    return x.new_empty(w_shape)
-
-
-close(
-    _library,
-    ("capsule_conv2d", "capsule_input_gradient", "capsule_kernel_gradient"),
-    options=6,
+CONVOLUTION = Kind(
+    names=("capsule_conv2d", "capsule_input_gradient", "capsule_kernel_gradient"),
+    given="dy",
+    options=(
+        "int[2] stride, int[2] padding, int[2] dilation, str product, str precision, bool keep_packed"
+    ),
+    shape_of=shape_of_output,
+    on={
+        "CUDA": Kernels(kernels.convolve, kernels.input_gradient, kernels.kernel_gradient),
+        "CPU": Kernels(_convolve, _input_gradient, _kernel_gradient),
+    },
 )
+_library = define(CONVOLUTION)

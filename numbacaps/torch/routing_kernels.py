@@ -165,7 +165,7 @@ class _StoredCall(_RoutingCall):
     def operands(self):
         """The votes, and what the routing takes besides."""
         self._last = [self._beside_g(*named) for named in (("x", self._x), ("w", self._w))]
-        self._votes = kernels.convolve(*self._last, *self._how)
+        self._votes = kernels.convolve(*self._last, self._how)
         return self.array(self._votes, self._seen), None, self.others()
 
     def into(self):
@@ -176,8 +176,8 @@ class _StoredCall(_RoutingCall):
     def gradients(self):
         """Those of x and w, by name, from that of the votes."""
         x, w = self._last
-        dx = kernels.input_gradient(self._d_votes, w, x.shape, *self._how)
-        dw = kernels.kernel_gradient(x, self._d_votes, w.shape, *self._how)
+        dx = kernels.input_gradient(self._d_votes, w, x.shape, self._how)
+        dw = kernels.kernel_gradient(x, self._d_votes, w.shape, self._how)
         return {"x": self._in_order("x", dx), "w": self._in_order("w", dw)}
 
     @property

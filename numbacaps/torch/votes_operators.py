@@ -5,19 +5,10 @@ On CUDA tensors they run the kernels of :mod:`numbacaps.votes` as the convolutio
 ``"ieee"``.
 """
 
-import torch
-
 from numbacaps.product import parse_product
 from numbacaps.torch import kernels, windows
-from numbacaps.torch.closed import check, close
+from numbacaps.torch.closed import Kernels, Kind, define
 from numbacaps.torch.operators import shape_of_output
-
-_HOW = "int[2] stride, int[2] padding, int[2] dilation, str product, str precision, bool sum_window"
-_NAMES = "capsule_votes", "capsule_votes_input_gradient", "capsule_votes_kernel_gradient"
-_library = torch.library.Library("numbacaps", "FRAGMENT")
-_library.define(f"{_NAMES[0]}(Tensor x, Tensor w, {_HOW}) -> Tensor")
-_library.define(f"{_NAMES[1]}(Tensor dvotes, Tensor w, SymInt[] x_shape, {_HOW}) -> Tensor")
-_library.define(f"{_NAMES[2]}(Tensor x, Tensor dvotes, SymInt[] w_shape, {_HOW}) -> Tensor")
 
 
 def shape_of_votes(x_shape, w_shape, *how):
@@ -34,68 +25,37 @@ def _check_gradient(dvotes, x_shape, w_shape, how):
         raise RuntimeError(f"dvotes has shape {tuple(dvotes.shape)}; it takes {wanted}")
 
 
-def _votes_cuda(x, w, *how):
-    check(x=x, w=w)
-    return kernels.votes(x, w, *how)
-
-
-def _input_gradient_cuda(dvotes, w, x_shape, *how):
-    check(dvotes=dvotes, w=w)
-    return kernels.votes_input_gradient(dvotes, w, x_shape, *how)
-
-
-def _kernel_gradient_cuda(x, dvotes, w_shape, *how):
-    check(x=x, dvotes=dvotes)
-    return kernels.votes_kernel_gradient(x, dvotes, w_shape, *how)
-
-
-def _votes_cpu(x, w, *how):
-    check(x=x, w=w)
+def _votes(x, w, how):
     shape_of_votes(x.shape, w.shape, *how)
-    return windows.votes(x, w, *_fold(how))
+    return windows.votes(x, w, *_on_host(how))
 
 
-def _input_gradient_cpu(dvotes, w, x_shape, *how):
-    check(dvotes=dvotes, w=w)
+def _input_gradient(dvotes, w, x_shape, how):
     _check_gradient(dvotes, x_shape, w.shape, how)
-    return windows.input_gradient(dvotes, w, x_shape, *_fold(how))
+    return windows.input_gradient(dvotes, w, x_shape, *_on_host(how))
 
 
-def _kernel_gradient_cpu(x, dvotes, w_shape, *how):
-    check(x=x, dvotes=dvotes)
+def _kernel_gradient(x, dvotes, w_shape, how):
     _check_gradient(dvotes, x.shape, w_shape, how)
-    return windows.kernel_gradient(x, dvotes, w_shape, *_fold(how))
+    return windows.kernel_gradient(x, dvotes, w_shape, *_on_host(how))
 
 
-def _fold(how):
+def _on_host(how):
     """The options that count on the CPU."""
     stride, padding, dilation, product, _, sum_window = how
     return stride, padding, dilation, parse_product(product), sum_window
 
 
-for _name, _on_cuda, _on_cpu in zip(
-    _NAMES,
-    (_votes_cuda, _input_gradient_cuda, _kernel_gradient_cuda),
-    (_votes_cpu, _input_gradient_cpu, _kernel_gradient_cpu),
-):
-    _library.impl(_name, _on_cuda, "CUDA")
-    _library.impl(_name, _on_cpu, "CPU")
-
-
-@torch.library.register_fake(f"numbacaps::{_NAMES[0]}", lib=_library)
-def _(x, w, *how):
-    check(x=x, w=w)
-    return x.new_empty(shape_of_votes(x.shape, w.shape, *how))
-
-
-@torch.library.register_fake(f"numbacaps::{_NAMES[1]}", lib=_library)
-def _(dvotes, w, x_shape, *how):
-    return dvotes.new_empty(x_shape)
-
-
-@torch.library.register_fake(f"numbacaps::{_NAMES[2]}", lib=_library)
-def _(x, dvotes, w_shape, *how):
-    return x.new_empty(w_shape)
-
-
-close(_library, _NAMES, options=6)
+VOTES = Kind(
+    names=("capsule_votes", "capsule_votes_input_gradient", "capsule_votes_kernel_gradient"),
+    given="dvotes",
+    options=(
+        "int[2] stride, int[2] padding, int[2] dilation, str product, str precision, bool sum_window"
+    ),
+    shape_of=shape_of_votes,
+    on={
+        "CUDA": Kernels(kernels.votes, kernels.votes_input_gradient, kernels.votes_kernel_gradient),
+        "CPU": Kernels(_votes, _input_gradient, _kernel_gradient),
+    },
+)
+_library = define(VOTES)

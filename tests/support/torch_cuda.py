@@ -1,11 +1,10 @@
-"""What :mod:`numbacaps.torch.kernels` and `routing_kernels` do on CUDA tensors, in CPU tensors' memory, by the simulator."""
+"""What :mod:`numbacaps.torch.kernels` and what launches as it does on CUDA tensors, in CPU tensors' memory, by the simulator."""
 
 import torch
 
 from numbacaps.arrays import Operand
 from numbacaps.device.compiled import as_argument
 from numbacaps.device.target import cuda
-from numbacaps.forms import form_of
 from numbacaps.torch import kernels, routing_kernels
 
 
@@ -24,17 +23,17 @@ class OnSimulator:
         self.stream, self.capturing = 0, False
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(kernels, "torch_stream", lambda tensor: self.stream)
-        monkeypatch.setattr(kernels, "current_device", lambda: None)  # the index of "cpu"
+        monkeypatch.setattr(kernels, "current_device", lambda: -1)  # the index of "cpu"
         monkeypatch.setattr(kernels, "numba_stream", lambda address: address)
         monkeypatch.setattr(kernels.Call, "_described", _described)
+        monkeypatch.setattr(kernels, "argument", lambda tensor: as_argument(_array(tensor)))
         monkeypatch.setattr(kernels._Room, "_new", _new)
         monkeypatch.setattr(routing_kernels._Workspace, "_new", _undefined)
         monkeypatch.setattr(routing_kernels, "_array", _seen)
 
 
 def _described(call, which, tensor):
-    form = form_of(call._of.layouts[which], None, call._of.dtype)
-    return Operand(which, _array(tensor), form, True)
+    return Operand(which, _array(tensor), call._of.forms[which], True)
 
 
 def _new(room, size, dtype):

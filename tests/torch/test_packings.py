@@ -3,7 +3,6 @@
 import copy
 import pickle
 import threading
-import warnings
 
 import pytest
 
@@ -153,15 +152,9 @@ def cuda_side(monkeypatch):
 
     monkeypatch.setattr(FusedPasses, "_launch", counted)
     monkeypatch.setattr(kernels, "_packings", Packings(64))
-    library = torch.library.Library("numbacaps", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one for CPU tensors
-        library.impl("capsule_conv2d", operators._conv_cuda, "CPU", allow_override=True)
-        gradients = operators._input_gradient_cuda, operators._kernel_gradient_cuda
-        for name, gradient in zip(("input", "kernel"), gradients):
-            library.impl(f"capsule_{name}_gradient", gradient, "CPU", allow_override=True)
+    on = operators.CONVOLUTION.on
+    monkeypatch.setitem(on, "CPU", on["CUDA"])
     yield side
-    library._destroy()
 
 
 _LAYERS = {

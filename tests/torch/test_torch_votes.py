@@ -97,23 +97,16 @@ def test_autocast_and_two_bytes(dtype, sum_window):
     assert w.grad.dtype == torch.float32
 
 
-_ON_BOTH = {
-    "": lambda v, x, w, dvotes: (v._votes_cuda, v._votes_cpu, (x, w)),
-    "_input_gradient": lambda v, x, w, dvotes: (
-        v._input_gradient_cuda,
-        v._input_gradient_cpu,
-        (dvotes, w, x.shape),
-    ),
-    "_kernel_gradient": lambda v, x, w, dvotes: (
-        v._kernel_gradient_cuda,
-        v._kernel_gradient_cpu,
-        (x, dvotes, w.shape),
-    ),
+_CUDA, _CPU = (votes_operators.VOTES.on[backend] for backend in ("CUDA", "CPU"))
+_GIVEN = {
+    "forward": lambda x, w, dvotes: (x, w),
+    "input_gradient": lambda x, w, dvotes: (dvotes, w, x.shape),
+    "kernel_gradient": lambda x, w, dvotes: (x, dvotes, w.shape),
 }
 
 
 @_SUMS
-@pytest.mark.parametrize("operator", _ON_BOTH)
+@pytest.mark.parametrize("operator", _GIVEN)
 @pytest.mark.parametrize("product", ["ab,bc->ac", "agb,bgc->cga"])
 def test_the_cuda_side_computes_the_same(product, operator, sum_window, monkeypatch):
     """Its kernels on the simulator, in the tensors' own memory, for captured calls too."""
@@ -122,43 +115,43 @@ def test_the_cuda_side_computes_the_same(product, operator, sum_window, monkeypa
     x, w = torch.randn(2, 2, 4, 3, *x_capsule), torch.randn(3, 2, 2, 2, *w_capsule)
     how = (1, 2), (1, 0), (2, 1), product, "auto", sum_window
     dvotes = torch.randn(torch.ops.numbacaps.capsule_votes(x, w, *how).shape)
-    if operator:
+    if operator != "forward":
         dvotes = dvotes.transpose(0, 1).contiguous().transpose(0, 1)
-    on_cuda, on_cpu, given = _ON_BOTH[operator](votes_operators, x, w, dvotes)
-    found, right = on_cuda(*given, *how), on_cpu(*given, *how)
+    on_cuda, given = getattr(_CUDA, operator), _GIVEN[operator](x, w, dvotes)
+    found, right = on_cuda(*given, how), getattr(_CPU, operator)(*given, how)
     assert found.is_contiguous()
     torch.testing.assert_close(found, right)
     side.capturing = True
-    torch.testing.assert_close(on_cuda(*given, *how), right)
+    torch.testing.assert_close(on_cuda(*given, how), right)
     assert len(kernels._captured) == 1
     kernels.forget_captured()
     kernels._plans.clear()
     with pytest.raises(RuntimeError, match="is captured before it has run: call it once before"):
-        on_cuda(*given, *how)
+        on_cuda(*given, how)
 
 
 @_SUMS
 def test_no_images_on_the_cuda_side(sum_window, monkeypatch):
     OnSimulator(monkeypatch)
     x, w = torch.randn(0, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
-    how, v = ((1, 1), (0, 0), (1, 1), "ab,bc->ac", "ieee", sum_window), votes_operators
-    dvotes = v._votes_cuda(x, w, *how)
+    how = (1, 1), (0, 0), (1, 1), "ab,bc->ac", "ieee", sum_window
+    dvotes = _CUDA.forward(x, w, how)
     assert dvotes.shape == nt.capsule_votes(x, w, sum_window=sum_window).shape
-    assert v._input_gradient_cuda(dvotes, w, x.shape, *how).shape == x.shape
-    none = v._kernel_gradient_cuda(x, dvotes, w.shape, *how)
+    assert _CUDA.input_gradient(dvotes, w, x.shape, how).shape == x.shape
+    none = _CUDA.kernel_gradient(x, dvotes, w.shape, how)
     assert none.shape == w.shape and (none == 0).all()
 
 
 def test_what_the_cuda_side_refuses(monkeypatch):
     OnSimulator(monkeypatch)
-    x, w, v = torch.randn(1, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2), votes_operators
+    x, w = torch.randn(1, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
     how = (1, 1), (0, 0), (1, 1), "ab,bc->ac"
     with pytest.raises(ValueError, match="precision is 'tf32'"):
-        v._votes_cuda(x, w, *how, "tf32", False)
+        _CUDA.forward(x, w, (*how, "tf32", False))
     for sum_window, shape in ((True, "1, 3, 3, 3, 2, 2, 2"), (False, "1, 3, 3, 3, 2, 2, 2, 2, 2")):
         match = re.escape(f"dvotes has shape (1, 2); it takes ({shape})")
         with pytest.raises(RuntimeError, match=match):
-            v._input_gradient_cuda(x[0, :, 0, 0, 0, 0][None], w, x.shape, *how, "ieee", sum_window)
+            _CUDA.input_gradient(x[0, :, 0, 0, 0, 0][None], w, x.shape, (*how, "ieee", sum_window))
 
 
 def test_no_images():

@@ -14,7 +14,7 @@ from numbacaps.device.instructions import let_next_start, load_run, shuffle, wai
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
 from numbacaps.device.target import at, cuda
-from numbacaps.nn.kernels.warp_shares import shares
+from numbacaps.device.warp_shares import shares
 
 
 @cache

@@ -139,10 +139,17 @@ FAULTS = [
     ),
     Fault(
         "squash without its regulariser",
-        "numbacaps/nn/kernels/squash.py",
-        "squash_factor(square + REGULARISER)",
-        "squash_factor(square)",
+        "numbacaps/squash/formulas.py",
+        "return squash_factor(square + epsilon)",
+        "return squash_factor(square)",
         _NN_KERNELS,
+    ),
+    Fault(
+        "the rational squash's gradient without what the length's change takes away",
+        "numbacaps/squash/formulas.py",
+        "_TWO * less * less - square * inverse * inverse * less",
+        "_TWO * less * less",
+        "tests/torch/test_torch_squash.py -k test_kernels",
     ),
     Fault(
         "squash behind a product without its regulariser",

@@ -25,7 +25,11 @@ def shares(group, threads, arrays) -> tuple[int, int]:
     tuple of int
         The second a power of two; the group is a multiple of both together.
     """
-    itemsize = arrays[0].dtype.itemsize
+    return shares_at(group, threads, arrays[0].dtype.itemsize, gcd(*map(address_of, arrays)))
+
+
+def shares_at(group, threads, itemsize, divisor):
+    """The same of arrays whose addresses have a divisor; 0 where all are 0."""
     # Loads begin at multiples of what they take.
-    width = gcd(group, CHUNK // itemsize, *(address_of(a) // itemsize for a in arrays))
+    width = gcd(group, CHUNK // itemsize, divisor // itemsize)
     return width, gcd(group // width, threads, _WARP)

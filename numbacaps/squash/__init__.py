@@ -1,0 +1,1 @@
+"""Squash behind LeakyReLU, value and gradient: the formulas, and a kernel for each."""

@@ -1,0 +1,126 @@
+"""Squash as an operator: its values, gradients and contracts on CPU tensors, its kernels on the simulator in their memory."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from numbacaps.torch import squash_operators  # noqa: E402
+from tests.support.torch_cuda import OnSimulator  # noqa: E402
+
+pytestmark = pytest.mark.tiers("simulator")
+_FORMULAS = "rational", "exponential"
+_formulas = pytest.mark.parametrize("formula", _FORMULAS)
+_value = torch.ops.numbacaps.capsule_squash.default
+_gradient = torch.ops.numbacaps.capsule_squash_gradient.default
+
+
+def _written_out(x, group, slope, formula):
+    """The formulas as they are published, of float64."""
+    a = torch.nn.functional.leaky_relu(x, slope).reshape(-1, group)
+    square = a.square().sum(1, keepdim=True)
+    n = (square + 1e-7).sqrt()
+    f = square / (1 + square) / n if formula == "rational" else (1 - torch.exp(-n)) / n
+    return (a * f).reshape(x.shape)
+
+
+def _operands(dtype=torch.float64, shape=(3, 2, 2, 6), scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return (scale * x).to(dtype).requires_grad_(), dy.to(dtype)
+
+
+@_formulas
+def test_values_and_gradients_of_any_order(formula):
+    x, dy = _operands()
+    for group, slope in ((6, 1.0), (3, 0.1)):
+        how = group, slope, formula
+        y, wanted = _value(x, *how), _written_out(x, *how)
+        torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-12)
+        (dx,), (right,) = (torch.autograd.grad(one, x, dy) for one in (y, wanted))
+        torch.testing.assert_close(dx, right, rtol=1e-10, atol=1e-12)
+        assert torch.autograd.gradcheck(lambda x: _value(x, *how), x)
+        assert torch.autograd.gradgradcheck(lambda x: _value(x, *how), x)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own
+@_formulas
+def test_operators_keep_their_contracts(formula):
+    x, dy = _operands(torch.float32)
+    for operator, tensors in ((_value, (x,)), (_gradient, (x, dy.requires_grad_()))):
+        found = torch.library.opcheck(operator, (*tensors, 3, 0.1, formula))
+        assert len(found) == 4 and set(found.values()) == {"SUCCESS"}
+
+
+@pytest.fixture
+def on_simulator(monkeypatch):
+    """While the test runs, the operators do with CPU tensors what they do with CUDA tensors."""
+    monkeypatch.setitem(squash_operators.ON, "CPU", squash_operators.ON["CUDA"])
+    return OnSimulator(monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
+@_formulas
+def test_kernels(formula, scale, dtype, on_simulator):
+    """Of capsules of any length, of groups that fill no 16 bytes, behind LeakyReLU."""
+    x, dy = _operands(dtype, scale=scale)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    for group, slope in ((12, 1.0), (3, 0.1)):
+        how = group, slope, formula
+        y = _value(x, *how)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        wide = x.detach().double().requires_grad_()
+        right = _written_out(wide, *how)
+        (wanted,) = torch.autograd.grad(right, wide, dy.double())
+        for have, want in ((y.detach(), right.detach()), (dx, wanted)):
+            error = (have.double() - want).abs().max() / want.abs().max()
+            assert have.dtype == dtype and error <= tolerance
+
+
+@_formulas
+def test_kernels_read_tensors_as_they_lie(formula, on_simulator):
+    """Of tensors with other strides, with no images, and of a gradient that is one number everywhere."""
+    x, _ = _operands(torch.float32)
+    how = 4, 1.0, formula
+    moved = x.detach().transpose(1, 3).requires_grad_()  # (3, 6, 2, 2)
+    y = _value(moved, *how)
+    (dx,) = torch.autograd.grad(y.sum(), moved)
+    wide = moved.detach().double().contiguous().requires_grad_()
+    right = _written_out(wide, *how)
+    torch.testing.assert_close(y.detach().double(), right.detach(), rtol=1e-5, atol=1e-6)
+    (wanted,) = torch.autograd.grad(right.sum(), wide)
+    torch.testing.assert_close(dx.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert _value(x.detach()[:0], *how).shape == (0, 2, 2, 6)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # on a GPU nothing warns
+@_formulas
+def test_numbers_that_overflow_give_finite_results(formula, on_simulator):
+    x, dy = _operands(torch.float32, scale=1e20)
+    y = _value(x, 4, 1.0, formula)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert y.isfinite().all() and dx.isfinite().all()
+    assert _value(torch.full((1, 4), float("nan")), 4, 1.0, formula).isnan().all()
+
+
+def test_the_layer_is_the_published_activation():
+    x, _ = _operands(torch.float32)
+    layer = nt.ExponentialSquash(3, slope=0.1)
+    wanted = _written_out(x.detach().double(), 3, 0.1, "exponential")
+    torch.testing.assert_close(layer(x).detach().double(), wanted, rtol=1e-5, atol=1e-6)
+    assert layer(x.half()).dtype == torch.float16
+    assert str(layer) == "ExponentialSquash(3, slope=0.1)"
+
+
+def test_bad_input_is_refused_by_name():
+    x, dy = _operands(torch.float32)
+    for error, message, call in (
+        (ValueError, "group is 5; it takes a divisor", lambda: _value(x, 5, 1.0, "rational")),
+        (ValueError, "formula is 'sigmoid'", lambda: _value(x, 3, 1.0, "sigmoid")),
+        (RuntimeError, "x is torch.float16", lambda: _value(x.half(), 3, 1.0, "rational")),
+        (RuntimeError, "dy is torch.float32", lambda: _gradient(x, dy[:1], 3, 1.0, "rational")),
+        (ValueError, "group is 0.5; it takes an int", lambda: nt.ExponentialSquash(0.5)),
+    ):
+        with pytest.raises(error, match=message):
+            call()
