@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 
 import pytest
 
@@ -163,3 +164,70 @@ def test_routed_layers_refuse_what_they_would_not_do():
         nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
     with pytest.raises(ValueError, match="precision is 'tf32'; routing takes 'auto' or 'ieee'"):
         nt.RoutedCapsuleConv2d(2, 3, 1, precision="tf32")
+
+
+def _differentiated(function, x, w, dy):
+    """The result and both gradients."""
+    leaves = [one.detach().clone().requires_grad_() for one in (x, w)]
+    y = function(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+
+_LINEAR = pytest.mark.parametrize("function", [nt.capsule_conv2d, nt.capsule_votes])
+
+
+def _three(function):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (
+        torch.randn(shape, generator=generator)
+        for shape in ((2, 2, 3, 3, 2, 2), (3, 2, 2, 2, 2, 2))
+    )
+    return x, w, torch.randn(function(x, w).shape, generator=generator)
+
+
+@_LINEAR
+def test_whoever_listens_hears_of_the_operators(function):
+    """A mode, as PyTorch's counters of operations are, also in the backward pass."""
+    heard = []
+
+    class Listener(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, given=(), named=None):
+            heard.append(operator._schema.name.removeprefix("numbacaps::"))
+            return operator(*given, **(named or {}))
+
+    operands = _three(function)
+    with Listener():
+        _differentiated(function, *operands)
+    name = function.__name__
+    gradients = (
+        ("capsule_input_gradient", "capsule_kernel_gradient")
+        if name == "capsule_conv2d"
+        else ("capsule_votes_input_gradient", "capsule_votes_kernel_gradient")
+    )
+    for operator in (name, *gradients):
+        assert heard.count(operator) == 1
+
+
+@_LINEAR
+def test_views_whose_sign_is_pending(function):
+    """PyTorch negates such a view when it is read: its memory holds the other sign."""
+    x, w, dy = _three(function)
+    wanted = _differentiated(function, x, w, dy)
+    with torch.no_grad():
+        torch.testing.assert_close(function(torch._neg_view(x), w), -wanted[0])
+    for found, right in zip(_differentiated(function, x, w, torch._neg_view(dy))[1:], wanted[1:]):
+        torch.testing.assert_close(found, -right)
+
+
+@_LINEAR
+def test_several_gradients_at_once(function):
+    """``is_grads_batched`` takes them through ``vmap``."""
+    x, w, dy = _three(function)
+    leaves = [one.requires_grad_() for one in (x, w)]
+    y = function(*leaves)
+    wanted = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it goes gradient by gradient
+        found = torch.autograd.grad(y, leaves, torch.stack([dy, 2 * dy]), is_grads_batched=True)
+    for both, one in zip(found, wanted):
+        torch.testing.assert_close(both, torch.stack([one, 2 * one]))
