@@ -37,10 +37,12 @@ def make_parser():
 def captured(call):
     """A replay of a call as a CUDA graph."""
     cuda = opponents.torch().cuda
-    call()  # compiled, and its workspace there
+    stream, graph = cuda.Stream(), cuda.CUDAGraph()
+    stream.wait_stream(cuda.current_stream())
+    with cuda.stream(stream):
+        call()  # compiled, and its workspace on this stream there: a stream that is captured allocates nothing
     cuda.synchronize()
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
+    with cuda.graph(graph, stream=stream):
         call()
     return graph.replay
 

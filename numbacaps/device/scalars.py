@@ -15,10 +15,12 @@ class CompiledWithScalars:
     arrays : sequence of dtype_like
     integers : int
     scalars : sequence of dtype_like
+    early : bool
+        As :class:`numbacaps.device.compiled.Compiled`.
     """
 
-    def __init__(self, kernel, arrays, integers, scalars):
-        self._compiled = Compiled(_Behind(kernel, scalars), arrays, integers)
+    def __init__(self, kernel, arrays, integers, scalars, early=False):
+        self._compiled = Compiled(_Behind(kernel, scalars), arrays, integers, early=early)
 
     def launch(self, grid, block, stream, arguments, scalars):
         """Launch it on arrays, integers behind them, and a tuple of NumPy's scalars."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from numbacaps.api import _check_needs
 from numbacaps.arrays import Array
+from numbacaps.fused.precision import PRECISIONS
 from numbacaps.geometry import Pair
 from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
@@ -50,7 +51,7 @@ def capsule_routing(
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     out: Array | None = None,
     stream: object = None,
 ) -> Array | tuple[Array, ...]:
@@ -101,7 +102,9 @@ def capsule_routing(
         passes; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, of votes that are a ``"sum"`` ``"stored"``, and
         ``"numpy"`` where there is no GPU.
     precision : str
-        ``"ieee"``.
+        How votes of float32 are multiplied in the forward pass: ``"tf32x3"``, three products of tensor cores for one, about
+        as exact as float32's own; ``"tf32"``, one; ``"ieee"``, ordinary arithmetic; ``"auto"``: ``"tf32x3"``. Where a form has
+        no kernels of tensor cores, and in the gradients, it is ordinary arithmetic (:func:`explain_routing` says why).
     out : array (N, P, OH, OW, *T3), optional
         Where to write the capsules, as :func:`numbacaps.capsule_conv2d` takes it.
 
@@ -153,7 +156,7 @@ def capsule_routing_backward(
     dilation: Pair = 1,
     product: str = "ab,bc->ac",
     algorithm: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     needs=("input", "kernel"),
     stream: object = None,
 ) -> RoutingGradients:
@@ -214,8 +217,9 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     }
     product = parse_product(options.pop("product", "ab,bc->ac"))
     how = {"stride": 1, "padding": 0, "dilation": 1} | window
-    algorithm = options.pop("algorithm", "auto")
+    algorithm, precision = options.pop("algorithm", "auto"), options.pop("precision", "auto")
     check_name("algorithm", algorithm, ALGORITHMS[:-1])
+    check_name("precision", precision, PRECISIONS)
     form = Options(**options)
     of_x, of_w = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
     if form.is_summed and is_shared(of_x, of_w):
@@ -224,7 +228,8 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     if geometry.N == 0:
         raise ValueError("x_shape has N = 0; it takes 1 or more")
     name = rung(form) if algorithm == "auto" else algorithm
-    return Runner(geometry, _dtype(dtype), form, name == "stored").explain()
+    how = form, name == "stored", None, precision
+    return Runner(geometry, _dtype(dtype), *how).explain()
 
 
 # ---- on the device
@@ -254,13 +259,19 @@ def _forward(call, couplings):
         children = prod(call.children)
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
         is_stored = call.problem.name == "stored"
-        runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
+        runner = _runner(call)
         if is_stored:
             _, x = _stored(call, x, w)
         runner.forward(x, w, operands, results, of_couplings, call.stream)
     more = (a_out,) if o.is_em else ()
     more = (*more, found) if couplings else more
     return call.call.deliver(y), *(call.delivered(one) for one in more)
+
+
+def _runner(call):
+    p, is_stored = call.problem, call.problem.name == "stored"
+    how = call.geometry, call.signature.dtype, p.options, is_stored
+    return runner_of(*how, stream=call.stream, precision=p.precision)
 
 
 def _stored(call, x, w):
@@ -295,7 +306,7 @@ def _backward(call, needs):
         to = dx and dx.operand.array.reshape(*g.input_shape)
         of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
         is_stored = call.problem.name == "stored"
-        runner = runner_of(g, call.signature.dtype, o, is_stored, stream=call.stream)
+        runner = _runner(call)
         how = _operands(call), d_results
         if is_stored:
             made, votes = _stored(call, *arrays)

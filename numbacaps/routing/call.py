@@ -13,6 +13,7 @@ from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
+from numbacaps.fused.precision import PRECISIONS
 from numbacaps.limits import check_limits
 from numbacaps.messages import shown
 from numbacaps.routing.options import Options, check_given, check_name
@@ -36,7 +37,7 @@ class Problem:
 
     options: Options
     algorithm: str = "auto"
-    precision: str = "ieee"
+    precision: str = "auto"
     product: str = "ab,bc->ac"
     stride: object = 1
     padding: object = 0
@@ -44,7 +45,7 @@ class Problem:
 
     def __post_init__(self):
         check_name("algorithm", self.algorithm, ALGORITHMS)
-        check_name("precision", self.precision, ("ieee",))
+        check_name("precision", self.precision, PRECISIONS)
 
     @property
     def name(self):

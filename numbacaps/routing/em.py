@@ -178,14 +178,16 @@ class MStep:
                         record[first + 2 * E + 1] *= kept
                         record[first + 2 * E] = b
                     share = sums.type(math.exp(b - record[first + 2 * E]))
-                    record[first + 2 * E + 1] += share
+                    before = record[first + 2 * E + 1]
+                    record[first + 2 * E + 1] = before + share
                     part = ZERO
                     if share != ZERO:
                         part = share / record[first + 2 * E + 1]
+                    rest = part * before  # so squares are sums of what is not negative
                     for e in range(E):
                         away = V[s * E + e] - record[first + e]
                         record[first + e] += part * away
-                        record[first + E + e] += share * away * (V[s * E + e] - record[first + e])
+                        record[first + E + e] += rest * away * away
 
         return make_hold_gaussians(shape), clear, absorb, make_merge_moments(E, sums)
 

@@ -12,6 +12,7 @@ import math
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import let_next_start, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add
@@ -61,6 +62,8 @@ def make_finish(shape):
         epsilon,
         lam,
     ):
+        wait_for_last()  # the records are there
+        let_next_start()
         thread = cuda.grid(1)
         places = N * L
         if thread >= places * P:

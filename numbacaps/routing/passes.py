@@ -7,21 +7,21 @@ No vote is among them.
 
 from dataclasses import replace
 from functools import cache, cached_property
+from math import prod
 
 import numpy as np
 
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
-from numbacaps.routing import dynamic, dynamic_ends, em, em_ends
-from numbacaps.routing.couplings import Assignments, DynamicCouplings, make_couplings
+from numbacaps.routing import dynamic, dynamic_ends
+from numbacaps.routing.couplings import DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
-from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
 from numbacaps.routing.gradient import (
     make_input_gradient,
     make_kernel_gradient,
     make_votes_gradient,
 )
-from numbacaps.routing.overlap import make_of_capsules, make_of_children
+from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import TEAM_THREADS, WARP, Shape, Split, teams_wanted
@@ -30,16 +30,19 @@ _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 
 
 @cache
-def _compiled(kernel, dtypes, integers, scalars):
-    return CompiledWithScalars(kernel, dtypes, integers, scalars)
+def _compiled(kernel, dtypes, integers, scalars, early):
+    return CompiledWithScalars(kernel, dtypes, integers, scalars, early)
 
 
-def run(kernel, grid, threads, arguments, stream, scalars=()):
-    """Launch a kernel of arrays, then integers, then scalars of a floating-point dtype."""
+def run(kernel, grid, threads, arguments, stream, scalars=(), early=False):
+    """Launch a kernel of arrays, then integers, then scalars of a floating-point dtype.
+
+    One that waits for the last kernel itself may start ``early``.
+    """
     arrays = [one.reshape(one.size) for one in arguments if hasattr(one, "dtype")]
     integers = [one for one in arguments if not hasattr(one, "dtype")]
     dtypes, behind = (tuple(one.dtype for one in some) for some in (arrays, scalars))
-    compiled = _compiled(kernel, dtypes, len(integers), behind)
+    compiled = _compiled(kernel, dtypes, len(integers), behind, early)
     compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars)
 
 
@@ -55,9 +58,18 @@ class Passes:
         x is votes, (N, P, L, I, E); where they are summed over the window, I is C.
     splits : int, optional
         That add up the gradients of what all images share; those of a part of a batch are those of its first part.
+    precision : str
+        How the forward pass computes votes, where they are not stored.
+
+    Attributes
+    ----------
+    warps : object or None
+        The forward passes on tensor cores (:mod:`numbacaps.routing.mma_sync`), if they are.
+    why_not : str or None
+        Why they are not.
     """
 
-    def __init__(self, geometry, dtype, options, stored=False, splits=None):
+    def __init__(self, geometry, dtype, options, stored=False, splits=None, precision="auto"):
         if stored and options.is_summed:
             geometry = geometry.of_summed_votes
         self.geometry, self.options, self.stored = geometry, options, stored
@@ -66,6 +78,13 @@ class Passes:
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
         self.splits = splits or self._wanted_splits()
+        self.why_not = "votes are stored"
+        if not stored:
+            self.why_not = warps.why_not(self.shape, geometry.N, options, precision)
+        self.warps = None
+        if self.why_not is None:
+            make = warps.EMWarps if options.is_em else warps.DynamicWarps
+            self.warps = make(self.shape, self.places, options, precision)
 
     @property
     def sums(self):
@@ -94,8 +113,24 @@ class Passes:
         g = self.shape.geometry
         return (1,) if self.stored else (g.Q, g.E2, g.P)
 
-    def forward_shapes(self):
-        """Workspace of the forward pass."""
+    def forward_states_shape(self, keep):
+        """That of the states, all of them or, where the passes are on tensor cores, those that are needed at a time."""
+        iterations, *rest = self.states_shape
+        return (self.warps.states if self.warps and not keep else iterations, *rest)
+
+    @property
+    def forward_nbytes(self):
+        """Bytes that the forward pass takes for states and sums, on tensor cores."""
+        shapes = self.forward_states_shape(False), *self.warps.shapes.values()
+        return sum(map(prod, shapes)) * self.sums.itemsize
+
+    def forward_shapes(self, has_logits=True, has_couplings=True):
+        """Workspace of the forward pass; of one on tensor cores the less, the less there is besides."""
+        if self.warps:
+            found = dict(self.warps.shapes)
+            if has_logits or has_couplings:
+                found |= self._more_shapes()
+            return found | ({"packed": self._packed_shape} if has_couplings else {})
         return {
             "packed": self._packed_shape,
             "partial": self._partial_shape(self.shape, self.forward_form),
@@ -169,10 +204,10 @@ class Passes:
         run(kernel, grid, TEAM_THREADS, (*arrays, partial, N, split.children, t), stream)
         return split.blocks
 
-    def _end(self, kernel, arguments, stream, scalars=()):
+    def _end(self, kernel, arguments, stream, scalars=(), early=False):
         """What is done for each parent at each position."""
         grid = ceil_div(self.places * self.geometry.P, WARP)
-        run(kernel, grid, WARP, arguments, stream, scalars)
+        run(kernel, grid, WARP, arguments, stream, scalars, early)
 
     def _gradients(self, form, arrays, dx, wants_kernel, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
@@ -245,18 +280,22 @@ class DynamicPasses(Passes):
             self._clear(room["prior"], stream)
         return room["prior"]
 
-    def forward(self, x, w, logits, states, y, *, room, couplings=None, stream=0):
+    def forward(self, x, w, logits, states, y, *, room, keep=True, couplings=None, stream=0):
         """Write v, the states, and the couplings (N, P, L, I) unless they are None.
 
         Parameters
         ----------
         x, w : device arrays, (N, C, H, W, E1) and (P, I, E2)
         logits : device array (P, I), or None for zeros
-        states : device array of ``states_shape``, written
+        states : device array of ``forward_states_shape(keep)``, written
         y : device array (N, P, L, E), written
         room : dict of device arrays of ``forward_shapes``
+        keep : bool
+            The states of all iterations are wanted; so are they where couplings are.
         stream : Numba stream
         """
+        if self.warps:
+            return self._forward_on_warps(x, w, logits, states, y, room, keep, couplings, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         self._clear(states[0], stream)
         finish = dynamic_ends.make_finish(self.shape, self.options.softmax_over)
@@ -265,9 +304,25 @@ class DynamicPasses(Passes):
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
+        self._couplings(arrays[:5], couplings, stream)
+
+    def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
+        """The same on tensor cores."""
+        prior = None if logits is None else self._prior(logits, room, stream)
+        if keep:
+            self._clear(states[0], stream)
+        if prior is not None or self.warps.is_filled_up:
+            self._clear(room["summed"], stream)
+        self.warps.forward(x, w, prior, states, y, room, stream, keep)
+        if couplings is not None:
+            prior = self._prior(logits, room, stream)
+            packed = self._pack(w, room, stream)
+            self._couplings((x, packed, prior, states, states), couplings, stream)
+
+    def _couplings(self, arrays, couplings, stream):
         if couplings is not None:
             form = DynamicCouplings(self.shape, self.options.softmax_over)
-            self.launch_couplings(form, arrays[:5], couplings, stream)
+            self.launch_couplings(form, arrays, couplings, stream)
 
     def backward(self, x, w, logits, states, dy, dx, wants_kernel, *, room, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
@@ -293,148 +348,3 @@ class DynamicPasses(Passes):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""
         dtype = np.dtype(d_logits.dtype)
         self._unpack(room["d_prior"], d_logits, self.shape.children, dtype, stream)
-
-
-class EMPasses(Passes):
-    """EM routing. The prior is the children's activations, (N, C, H, W), in the dtype of sums."""
-
-    state_fields = staticmethod(em.state_fields)
-
-    @property
-    def _overlaps(self):
-        return self.options.normalise == "all"
-
-    @cached_property
-    def forward_form(self):
-        return em.MStep(self.shape, self.options.normalise)
-
-    @cached_property
-    def backward_form(self):
-        return EarlierGaussians(self.backward_shape, self.options.normalise)
-
-    def _scalars(self, t):
-        """Epsilon, and the inverse temperature of iteration t."""
-        return self.sums.type(self.options.epsilon), self.sums.type(self.options.temperatures[t])
-
-    @property
-    def norms_shape(self):
-        """(iterations, N, C, H, W): the capsules' norms, which the backward pass reads."""
-        g = self.shape.geometry
-        if not self._overlaps:
-            return (1,)
-        return self.options.iterations, self.geometry.N, g.C, g.H, g.W
-
-    def _more_shapes(self, backward=False):
-        betas = {"d_betas": (2, self.geometry.P)} if backward else {}
-        if not self._overlaps:
-            return betas
-        found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
-        return found | ({"total": self.norms_shape} if backward else {})
-
-    def _of_capsules(self, form, arrays, room, total, t, stream):
-        """A number of every child, put together for every capsule."""
-        shape, N = self.backward_shape, self.geometry.N
-        split = Split.of(shape, N, 1)
-        parts = split.parts * split.blocks
-        count = ceil_div(shape.children, parts)
-        grid = ceil_div(shape.groups(N), shape.teams), parts
-        arguments = (*arrays, room["found"], N, count, t)
-        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
-        self._together(room["found"], total, isinstance(form, em.Norms), t, stream)
-
-    def _together(self, found, total, logarithms, t, stream):
-        """Put together what a capsule's children have found."""
-        N, kernel = self.geometry.N, make_of_capsules(self.shape, logarithms)
-        grid = ceil_div(N * self.shape.capsules, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (found, total, N, t), stream)
-
-    def forward(self, x, w, operands, states, norms, y, a_out, *, room, couplings=None, stream=0):
-        """Write the means and activations of the parents, the states, and the norms of capsules.
-
-        Parameters
-        ----------
-        x, w : device arrays, (N, C, H, W, E1) and (P, I, E2)
-        operands : tuple of device arrays
-            Activations (N, C, H, W); beta_u and beta_a (P,).
-        states, norms : device arrays of ``states_shape`` and ``norms_shape``, written
-        y, a_out : device arrays (N, P, L, E) and (N, P, L), written
-        room : dict of device arrays of ``forward_shapes``
-        stream : Numba stream
-        """
-        packed, N = self._pack(w, room, stream), self.geometry.N
-        self._clear(states[0], stream)
-        activations, *betas = operands
-        finish = em_ends.make_finish(self.shape)
-        arrays = (x, packed, activations, norms, states, states, states)
-        for t in range(self.options.iterations):
-            if self._overlaps:
-                form = em.Norms(self.backward_shape)
-                some = (x, packed, activations, norms, states, states)
-                self._of_capsules(form, some, room, norms, t, stream)
-            how = self.shape, self.forward_form, arrays, room["partial"], t, stream
-            blocks = self._reduce(*how)
-            ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
-            self._end(finish, ends, stream, self._scalars(t))
-        if couplings is not None:
-            form = Assignments(self.shape, self.options.normalise)
-            self.launch_couplings(form, (*arrays[:4], states), couplings, stream)
-
-    def backward(
-        self,
-        x,
-        w,
-        operands,
-        states,
-        norms,
-        dy,
-        d_out,
-        dx,
-        d_activations,
-        wants_kernel,
-        *,
-        room,
-        more=False,
-        stream=0,
-    ):
-        """Write the gradients of the input and the activations, unless ``dx`` is None.
-
-        Those of w and of the betas are left in ``room``, as in :meth:`DynamicPasses.backward`; ``room["d_betas"]`` is (2, P).
-        """
-        packed, N = self._pack(w, room, stream), self.geometry.N
-        slopes, last = room["slopes"], self.options.iterations - 1
-        shape, (activations, beta_u, _) = self.backward_shape, operands
-        ends = (dy, d_out, beta_u, states, slopes, N, last)
-        self._end(em_ends.make_begin_backward(shape), ends, stream, self._scalars(last))
-        total = room["total"] if self._overlaps else norms
-        arrays = (x, packed, activations, norms, total, states, slopes)
-        finish = em_ends.make_finish_backward(shape)
-        for t in range(last, self.options.first - 1, -1):
-            if self._overlaps and not self.options.detach:
-                some = (x, packed, activations, norms, states, slopes)
-                self._of_capsules(Shares(shape), some, room, total, t, stream)
-            if t == self.options.first:
-                break
-            how = shape, self.backward_form, arrays, room["partial"], t, stream
-            blocks = self._reduce(*how)
-            ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
-            self._end(finish, ends, stream, self._scalars(t - 1))
-        form = EMGradient(shape, self.options.normalise, self.options.detach)
-        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
-        o, places = self.options, self.places
-        ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
-        grid = self.geometry.P, 2
-        run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
-        if dx is not None:
-            if self.stored:
-                self._together(room["d_children"], room["d_capsules"], False, 0, stream)
-            self._copy(room["d_capsules"], d_activations, stream)
-
-    def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
-        """Write what the backward passes have added up of the gradients of both betas, (P,)."""
-        for found, to in zip(room["d_betas"], (d_beta_u, d_beta_a)):
-            self._copy(found, to, stream)
-
-    def _copy(self, found, to, stream):
-        """Numbers in the dtype of sums as those that they are the gradient of."""
-        kernel, grid = make_unpack(1, np.dtype(to.dtype)), ceil_div(to.size, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (found, to, to.size, 1), stream)

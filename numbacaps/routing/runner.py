@@ -14,7 +14,8 @@ from math import prod
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms
-from numbacaps.routing.passes import DynamicPasses, EMPasses
+from numbacaps.routing.em_passes import EMPasses
+from numbacaps.routing.passes import DynamicPasses
 
 WORKSPACE = 16 << 20  # bytes that a part may always take
 _SHARE = 4  # or this part of the operands' bytes
@@ -33,26 +34,55 @@ class Runner:
         x is votes (N, P, L, I, E), where I is C if they are summed over the window.
     part : int, optional
         Images that are routed at once.
+    precision : str
+        How the forward pass computes votes (:mod:`numbacaps.fused.precision`).
 
     Attributes
     ----------
-    part : int
+    part, forward_part : int
+        Images that are routed at once where gradients are wanted, and where they are not.
     """
 
-    def __init__(self, geometry, dtype, options, stored=False, part=None):
+    def __init__(self, geometry, dtype, options, stored=False, part=None, precision="auto"):
         self.geometry, self.dtype, self.options, self.stored = geometry, dtype, options, stored
-        self._make = EMPasses if options.is_em else DynamicPasses
-        one = self._make(replace(geometry, N=1), dtype, options, stored)
+        self._class = EMPasses if options.is_em else DynamicPasses
+        # The gradient of EM routing divides V - mu by variances that may be near epsilon, so the means it reads are
+        # those of the votes that it computes itself, by ordinary arithmetic.
+        self._precision, self._of_gradient = precision, "ieee" if options.is_em else precision
+        self._passes = {}
+        one = self._made(1, self._of_gradient)
         self.part = part or min(geometry.N, max(1, self._budget // self._bytes(one)))
-        whole = self._make(replace(geometry, N=self.part), dtype, options, stored)
-        self._passes = {self.part: whole}
+        whole = self._made(self.part, self._of_gradient)
+        self._passes[self.part, self._of_gradient], self._splits = whole, whole.splits
+        self.forward_part = part or self._wanted_forward_part()
         self._rooms = Rooms()
         weakref.finalize(self, self._rooms.drop).atexit = False
+
+    def _made(self, images, precision, splits=None):
+        """The passes of some images."""
+        geometry, how = replace(self.geometry, N=images), (self.dtype, self.options, self.stored)
+        return self._class(geometry, *how, splits, precision)
+
+    def _of(self, images, precision):
+        """The same, kept."""
+        if (images, precision) not in self._passes:
+            self._passes[images, precision] = self._made(images, precision, self._splits)
+        return self._passes[images, precision]
+
+    def _wanted_forward_part(self):
+        """On tensor cores the forward pass takes less memory, and parts that are larger fill the GPU."""
+        if self._of(self.part, self._precision).warps is None:
+            return self.part
+        for parts in range(1, self.geometry.N + 1):
+            images = ceil_div(self.geometry.N, parts)
+            passes = self._of(images, self._precision)
+            if images <= self.part or passes.forward_nbytes <= self._budget:
+                return images
 
     @property
     def shape(self):
         """What the kernels are compiled for."""
-        return self._passes[self.part].shape
+        return self._passes[self.part, self._of_gradient].shape
 
     @property
     def _budget(self):
@@ -88,15 +118,11 @@ class Runner:
         shape = g.summed_votes_shape if self.options.is_summed else g.votes_shape
         return prod(shape) * self.dtype.itemsize
 
-    def _parts(self):
-        """(passes, images) of every part, the images as a slice."""
-        for first in range(0, self.geometry.N, self.part):
-            images = slice(first, min(first + self.part, self.geometry.N))
-            count = images.stop - first
-            if count not in self._passes:
-                how = self.dtype, self.options, self.stored, self._passes[self.part].splits
-                self._passes[count] = self._make(replace(self.geometry, N=count), *how)
-            yield self._passes[count], images
+    def _parts(self, part, precision):
+        """(passes, images) of every part of so many images, which are a slice."""
+        for first in range(0, self.geometry.N, part):
+            images = slice(first, min(first + part, self.geometry.N))
+            yield self._of(images.stop - first, precision), images
 
     def _arrays(self, passes, shapes, stream):
         """Workspace, each array by itself: one that grows for a part leaves what lies in the others."""
@@ -106,9 +132,9 @@ class Runner:
             for name, shape in shapes.items()
         }
 
-    def _states(self, passes, stream):
+    def _states(self, passes, stream, keep=True):
         """The states, and in EM routing the capsules' norms."""
-        shapes = {"states": passes.states_shape}
+        shapes = {"states": passes.forward_states_shape(keep)}
         if self.options.is_em:
             shapes["norms"] = passes.norms_shape
         return tuple(self._arrays(passes, shapes, stream).values())
@@ -128,15 +154,17 @@ class Runner:
         couplings : device array (N, P, L, I), or None
         stream : Numba stream
         """
-        for passes, images in self._parts():
-            room = self._arrays(passes, passes.forward_shapes(), stream)
+        given = operands[0] is not None, couplings is not None
+        for passes, images in self._parts(self.forward_part, self._precision):
+            room = self._arrays(passes, passes.forward_shapes(*given), stream)
             out = [result[images] for result in results]
             more = None if couplings is None else couplings[images]
-            self._forward(passes, x[images], w, operands, images, out, room, stream, more)
+            how = room, stream, more is not None, more
+            self._forward(passes, x[images], w, operands, images, out, *how)
 
-    def _forward(self, passes, x, w, operands, images, out, room, stream, couplings=None):
-        states = self._states(passes, stream)
-        run = {"room": room, "couplings": couplings, "stream": stream}
+    def _forward(self, passes, x, w, operands, images, out, room, stream, keep, couplings=None):
+        states = self._states(passes, stream, keep)
+        run = {"room": room, "couplings": couplings, "stream": stream, "keep": keep}
         if self.options.is_em:
             activations, *betas = operands
             passes.forward(x, w, (activations[images], *betas), *states, *out, **run)
@@ -157,11 +185,11 @@ class Runner:
         d_operands : tuple of device arrays, or None
             Of dynamic routing (d_logits,), of EM routing (d_activations, d_beta_u, d_beta_a).
         """
-        for passes, images in self._parts():
+        for passes, images in self._parts(self.part, self._of_gradient):
             scratch = self._arrays(passes, self._result_shapes(passes), stream)
             room = self._arrays(passes, passes.forward_shapes(), stream)
             own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
-            self._forward(passes, own, w, operands, images, out, room, stream)
+            self._forward(passes, own, w, operands, images, out, room, stream, True)
             room = self._arrays(passes, passes.backward_shapes(), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
@@ -194,10 +222,20 @@ class Runner:
         flat = array.reshape(array.size).view(self.dtype)
         return flat[: array.size].reshape(array.shape)
 
+    @staticmethod
+    def _of_teams(passes):
+        """How teams share the forward pass."""
+        split, shape = passes._split(passes.shape, passes.forward_form), passes.shape
+        return (
+            f"{shape.team} lanes a team, {shape.images} images a team, {split.parts * split.blocks} teams of "
+            f"{split.children} children each share a position"
+        )
+
     def explain(self):
         """What is launched, how often votes are computed, and what they take or would take in memory."""
-        o, g, first = self.options, self.geometry, self._passes[self.part]
-        split, shape = first._split(first.shape, first.forward_form), first.shape
+        o, g, first = self.options, self.geometry, self._of(self.part, self._of_gradient)
+        passes = self._of(self.forward_part, self._precision)
+        how = passes.warps or f"{self._of_teams(passes)} (ordinary arithmetic: {passes.why_not})"
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
         states = prod(first.states_shape) * first.sums.itemsize
         owners = "one for the votes" if self.stored else "one for x and one for w"
@@ -207,25 +245,25 @@ class Runner:
             (
                 f"{o.routing} routing, {o.iterations} iterations, {form}: {first.shape.children} children of each of "
                 f"{g.N * g.L} positions for {g.P} parents",
-                f"forward: {o.iterations} passes over the children, {shape.team} lanes a team, {shape.images} images "
-                f"a team, {split.parts * split.blocks} teams of {split.children} children each share a position",
+                f"forward: {o.iterations} passes over the children, {how}",
                 f"backward: {o.iterations - 1 - o.first} passes more, then {owners}",
                 f"votes: computed {forward} times forward and {backward} backward, {g.flop} FLOP each time; {take} "
                 f"{self.votes_nbytes()} bytes",
-                f"memory: {ceil_div(g.N, self.part)} parts of {self.part} images, states {states} bytes",
+                f"memory: {ceil_div(g.N, self.forward_part)} parts of {self.forward_part} images forward, backward "
+                f"{ceil_div(g.N, self.part)} of {self.part}, states {states} bytes",
             )
         )
 
 
 @lru_cache(_KEPT)
-def _kept(geometry, dtype, options, stored, part, *_):
-    return Runner(geometry, dtype, options, stored, part)
+def _kept(geometry, dtype, options, stored, part, precision, *_):
+    return Runner(geometry, dtype, options, stored, part, precision)
 
 
-def runner_of(geometry, dtype, options, stored=False, part=None, stream=0):
+def runner_of(geometry, dtype, options, stored=False, part=None, stream=0, precision="auto"):
     """The runner of calls that are alike, of this thread's on a stream of this device; the last few are kept."""
     where = int(stream) if stream else 0, threading.get_ident(), current_device()
-    return _kept(geometry, dtype, options, stored, part, *where)
+    return _kept(geometry, dtype, options, stored, part, precision, *where)
 
 
 KEPT = (_kept,)

@@ -57,13 +57,14 @@ def _check(g, given_operands, wanted, backward, **form):
     st.integers(1, 3),
     st.sampled_from(["parents", "children"]),
     st.booleans(),
+    st.sampled_from(["auto", "ieee"]),
     st.integers(0, 99),
 )
-def test_dynamic(g, iterations, over, detach, seed):
+def test_dynamic(g, iterations, over, detach, precision, seed):
     operands = support.operands(g, np.random.default_rng(seed), em=False)
     form = {"iterations": iterations, "softmax_over": over}
     wanted = support.want_dynamic(g, operands, **form, detach=detach)
-    _check(g, operands, wanted, {"detach": detach}, **form)
+    _check(g, operands, wanted, {"detach": detach}, precision=precision, **form)
 
 
 @pytest.mark.slow
@@ -91,10 +92,11 @@ def test_sums(g, iterations, over, detach, shared, algorithm, seed):
     st.integers(1, 2),
     st.sampled_from(["window", "all"]),
     st.booleans(),
+    st.sampled_from(["auto", "ieee"]),
     st.integers(0, 99),
 )
-def test_em(g, iterations, normalise, detach, seed):
+def test_em(g, iterations, normalise, detach, precision, seed):
     operands = support.operands(g, np.random.default_rng(seed), em=True)
     form = {"iterations": iterations, "normalise": normalise, "lam": 0.1}
     wanted = support.want_em(g, operands, **form, detach=detach)
-    _check(g, operands, wanted, {"detach": detach}, routing="em", **form)
+    _check(g, operands, wanted, {"detach": detach}, routing="em", precision=precision, **form)

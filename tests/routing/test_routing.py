@@ -15,7 +15,7 @@ from numbacaps.routing.shape import Shape
 from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
-_ALGORITHMS = ("numpy", "fused", "stored")
+_ALGORITHMS = ("numpy", "fused", "ieee", "stored")
 
 
 @pytest.mark.slow(but=["*-numpy-*", "class-fused-children-False"])
@@ -177,7 +177,7 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
         form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
         support.check(g, given, support.want_em(g, given, normalise="all"), **form)
     else:
-        support.check(g, given, support.want_dynamic(g, given), algorithm="fused")
+        support.check(g, given, support.want_dynamic(g, given), algorithm="ieee")
     runner._kept.cache_clear()
 
 
@@ -185,9 +185,9 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
 def test_more_parents_than_lanes(rng):
     g = Geometry(1, 8, 37, 1, 1, 1, 1, 1, 1, 2, 2)
     given = support.operands(g, rng, em=False)
-    support.check(g, given, support.want_dynamic(g, given), algorithm="fused")
+    support.check(g, given, support.want_dynamic(g, given), algorithm="ieee")
     given = support.operands(g, rng, em=True)
-    form = {"routing": "em", "lam": 1.0, "algorithm": "fused"}
+    form = {"routing": "em", "lam": 1.0, "algorithm": "ieee"}
     support.check(g, given, support.want_em(g, given), **form)
 
 
@@ -233,12 +233,12 @@ def test_device_arrays_stay_on_the_device(rng):
     assert found.logits is None and found.activations is None
 
 
-@pytest.mark.parametrize("algorithm", ("numpy", "fused", "stored"))
+@pytest.mark.parametrize("algorithm", _ALGORITHMS)
 def test_out(algorithm, rng):
     g = support.CASES["ones"]
     given = support.operands(g, rng, em=False)
     arrays, out = (given["x"], given["w"]), np.empty(g.output_shape, np.float32)
-    how = {"algorithm": algorithm, **support.window(g)}
+    how = {**support.by(algorithm), **support.window(g)}
     assert numbacaps.capsule_routing(*arrays, out=out, **how) is out
     np.testing.assert_array_equal(out, numbacaps.capsule_routing(*arrays, **how))
     with pytest.raises(ValueError, match="out has shape"):
@@ -252,7 +252,7 @@ def test_what_is_not_needed_is_not_computed(rng):
     operands = support.chosen(given, ("activations", "beta_u"))
     for algorithm in _ALGORITHMS:
         arrays = [given[name] for name in ("x", "w", "dy")]
-        form = {"routing": "em", "needs": ("kernel",), "algorithm": algorithm, **support.window(g)}
+        form = {"routing": "em", "needs": ("kernel",), **support.by(algorithm), **support.window(g)}
         found = numbacaps.capsule_routing_backward(*arrays, **operands, **form)
         assert found.x is None and found.activations is None and found.beta_a is None
         assert found.w is not None and found.beta_u is not None
@@ -261,9 +261,9 @@ def test_what_is_not_needed_is_not_computed(rng):
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
 def test_no_images(algorithm):
     x, w = np.empty((0, 2, 3, 3, 2, 2), np.float32), np.ones((4, 2, 2, 2, 2, 2), np.float32)
-    y, a = numbacaps.capsule_routing(x, w, routing="em", algorithm=algorithm)
+    y, a = numbacaps.capsule_routing(x, w, routing="em", **support.by(algorithm))
     assert y.shape == (0, 4, 2, 2, 2, 2) and a.shape == (0, 4, 2, 2)
-    found = numbacaps.capsule_routing_backward(x, w, y, algorithm=algorithm)
+    found = numbacaps.capsule_routing_backward(x, w, y, **support.by(algorithm))
     assert found.x.shape == x.shape and not found.w.any()
 
 

@@ -13,7 +13,13 @@ from numba.cuda import dispatcher
 
 from numbacaps import routing
 from numbacaps.device.target import cuda
-from tests.support.routing_kernels import CASES, FORMS, OF_SUMS, launched
+from tests.support.routing_kernels import (
+    CASES,
+    FORMS,
+    OF_SUMS,
+    launched,
+    launched_on_tensor_cores,
+)
 
 pytestmark = pytest.mark.tiers("ptx")
 _SHARED_LIMIT = 48 * 1024
@@ -71,6 +77,31 @@ def test_stored_votes(layer, form, monkeypatch):
     _check(layer, kernels, "float32", (9, 0))
 
 
+@pytest.mark.slow(but=["digitcaps-dynamic-tf32x3-cc0", "em-conv1-em-tf32x3-cc0"])
+@pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
+@pytest.mark.parametrize(
+    "layer, form",
+    [
+        *[("digitcaps", form) for form in ("dynamic", "em")],
+        *[("em-conv1", form) for form in ("dynamic", "em")],
+        ("em-class", "em"),
+    ],
+)
+def test_tensor_cores(layer, form, precision, cc, monkeypatch):
+    """Votes are products of warps, and stay in registers."""
+    kernels = launched_on_tensor_cores(layer, form, monkeypatch, precision)
+    _check(layer, kernels, "float32", cc)
+    passes = [one for name, one in kernels.items() if "_pass_kernel" in name]
+    assert len(passes) == (3 if form == "dynamic" else 2)
+    for kernel, signature in passes:
+        text, _ = cuda.compile_ptx(kernel, signature, cc=cc)
+        assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in text
+        assert "cp.async.cg.shared.global" in text
+        early = "griddepcontrol.wait" in text, "griddepcontrol.launch_dependents" in text
+        assert early == (cc >= (9, 0),) * 2
+
+
 def test_every_kernel_is_launched(monkeypatch):
     """By the cases above: a kernel that none of them launches would not be compiled here."""
     found = {
@@ -79,7 +110,10 @@ def test_every_kernel_is_launched(monkeypatch):
         for is_stored in (False, form == "em" or form == "dynamic")
         for name in launched("em-conv1", form, "float32", monkeypatch, is_stored)
     }
-    files = Path(routing.__file__).parent.glob("*.py")
+    for form in "dynamic", "em":
+        of_warps = launched_on_tensor_cores("em-conv1", form, monkeypatch)
+        found |= {name.split()[0] for name in of_warps}
+    files = Path(routing.__file__).parent.rglob("*.py")
     kernels = {
         node.name
         for file in files

@@ -42,7 +42,7 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"votes": 1}, ValueError, "votes is 1; it takes one of"),
         ({"votes": "sum", "routing": "em"}, ValueError, "whose children have no activations"),
         ({"algorithm": "staged"}, ValueError, "algorithm is 'staged'"),
-        ({"precision": "tf32"}, ValueError, "precision is 'tf32'"),
+        ({"precision": "tf16"}, ValueError, "precision is 'tf16'"),
         ({"stride": 0}, ValueError, "stride is 0"),
     ],
 )

@@ -9,7 +9,7 @@ from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 _GEOMETRY = Geometry(1, 3, 2, 2, 2, 2, 2, 1, 1, 2, 2)
-_ALGORITHMS = ("numpy", "fused")
+_ALGORITHMS = ("numpy", "fused", "ieee")
 
 
 def _change(given, what):
@@ -39,7 +39,7 @@ def _run(given, em, algorithm, form):
     """Results and gradients by name, as the kernels have them."""
     names = ("activations", "beta_u", "beta_a") if em else ("logits",)
     operands = {name: given[name] for name in names}
-    form = form | support.window(_GEOMETRY) | {"algorithm": algorithm}
+    form = form | support.window(_GEOMETRY) | support.by(algorithm)
     form |= {"routing": "em", "lam": 1.0} if em else {}
     with np.errstate(all="ignore"):  # the simulator computes in NumPy
         results = numbacaps.capsule_routing(
@@ -66,6 +66,7 @@ def _compare(found, wanted, tolerance=1e-3):
         )
 
 
+@pytest.mark.slow(but=["*-numpy", "*-fused"])
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
 @pytest.mark.parametrize(
     "what",
@@ -80,6 +81,7 @@ def test_dynamic(what, algorithm, rng):
     _compare(_run(given, False, algorithm, form), wanted, 2e-2 if form else 1e-3)
 
 
+@pytest.mark.slow(but=["*-numpy", "*-fused"])
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
 @pytest.mark.parametrize(
     "what",
@@ -105,13 +107,14 @@ def test_em(what, algorithm, rng):
     _compare(_run(given, True, algorithm, form), wanted)
 
 
+@pytest.mark.slow(but=["*-numpy", "*-fused"])
 @pytest.mark.parametrize("algorithm", _ALGORITHMS)
 @pytest.mark.parametrize("em", [False, True])
 def test_nan_stays_where_it_came_in(em, algorithm, rng):
     g = Geometry(2, 2, 2, 1, 1, 1, 1, 1, 1, 2, 2)
     given = support.operands(g, rng, em=em)
     given["x"][0, 1] = np.nan
-    form = support.window(g) | {"algorithm": algorithm} | ({"routing": "em"} if em else {})
+    form = support.window(g) | support.by(algorithm) | ({"routing": "em"} if em else {})
     with np.errstate(all="ignore"):
         found = numbacaps.capsule_routing(given["x"], given["w"], **form)
     for one in found if em else (found,):

@@ -117,9 +117,14 @@ def close(found, wanted, tolerance=_TOLERANCE):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * (scale or 1))
 
 
-def check(g, given, wanted, tolerance=_TOLERANCE, **form):
+def by(who):
+    """The options by which an algorithm computes; "ieee" is "fused" without tensor cores."""
+    return {"algorithm": "fused", "precision": "ieee"} if who == "ieee" else {"algorithm": who}
+
+
+def check(g, given, wanted, tolerance=_TOLERANCE, algorithm="auto", **form):
     """Whether capsule_routing and its gradients are what they should be."""
-    form = window(g) | form
+    form = window(g) | form | by(algorithm)
     detach = {"detach": form.pop("detach", False)}
     operands = chosen(given, ("activations", "beta_u", "beta_a", "logits"))
     arrays = given["x"], given["w"]

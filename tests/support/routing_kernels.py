@@ -9,7 +9,9 @@ import numpy as np
 from numba import from_dtype, int64, types
 
 from numbacaps import Geometry
-from numbacaps.routing import call, passes
+from numbacaps.device import gpu
+from numbacaps.routing import call, em_passes, passes
+from numbacaps.routing.mma_sync import launcher
 from numbacaps.routing.options import Options
 from tests.support.kernels import factories
 
@@ -61,10 +63,21 @@ class _Array:
 
 
 def launched(layer, form, dtype, monkeypatch, is_stored=False):
-    """Kernels by name, with their signatures, that a forward and a backward pass launch."""
+    """Kernels by name, with their signatures, that a forward and a backward pass launch in ordinary arithmetic."""
+    return _launched(layer, form, dtype, monkeypatch, is_stored, "ieee", _all)
+
+
+def launched_on_tensor_cores(layer, form, monkeypatch, precision="tf32x3"):
+    """Those of a forward pass on tensor cores, of a form that has them."""
+    found = _launched(layer, form, "float32", monkeypatch, False, precision, _forward)
+    return {name: one for name, one in found.items() if "mma_sync" in one[0].py_func.__module__}
+
+
+def _launched(layer, form, dtype, monkeypatch, is_stored, precision, calls):
+    """Those that ``calls`` launch of an algorithm's passes."""
     found = {}
 
-    def note(kernel, grid, threads, arguments, stream, scalars=()):
+    def note(kernel, grid, threads, arguments, stream, scalars=(), *_, **how):
         kinds = [
             types.Array(from_dtype(one.dtype), 1, "C") if hasattr(one, "dtype") else int64
             for one in arguments
@@ -72,10 +85,38 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
         kinds += [from_dtype(one.dtype) for one in scalars]
         found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
-    for module in (passes, call):
+    for module in (passes, em_passes, call, launcher):
         monkeypatch.setattr(module, "run", note)
+    monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
+    monkeypatch.setattr(launcher.Warps, "_tile_for", lambda self, *arrays: self.tile)
     g, o = LAYERS[layer], FORMS[form]
-    p = (passes.EMPasses if o.is_em else passes.DynamicPasses)(g, np.dtype(dtype), o, is_stored)
+    make = em_passes.EMPasses if o.is_em else passes.DynamicPasses
+    calls(make(g, np.dtype(dtype), o, is_stored, precision=precision), dtype)
+    return found
+
+
+def _forward(p, dtype):
+    """Calls of a forward pass on tensor cores, dynamic routing's with and without logits."""
+    assert p.warps, p.why_not
+    g, o = p.geometry, p.options
+
+    def made(*shape):
+        return _Array(shape, dtype)
+
+    x, w, y, a = made(*g.input_shape), made(*g.kernel_shape), made(*g.output_shape), made(g.N, g.P)
+    states, room = made(*p.forward_states_shape(False)), p.forward_shapes()
+    room = {name: made(*shape) for name, shape in room.items()}
+    how = {"room": room, "keep": False}
+    if o.is_em:
+        operands = made(g.N, p.shape.capsules), made(g.P), made(g.P)
+        return p.forward(x, w, operands, states, made(1), y, a, **how)
+    for logits in (None, made(g.P, p.shape.children)):
+        p.forward(x, w, logits, states, y, **how)
+
+
+def _all(p, dtype):
+    """Calls of everything that passes do."""
+    g, o, is_stored = p.geometry, p.options, p.stored
 
     def made(shape, dtype=dtype):
         return _Array(tuple(shape), dtype)
@@ -99,4 +140,3 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
         p.launch_logits_gradient(logits, back, 0)
     if not is_stored:
         p.launch_kernel_gradient(w, back, 0)
-    return found

@@ -1,0 +1,179 @@
+"""The passes of EM routing, as :mod:`numbacaps.routing.passes` has those of dynamic routing."""
+
+from functools import cached_property
+
+import numpy as np
+
+from numbacaps.device.launch import ceil_div
+from numbacaps.routing import em, em_ends
+from numbacaps.routing.couplings import Assignments
+from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
+from numbacaps.routing.overlap import make_of_capsules, make_of_children
+from numbacaps.routing.pack import make_unpack
+from numbacaps.routing.passes import Passes, run
+from numbacaps.routing.shape import TEAM_THREADS, Split
+
+
+class EMPasses(Passes):
+    """EM routing. The prior is the children's activations, (N, C, H, W), in the dtype of sums."""
+
+    state_fields = staticmethod(em.state_fields)
+
+    @property
+    def _overlaps(self):
+        return self.options.normalise == "all"
+
+    @cached_property
+    def forward_form(self):
+        return em.MStep(self.shape, self.options.normalise)
+
+    @cached_property
+    def backward_form(self):
+        return EarlierGaussians(self.backward_shape, self.options.normalise)
+
+    def _scalars(self, t):
+        """Epsilon, and the inverse temperature of iteration t."""
+        return self.sums.type(self.options.epsilon), self.sums.type(self.options.temperatures[t])
+
+    @property
+    def norms_shape(self):
+        """(iterations, N, C, H, W): the capsules' norms, which the backward pass reads."""
+        g = self.shape.geometry
+        if not self._overlaps:
+            return (1,)
+        return self.options.iterations, self.geometry.N, g.C, g.H, g.W
+
+    def _more_shapes(self, backward=False):
+        betas = {"d_betas": (2, self.geometry.P)} if backward else {}
+        if not self._overlaps:
+            return betas
+        found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
+        return found | ({"total": self.norms_shape} if backward else {})
+
+    def _of_capsules(self, form, arrays, room, total, t, stream):
+        """A number of every child, put together for every capsule."""
+        shape, N = self.backward_shape, self.geometry.N
+        split = Split.of(shape, N, 1)
+        parts = split.parts * split.blocks
+        count = ceil_div(shape.children, parts)
+        grid = ceil_div(shape.groups(N), shape.teams), parts
+        arguments = (*arrays, room["found"], N, count, t)
+        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
+        self._together(room["found"], total, isinstance(form, em.Norms), t, stream)
+
+    def _together(self, found, total, logarithms, t, stream):
+        """Put together what a capsule's children have found."""
+        N, kernel = self.geometry.N, make_of_capsules(self.shape, logarithms)
+        grid = ceil_div(N * self.shape.capsules, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, total, N, t), stream)
+
+    def forward(
+        self, x, w, operands, states, norms, y, a_out, *, room, keep=True, couplings=None, stream=0
+    ):
+        """Write the means and activations of the parents, the states, and the norms of capsules.
+
+        Parameters
+        ----------
+        x, w : device arrays, (N, C, H, W, E1) and (P, I, E2)
+        operands : tuple of device arrays
+            Activations (N, C, H, W); beta_u and beta_a (P,).
+        states, norms : device arrays of ``forward_states_shape(keep)`` and ``norms_shape``, written
+        y, a_out : device arrays (N, P, L, E) and (N, P, L), written
+        room : dict of device arrays of ``forward_shapes``
+        keep : bool
+            The states of all iterations are wanted; so are they where couplings are.
+        stream : Numba stream
+        """
+        finish, N = em_ends.make_finish(self.shape), self.geometry.N
+        activations, *betas = operands
+        if self.warps:
+            if keep:
+                self._clear(states[0], stream)
+            for t in range(self.options.iterations):
+                old = t if keep else 0  # without, one state is read, then written
+                how = activations, states, room["partial"], old, t, stream
+                self.warps.launch(x, w, *how)
+                blocks, new = self.warps.parts, t if keep else -1
+                ends = (room["partial"], *betas, states, y, a_out, N, blocks, new)
+                self._end(finish, ends, stream, self._scalars(t), early=True)
+            return self._couplings(x, w, activations, norms, states, room, couplings, stream)
+        packed = self._pack(w, room, stream)
+        self._clear(states[0], stream)
+        arrays = (x, packed, activations, norms, states, states, states)
+        for t in range(self.options.iterations):
+            if self._overlaps:
+                form = em.Norms(self.backward_shape)
+                some = (x, packed, activations, norms, states, states)
+                self._of_capsules(form, some, room, norms, t, stream)
+            how = self.shape, self.forward_form, arrays, room["partial"], t, stream
+            blocks = self._reduce(*how)
+            ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
+            self._end(finish, ends, stream, self._scalars(t))
+        self._couplings(x, w, activations, norms, states, room, couplings, stream)
+
+    def _couplings(self, x, w, activations, norms, states, room, couplings, stream):
+        if couplings is not None:
+            packed = self._pack(w, room, stream)
+            form = Assignments(self.shape, self.options.normalise)
+            arrays = x, packed, activations, norms, states
+            self.launch_couplings(form, arrays, couplings, stream)
+
+    def backward(
+        self,
+        x,
+        w,
+        operands,
+        states,
+        norms,
+        dy,
+        d_out,
+        dx,
+        d_activations,
+        wants_kernel,
+        *,
+        room,
+        more=False,
+        stream=0,
+    ):
+        """Write the gradients of the input and the activations, unless ``dx`` is None.
+
+        Those of w and of the betas are left in ``room``, as in :meth:`DynamicPasses.backward`; ``room["d_betas"]`` is (2, P).
+        """
+        packed, N = self._pack(w, room, stream), self.geometry.N
+        slopes, last = room["slopes"], self.options.iterations - 1
+        shape, (activations, beta_u, _) = self.backward_shape, operands
+        ends = (dy, d_out, beta_u, states, slopes, N, last)
+        self._end(em_ends.make_begin_backward(shape), ends, stream, self._scalars(last))
+        total = room["total"] if self._overlaps else norms
+        arrays = (x, packed, activations, norms, total, states, slopes)
+        finish = em_ends.make_finish_backward(shape)
+        for t in range(last, self.options.first - 1, -1):
+            if self._overlaps and not self.options.detach:
+                some = (x, packed, activations, norms, states, slopes)
+                self._of_capsules(Shares(shape), some, room, total, t, stream)
+            if t == self.options.first:
+                break
+            how = shape, self.backward_form, arrays, room["partial"], t, stream
+            blocks = self._reduce(*how)
+            ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
+            self._end(finish, ends, stream, self._scalars(t - 1))
+        form = EMGradient(shape, self.options.normalise, self.options.detach)
+        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
+        o, places = self.options, self.places
+        ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
+        grid = self.geometry.P, 2
+        run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
+        if dx is not None:
+            if self.stored:
+                self._together(room["d_children"], room["d_capsules"], False, 0, stream)
+            self._copy(room["d_capsules"], d_activations, stream)
+
+    def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
+        """Write what the backward passes have added up of the gradients of both betas, (P,)."""
+        for found, to in zip(room["d_betas"], (d_beta_u, d_beta_a)):
+            self._copy(found, to, stream)
+
+    def _copy(self, found, to, stream):
+        """Numbers in the dtype of sums as those that they are the gradient of."""
+        kernel, grid = make_unpack(1, np.dtype(to.dtype)), ceil_div(to.size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, to, to.size, 1), stream)

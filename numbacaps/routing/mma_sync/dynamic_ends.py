@@ -1,0 +1,83 @@
+"""Between two passes of dynamic routing: what the parts have gathered is added in their order, and the parents squash.
+
+The state that is written is that of :mod:`numbacaps.routing.dynamic_ends`, which has one thread a parent. Here the
+sums of many parts are read by a thread an element.
+
+Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.instructions import let_next_start, wait_for_last
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import SIMULATED, at, cuda
+from numbacaps.routing.dynamic import state_fields
+from numbacaps.routing.dynamic_ends import make_length, make_shrunk
+from numbacaps.routing.mma_sync.fragments import make_slot
+
+END_THREADS = 32 if SIMULATED else 256
+_TOGETHER = 16  # sums that a thread loads at once
+
+
+@cache
+def make_dynamic_end(fragments, L, is_first):
+    """Kernel between two passes, the first of which found A = 0 in no state."""
+    P, E = fragments.P, fragments.D1 * fragments.D3
+    COLUMNS, FIELDS, FIRST = P * E, state_fields(E)[0], is_first
+    BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
+    THREADS, TOGETHER = END_THREADS, _TOGETHER
+    ZERO = np.float32(0)
+    length, shrunk = make_length(E, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
+
+    @kept_on_disk
+    @cuda.jit
+    def routing_dynamic_end_kernel(
+        partial,  # in   (parts, N * L, P, E)
+        states,  # in and out  (states, N * L, FIELDS, P)
+        y,  # out  (N, P, L, E)
+        summed,  # out  A times log2(e), as lanes hold it
+        places,  # N * L
+        parts,
+        old,  # which state was read, and which is written
+        new,
+    ):
+        sums = cuda.shared.array(COLUMNS, np.float32)
+        factors = cuda.shared.array(P, np.float32)
+        some, s = cuda.local.array(TOGETHER, np.float32), cuda.local.array(E, np.float32)
+        place = cuda.blockIdx.x
+        wait_for_last()  # the parts have been summed
+        let_next_start()
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            total, part = ZERO, 0
+            while part + TOGETHER <= parts:  # their loads are under way together
+                for ahead in range(TOGETHER):
+                    some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
+                for ahead in range(TOGETHER):
+                    total += some[ahead]
+                part += TOGETHER
+            while part < parts:
+                total += partial[at((part * places + place) * COLUMNS + column)]
+                part += 1
+            sums[at(column)] = total
+        cuda.syncthreads()  # every parent's s is there
+        for p in range(cuda.threadIdx.x, P, THREADS):
+            for e in range(E):
+                s[e] = sums[at(p * E + e)]
+            factors[at(p)] = shrunk(length(s))
+        cuda.syncthreads()  # and what it is multiplied by
+        from_, to = (old * places + place) * FIELDS, (new * places + place) * FIELDS
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            p, e = column // E, column % E
+            v = sums[at(column)] * factors[at(p)]
+            before = ZERO if FIRST else states[at((from_ + e) * P + p)]
+            states[at((to + e) * P + p)] = before + v
+            summed[at(slot(place, p, e))] = (before + v) * BASE
+            states[at((to + E + e) * P + p)] = sums[at(column)]
+            y[at(((place // L * P + p) * L + place % L) * E + e)] = v
+            if e == 0:
+                states[at((to + 2 * E) * P + p)] = ZERO
+
+    return routing_dynamic_end_kernel
