@@ -26,6 +26,7 @@ LAYOUTS = {
     "warps share the parents": Geometry(1, 3, 9, 2, 2, 2, 2, 1, 4, 4, 4),
 }
 PRECISIONS = {"tf32x3": 1e-5, "tf32": 1e-2}
+_SANITIZED = {"warps share the parents": pytest.mark.sanitize}
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +57,16 @@ def _why_not(g, em, precision="auto"):
     return launcher.why_not(shape, g.N, Options("em" if em else "dynamic"), precision)
 
 
-@pytest.mark.slow(but=["tf32x3-*-two places a lane", "tf32x3-True-warps share the parents"])
-@pytest.mark.sanitize
-@pytest.mark.parametrize("layout", LAYOUTS)
+_CASES = [
+    *[pytest.param("tf32x3", layout, marks=_SANITIZED.get(layout, ())) for layout in LAYOUTS],
+    *[("tf32", layout) for layout in ("two places a lane", "warps share the parents")],
+]
+
+
+@pytest.mark.slow(but=["tf32x3-two places a lane-*", "tf32x3-warps share the parents-True"])
 @pytest.mark.parametrize("em", [False, True])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_layout(precision, em, layout, rng):
+@pytest.mark.parametrize("precision, layout", _CASES)
+def test_every_layout(precision, layout, em, rng):
     g = LAYOUTS[layout]
     assert _why_not(g, em, precision) is None
     found, wanted = _forward(g, support.operands(g, rng, em), em, precision=precision)
