@@ -252,14 +252,17 @@ def test_a_packed_kernel_of_more_than_2_to_32_elements(parts):
     columns = implicit_gemm.Columns(58368, 16, (36864, 1), 1)
     steps = implicit_gemm.KernelSteps(0, 9 * 256, 3 * 256, 256, 16)
     p = Packing(256 // 2 * 2, 16, (3, 3), columns, steps, 2, 58368 * 36864, 128, 8, parts, 4, 4)
-    assert p.elements > 2**32 and p.number is np.int64
+    assert p.elements > 2**32 and p.form.many
     find = finder(p)
-    place, part, filled = map(int, find(p.number(p.elements - 1)))
+    place, part, filled = map(int, find(np.int64(p.elements - 1)))
     # The last g, capsule and d of n, channel, tap row, tap column and d of k.
     want = 58368 * 36864 + 3647 * 36864 + 15 + 255 * 9 * 256 + 2 * 768 + 2 * 256 + 15 * 16
     assert (place, part, filled) == (want, parts - 1, True)
-    small = Packing(2, 16, (3, 3), columns, steps, 2, 58368 * 36864, 128, 8, parts, 4, 4)
-    assert small.elements < 2**32 and small.number is np.uint32
+    columns = implicit_gemm.Columns(58368, 16, (16 * 36864, 1), 1)
+    small = Packing(2, 16, (3, 3), columns, steps, 1, 0, 128, 8, parts, 4, 4)
+    assert small.reach > 2**31 and small.elements < 2**31 and small.form.many
+    columns = implicit_gemm.Columns(512, 16, (36864, 1), 1)
+    assert not Packing(2, 16, (3, 3), columns, steps, 1, 0, 128, 8, parts, 4, 4).form.many
 
 
 def _whole_rows(g):

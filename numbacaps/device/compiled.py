@@ -164,6 +164,11 @@ def run_as_argument(address, size, itemsize):
     return 0, 0, size, itemsize, address, size, itemsize
 
 
+def as_words(numbers):
+    """A tuple of integers as compiled kernels take it behind their second array."""
+    return (numbers,) if SIMULATED else numbers
+
+
 where = itemgetter(4)  # the address among such integers
 
 

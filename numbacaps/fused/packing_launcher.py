@@ -2,12 +2,12 @@
 
 from functools import cached_property
 
-from numbacaps.device.compiled import Compiled, aligned
+from numbacaps.device.compiled import Compiled, aligned, as_words
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import spread
 from numbacaps.fused.launcher import Launcher
-from numbacaps.fused.pack import Packing, make_pack
+from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
 
@@ -47,8 +47,9 @@ class PackingLauncher(Launcher):
         which = (G, p.pixels.steps[1], tile.BN, chunks, parts, dtype.itemsize, run)
         packing = Packing(*depths, *columns, *which)
         self.packed = packing.elements * dtype.itemsize // sum_dtype(dtype).itemsize
-        pack = Compiled(make_pack(packing, dtype, follows), (dtype, dtype), 0, early=True)
-        self._pack = pack.on(*spread(packing.elements))
+        kernel = make_pack(packing.form, dtype, follows)
+        pack = Compiled(kernel, (dtype, dtype), 0, words=NUMBERS, early=True)
+        self._pack, self._numbers = pack.on(*spread(packing.elements)), as_words(packing.numbers)
 
     def ready_for(self, gathered, kernel, result, activated):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
@@ -60,7 +61,7 @@ class PackingLauncher(Launcher):
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
-        self._pack(stream, (*kernel, *packed))
+        self._pack(stream, (*kernel, *packed, *self._numbers))
 
     @cached_property
     def _unaligned(self):

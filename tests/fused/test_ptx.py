@@ -18,7 +18,7 @@ from numbacaps.device.target import cuda
 from numbacaps.fused import addressing, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import make_differentiate, why_not
-from numbacaps.fused.pack import Packing, make_pack
+from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import make_add_splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
@@ -496,10 +496,13 @@ def test_a_packed_kernel_is_counted_in_as_many_bits_as_it_takes(capsules, bits):
     columns = implicit_gemm.Columns(capsules * 16, 16, (36864, 1), 1)
     steps = implicit_gemm.KernelSteps(0, 9 * 256, 3 * 256, 256, 16)
     packed = Packing(256, 16, (3, 3), columns, steps, 1, 1, 120, 6, 1, 4, 3)
-    kernel = make_pack(packed, np.dtype(np.float32), False)
-    text, _ = cuda.compile_ptx(kernel, (float32[::1],) * 2, cc=(9, 0))
+    kernel = make_pack(packed.form, np.dtype(np.float32), False)
+    signature = *(float32[::1],) * 2, types.UniTuple(int64, NUMBERS)
+    text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
     assert ".f64" not in text
     assert bool(re.search(r"(div|rem)\.s64|mul\.hi\.[su]64", text)) == (bits == 64)
+    if bits == 32:  # by numbers that come at run time, too
+        assert not re.search(r"(div|rem)\.[su]32", text)
 
 
 def test_every_factory_is_compiled_here():

@@ -12,20 +12,20 @@ from numba.core import types
 import numbacaps
 from numbacaps.algorithms import indexed, naive
 from numbacaps.device.bfloat16 import stored
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
-from numbacaps.fused.epilogue import fit
-from numbacaps.device.instructions import CHUNK
 from numbacaps.fused.clear import make_clear
 from numbacaps.fused.col2im import make_col2im
+from numbacaps.fused.epilogue import fit
 from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.pack import make_pack_matrix, make_pack_pixels
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
-from numbacaps.fused.pack import Packing, make_pack
+from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
@@ -199,8 +199,8 @@ def packing(product, BN, CHUNKS, dtype):
     p = product
     depth = p.channels, p.D, warpgroup_tiles.Window.of(p).taps
     packed = Packing(*depth, p.n, p.kernel_steps, 1, 1, BN, CHUNKS, 1, dtype.itemsize)
-    kernel = make_pack(packed, dtype, False)
-    return Kernel(kernel, 2, 0, make_pack)
+    kernel = make_pack(packed.form, dtype, False)
+    return Kernel(kernel, 2, 0, make_pack, words=NUMBERS)
 
 
 def bulk_kernel(

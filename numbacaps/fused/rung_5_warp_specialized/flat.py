@@ -48,7 +48,7 @@ from numbacaps.device.ring import (
 )
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tensor_map import MAP_WORDS, tensor_map
-from numbacaps.fused.pack import Packing, make_pack
+from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_4_wgmma.tile import BM, Window
 
 _STAGES = 4
@@ -154,8 +154,9 @@ class FlatWgmma:
         chunks, sizes = p.D * 4 // CHUNK, (p.channels, p.D)
         columns = p.n, p.kernel_steps, 1, 1, BN
         packing = Packing(*sizes, window.taps, *columns, chunks, 1, _FLOAT32.itemsize)
-        self.packed = packing.elements
-        self._pack = Compiled(make_pack(packing, _FLOAT32, False), (_FLOAT32,) * 2, 0)
+        self.packed, self._numbers = packing.elements, packing.numbers
+        pack = make_pack(packing.form, _FLOAT32, False)
+        self._pack = Compiled(pack, (_FLOAT32,) * 2, 0, words=NUMBERS)
         self.shared = 128 + _BARRIERS + _STAGES * (BM + BN) * p.D * 4
         kernel = make_flat_wgmma(p.pixels, window, *sizes, p.n, BN)
         self._kernel = Compiled(kernel, (_FLOAT32,) * 2, 0, self.shared, MAP_WORDS)
@@ -167,6 +168,6 @@ class FlatWgmma:
 
     def __call__(self, gathered, kernel, packed, result, stream=0):
         """Pack the kernel, then multiply; all are runs of elements that begin at multiples of 16 bytes."""
-        launch(self._pack, self.packed, 1, (kernel, packed), stream)
+        launch(self._pack, self.packed, 1, (kernel, packed, self._numbers), stream)
         words = tensor_map(gathered, *self._box)
         launch_tiles(self._kernel, self._grid, 160, (packed, result, words), stream, self.shared)
