@@ -13,10 +13,9 @@ import reference
 from numbacaps import ALGORITHMS, Geometry, capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.addressing import pixel_of_row
+from numbacaps.fused.addressing import find_pixel, numbers_of, pixel_of_row
 from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k
 from numbacaps.fused.pack import Packing, finder
-from numbacaps.fused.rung_3_register_tiles import kernel as register_tiles
 from numbacaps.fused.rung_3_register_tiles import split_k
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
@@ -225,10 +224,10 @@ def test_every_limit_has_an_edge():
 def test_rows_that_are_nowhere_reach_no_tap():
     """Kernels mark a row that is none by a number below every tap's reach, and above it lie all rows there are."""
     most = next(limit.most for limit in LIMITS["fused"] if limit.says(_geometry()).endswith("rows"))
-    for nowhere in (register_tiles._NOWHERE, split_k._NOWHERE):
-        assert nowhere + (most - 1) < 0  # with the furthest tap
-        assert -(most // 2) > nowhere  # with the widest padding
-        assert -(2**31) <= 2 * nowhere and most <= 2**31
+    nowhere = split_k._NOWHERE
+    assert nowhere + (most - 1) < 0  # with the furthest tap
+    assert -(most // 2) > nowhere  # with the widest padding
+    assert -(2**31) <= 2 * nowhere and most <= 2**31
 
 
 @pytest.mark.tiers("simulator")
@@ -238,11 +237,14 @@ def test_pixels_of_the_largest_image(sizes):
     ROWS, COLUMNS, D1 = sizes
     image = ROWS * COLUMNS * D1
     assert image == 2**31
+    g = _geometry(H=ROWS, W=COLUMNS, D1=D1, KH=1, KW=1)
+    of = numbers_of(implicit_gemm.forward(g).pixels)
     for m in (0, 1, image - 1, image, image + 127, image + mma_tiles._MOST_PIXELS):
         rest, d1 = divmod(m, D1)
         rest, column = divmod(rest, COLUMNS)
         images, row = divmod(rest, ROWS)
         assert tuple(map(int, pixel_of_row(m, *sizes))) == (images, row, column, d1)
+        assert tuple(map(int, find_pixel(m, of))) == (images, row, column, d1)
 
 
 @pytest.mark.tiers("simulator")
@@ -258,9 +260,9 @@ def test_a_packed_kernel_of_more_than_2_to_32_elements(parts):
     # The last g, capsule and d of n, channel, tap row, tap column and d of k.
     want = 58368 * 36864 + 3647 * 36864 + 15 + 255 * 9 * 256 + 2 * 768 + 2 * 256 + 15 * 16
     assert (place, part, filled) == (want, parts - 1, True)
-    columns = implicit_gemm.Columns(58368, 16, (16 * 36864, 1), 1)
+    columns = implicit_gemm.Columns(58368, 16, (32 * 36864, 1), 1)
     small = Packing(2, 16, (3, 3), columns, steps, 1, 0, 128, 8, parts, 4, 4)
-    assert small.reach > 2**31 and small.elements < 2**31 and small.form.many
+    assert small.reach > 2**32 and small.elements < 2**32 and small.form.many
     columns = implicit_gemm.Columns(512, 16, (36864, 1), 1)
     assert not Packing(2, 16, (3, 3), columns, steps, 1, 0, 128, 8, parts, 4, 4).form.many
 

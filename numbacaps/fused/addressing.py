@@ -4,8 +4,11 @@ Rows of the product are counted image by image, in each row by row of pixels, co
 takes the product's :class:`numbacaps.fused.implicit_gemm.Pixels` and returns a device function.
 """
 
+from itertools import chain
+
 import numpy as np
 
+from numbacaps.device.division import divide, divisor
 from numbacaps.device.instructions import short
 from numbacaps.device.target import cuda
 
@@ -88,3 +91,69 @@ def make_in_array(pixels, inside=False):
         return INSIDE or (h >= 0 and h < HEIGHT and w >= 0 and w < WIDTH)
 
     return in_array
+
+
+# Kernels that serve all sizes have the numbers of the pixels in a tuple instead (numbers_of), and these functions beside
+# it. Where the numbers stand; of a divisor, in two places, and what divides by it in the second.
+(
+    A_G,
+    A_IMAGE,
+    A_ROW,
+    A_COLUMN,
+    A_D1,
+    B_G,
+    C_G,
+    C_FIRST,
+    C_IMAGE,
+    C_ROW,
+    C_COLUMN,
+    C_D1,
+    TOP_STEP,
+    TOP_START,
+    LEFT_STEP,
+    LEFT_START,
+    HEIGHT,
+    WIDTH,
+) = range(18)
+D1, COLUMNS, ROWS, IMAGE_ROWS = range(18, 26, 2)
+OVER_D1, OVER_COLUMNS, OVER_ROWS, OVER_IMAGE_ROWS = range(19, 27, 2)
+PIXEL_NUMBERS = 26
+
+
+def numbers_of(pixels):
+    """The numbers of the pixels of a product with any."""
+    p = pixels
+    a_g, b_g, c_g = p.steps
+    sizes = p.D1, p.columns, p.rows, p.D1 * p.columns * p.rows
+    steps = a_g, *p.gathered, b_g, c_g, p.first, *p.other
+    return tuple(map(int, (*steps, *p.top, *p.left, *p.extent, *chain(*map(divisor, sizes)))))
+
+
+@cuda.jit(device=True, inline="always")
+def find_pixel(m, of):
+    """(images further on, row, column, d1) of row m, as :func:`pixel_of_row`."""
+    m, d1 = divide(m, of[D1], of[OVER_D1])
+    m, column = divide(m, of[COLUMNS], of[OVER_COLUMNS])
+    image, row = divide(m, of[ROWS], of[OVER_ROWS])
+    return short(image), short(row), short(column), short(d1)
+
+
+@cuda.jit(device=True, inline="always")
+def find_gathered(g, image, row, column, d1, of):
+    """Where a pixel's window begins in the gathered array."""
+    pixel = np.int64(row) * of[A_ROW] + np.int64(column) * of[A_COLUMN] + np.int64(d1) * of[A_D1]
+    return np.int64(g) * of[A_G] + np.int64(image) * of[A_IMAGE] + pixel
+
+
+@cuda.jit(device=True, inline="always")
+def find_in_other(image, row, column, d1, of):
+    """Where a pixel lies in the other array, mostly the result, from where its first pixel of the g does."""
+    pixel = np.int64(row) * of[C_ROW] + np.int64(column) * of[C_COLUMN] + np.int64(d1) * of[C_D1]
+    return np.int64(image) * of[C_IMAGE] + pixel
+
+
+@cuda.jit(device=True, inline="always")
+def find_first_tap(row, column, of):
+    """The row and column of the gathered array that tap 0 of a pixel reads."""
+    row, column = np.int64(row), np.int64(column)
+    return row * of[TOP_STEP] + of[TOP_START], column * of[LEFT_STEP] + of[LEFT_START]

@@ -259,6 +259,12 @@ class Product:
         return np.concatenate(parts).astype(np.int64)
 
     @property
+    def table_by_taps(self):
+        """``table``, but that the four offsets of a tap lie side by side."""
+        of_taps, of_columns = np.split(self.table, [4 * self.K])
+        return np.concatenate([of_taps.reshape(4, self.K).T.ravel(), of_columns])
+
+    @property
     def kernel_steps(self):
         """The part of ``table`` that is the kernel's, as steps, of a product with taps."""
         rows, columns = self.kernel_rows, self.kernel_columns

@@ -10,7 +10,7 @@ TF32 rounds it to; part 1, for three terms, what rounding took away.
 
 Sizes come with the launch (:attr:`Packing.numbers`), so one compiled kernel serves all of them. It is compiled for the element's type
 and for the number of parts, which decide what is stored; for whether another packing is ahead of it, which decides where
-it waits; and for kernels so large that 31 bits do not count their elements, which cost longer divisions.
+it waits; and for kernels so large that 32 bits do not count their elements, which cost longer divisions.
 """
 
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ class Form:
     itemsize, parts : int
         As those of a :class:`Packing`.
     many : bool
-        Elements and places are counted in 64 bits, because 31 are not enough. To divide such numbers takes long.
+        Elements and places are counted in 64 bits, because 32 are not enough. To divide such numbers takes long.
     """
 
     itemsize: int

@@ -5,7 +5,7 @@ import pytest
 
 from numbacaps.device.division import LARGEST, divide, divisor
 
-_POWERS = [2**i for i in range(31)]
+_POWERS = [2**i for i in range(32)]
 _DIVISORS = sorted({d for p in _POWERS for d in (p - 1, p, p + 1) if d > 0} | {LARGEST, 7, 11, 641})
 
 

@@ -171,10 +171,11 @@ def test_two_bytes_are_added_in_float32(dtype):
     made = fused_kernels(_GEOMETRIES["paper-layer-3"], dtype_of(dtype))
     half, single = (types.Array(kind, 1, "C") for kind in (_TWO_BYTES[dtype][0], float32))
     table = types.Array(int64, 1, "C")
+    words = {name: types.UniTuple(int64, kernel.words) for name, kernel in made.items()}
     for name, signature in {
-        "register_tiles": (half, half, half, half, table, int64),
-        "reduction": (half, half, single, table, int64, int64),
-        "add_splits": (single, half),
+        "register_tiles": (half, half, words["register_tiles"], half, half, table),
+        "reduction": (half, half, words["reduction"], single, table),
+        "add_splits": (single, half, int64, int64),
     }.items():
         text, _ = cuda.compile_ptx(made[name].kernel, signature, cc=(9, 0))
         _check(text, name, "float32")
@@ -308,7 +309,8 @@ def test_bulk_copies_of_two_bytes(case, dtype, which):
     words = types.UniTuple(int64, 16)
     signature = (kinds[0], kinds[1], words, kinds[1], *[int64] * 5)
     pack = packing(product, 64, 4, half).kernel
-    text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1]), cc=(9, 0))
+    numbers = types.UniTuple(int64, NUMBERS)
+    text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1], numbers), cc=(9, 0))
     _check(text, "pack", "float32")
     _check_early(text)
     assert "cvt.rna" not in text and "ld.global" in text
@@ -543,9 +545,9 @@ def test_what_a_compiled_kernel_takes():
     pointer = SimpleNamespace(value=4096)
     array = SimpleNamespace(size=6, dtype=np.dtype(np.float64), device_ctypes_pointer=pointer)
     assert values((array, -3, (1, 2))) == [0, 0, 6, 8, 4096, 6, 8, -3, 1, 2]
-    kernel = make_add_splits(2, 8, np.dtype(np.float32))
-    text, _ = cuda.compile_ptx(kernel, (float32[::1],) * 2, cc=(9, 0))
-    assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7
+    kernel = make_add_splits(2, np.dtype(np.float32))
+    text, _ = cuda.compile_ptx(kernel, (*(float32[::1],) * 2, int64, int64), cc=(9, 0))
+    assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7 + 2
 
 
 @pytest.mark.slow(but=["4"])

@@ -12,6 +12,7 @@ from numba.core import types
 import numbacaps
 from numbacaps.algorithms import indexed, naive
 from numbacaps.device.bfloat16 import stored
+from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS
@@ -28,6 +29,8 @@ from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
+from numbacaps.fused.rung_3_register_tiles import kernel as register_tiles
+from numbacaps.fused.rung_3_register_tiles import split_k
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
 from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
 from numbacaps.fused.rung_3_register_tiles.split_k import make_add_splits, make_reduction
@@ -151,38 +154,32 @@ def epilogue(product, group, tile, lanes, backward=False):
 def fused_kernels(g, dtype):
     """The fused kernels of ordinary arithmetic, of the forward pass unless the name says otherwise."""
     product = implicit_gemm.forward(g)
-    M, size = product.M(g.N), g.P * g.Q * g.E2
+    M = product.M(g.N)
     which = (product.pixels, product.inside, product.N, product.K)
     tile, _ = tiles.choose_tile(M * g.G, product.N, dtype.itemsize)
     across, _ = tiles.choose_tile(product.K * g.G, product.N, dtype.itemsize)
-    reduction = make_reduction(product.pixels, product.N, product.K, across, 4, size, dtype)
+    reduction = make_reduction(product.inside, across, dtype, sum_dtype(dtype))
     square = tiles.Tile(16, 16, 16, 1, 1)
     found = {
         "direct": Kernel(make_direct(*which, dtype), 3, 1, make_direct, 1),
         "shared_tiles": Kernel(
             make_shared_tiles(*which, square, dtype), 3, 1, make_shared_tiles, 1
         ),
-        "register_tiles": Kernel(
-            make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
-        ),
-        "reduction": Kernel(reduction, 3, 2, make_reduction, 1),
-        "add_splits": Kernel(make_add_splits(4, size, dtype), 2, 0, make_add_splits),
+        "register_tiles": register_kernel(product, tile, dtype),
+        "reduction": Kernel(reduction, 3, 0, make_reduction, 1, split_k.NUMBERS),
+        "add_splits": Kernel(make_add_splits(8, dtype), 2, 2, make_add_splits),
     }
     product = implicit_gemm.backward_input(g)[0]
-    which = (product.pixels, product.inside, product.N, product.K)
     tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, dtype.itemsize)
-    found["register_tiles backward_input"] = Kernel(
-        make_register_tiles(*which, tile, dtype), 4, 1, make_register_tiles, 1
-    )
+    found["register_tiles backward_input"] = register_kernel(product, tile, dtype)
     return found
 
 
-def register_kernel(product, tile, dtype, group, backward=False):
-    """The kernel of ordinary arithmetic with an activation, or its gradient, behind it."""
-    p = product
-    behind = epilogue(p, group, tile, tile.lanes, backward)
-    kernel = make_register_tiles(p.pixels, p.inside, p.N, p.K, tile, dtype, behind)
-    return Kernel(kernel, 4, 1, make_register_tiles, 1)
+def register_kernel(product, tile, dtype, group=None, backward=False):
+    """The kernel of ordinary arithmetic, and an activation, or its gradient, behind it."""
+    behind = epilogue(product, group, tile, tile.lanes, backward)
+    kernel = make_register_tiles(product.inside, tile, dtype, behind)
+    return Kernel(kernel, 4, 0, make_register_tiles, 1, register_tiles.NUMBERS)
 
 
 def warpgroup_kernels(product, tile, dtype, group=None):

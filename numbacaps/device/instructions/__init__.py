@@ -79,6 +79,7 @@ meet_at = chosen.meet_at
 mma = chosen.mma
 more_registers = chosen.more_registers
 permuted_bytes = chosen.permuted_bytes
+pinned = chosen.pinned
 prefetch = chosen.prefetch
 shared_address = chosen.shared_address
 shuffle = chosen.shuffle

@@ -6,6 +6,10 @@ What changed: TM + TN reads of shared memory now serve TM * TN multiplications; 
 lie in the gathered array is worked out once, before the loop; the next tiles are on their way to
 registers while these are multiplied. Behind the sum may come an activation
 (:mod:`numbacaps.fused.epilogue`).
+
+Sizes, steps and offsets come with the launch, so one compiled kernel serves all of them. It is compiled for a tile, whose
+registers it names; for the element's type; for whether taps reach over the edge, because asking that costs instructions at
+each load; and for the activation behind it, whose groups are lanes and registers.
 """
 
 from functools import cache
@@ -13,44 +17,50 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.dtypes import conversions, sum_dtype
-from numbacaps.device.instructions import let_next_start, short, wait_for_last
+from numbacaps.device.instructions import let_next_start, pinned, short, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import (
-    make_first_tap,
-    make_gathered_at,
-    make_result_at,
-    pixel_of_row,
+    B_G,
+    C_FIRST,
+    C_G,
+    C_IMAGE,
+    HEIGHT,
+    IMAGE_ROWS,
+    PIXEL_NUMBERS,
+    WIDTH,
+    find_first_tap,
+    find_gathered,
+    find_in_other,
+    find_pixel,
+    numbers_of,
 )
 from numbacaps.fused.epilogue import Epilogue, activate, make_differentiate
 
-_NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
+# Where the numbers of a product stand, behind those of its pixels.
+M, N, K = range(PIXEL_NUMBERS, PIXEL_NUMBERS + 3)
+NUMBERS = PIXEL_NUMBERS + 3
+
+
+def numbers(product, images):
+    """What the kernel reads of a product, besides its table."""
+    return *numbers_of(product.pixels), product.M(images), product.N, product.K
 
 
 @cache
-def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; see :mod:`numbacaps.fused.rung_3_register_tiles.tile`."""
+def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
+    """Kernel for products that reach over the edge, or are ``inside``; see :mod:`numbacaps.fused.rung_3_register_tiles.tile`."""
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
     THREADS = tile.threads
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    IMAGE = ROWS * COLUMNS * D1  # rows of a
-    gathered_at, first_tap, result_at = (
-        make(pixels) for make in (make_gathered_at, make_first_tap, make_result_at)
-    )
-    HEIGHT, WIDTH = pixels.extent
-    B_G = pixels.steps[1]
     INSIDE = inside
     A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
-    A_APART, B_APART = (
-        THREADS // BK,
-        THREADS // BN,
-    )  # rows of a tile from a thread's load to the next
+    EDGES = 1 if inside else A_LOADS
+    # Rows of a tile from a thread's load to its next.
+    A_APART, B_APART = THREADS // BK, THREADS // BN
     A_PITCH = BM + 4  # consecutive k of a row fall on banks of their own
     A_SIZE, B_SIZE = BK * A_PITCH, BK * BN
     DOWN, ACROSS = BM // TM, BN // TN
-    STEPS = -(-K // BK)
     ELEMENTS = TM * TN
-    NOWHERE = _NOWHERE
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
     read, write = conversions(dtype)
@@ -58,25 +68,27 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
     # Known before functions are inlined, which takes long.
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
     BEFORE = ELEMENTS if DIFFERENTIATES else 1
+    plain = sums.itemsize == 4 and not (ACTIVATES or DIFFERENTIATES)
+    BOUNDS = THREADS, tile.blocks if plain else 1
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
     differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
 
     @cuda.jit(device=True, inline="always")
-    def row_begins_at(g, image0, m):
-        """Where a row of the result begins, its number as :func:`pixel_of_row` takes it."""
-        image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
-        return result_at(g, image0 + image, row, column, d1)
+    def row_begins_at(first, m, of):
+        """Where a row of the result begins, its number as :func:`find_pixel` takes it; the image of row 0 begins at ``first``."""
+        image, row, column, d1 = find_pixel(m, of)
+        return first + find_in_other(image, row, column, d1, of)
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=BOUNDS)
     def register_tiles_kernel(
         a,  # in   the gathered array
         b,  # in   the kernel
+        of,  # in   numbers
         c,  # out  the other array
         activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
-        table,  # in   Product.table
-        M,
+        table,  # in   Product.table_by_taps
     ):
         let_next_start()  # up to where it waits for the result
         a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM + 4)
@@ -84,49 +96,61 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
         a_next = cuda.local.array(A_LOADS, sums)
         b_next = cuda.local.array(B_LOADS, sums)
         base = cuda.local.array(A_LOADS, np.int64)
-        top = cuda.local.array(A_LOADS, np.int32)
-        left = cuda.local.array(A_LOADS, np.int32)
+        top = cuda.local.array(EDGES, np.int32)
+        left = cuda.local.array(EDGES, np.int32)
         total = cuda.local.array(ELEMENTS, sums)
         to_column = cuda.local.array(TN, np.int64)
         before = cuda.local.array(BEFORE, sums)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         m0 = cuda.blockIdx.x * BM
-        n0 = cuda.blockIdx.y * BN
+        n0 = short(cuda.blockIdx.y * BN)
         g = cuda.blockIdx.z
-        image0 = m0 // IMAGE
-        m_image = m0 - image0 * IMAGE  # rows of that image before the block's
+        columns, depth = short(of[N]), short(of[K])
+        tile_rows, tile_columns = short(min(of[M] - m0, BM)), short(columns - n0)  # that there are
+        height, width = np.uint32(of[HEIGHT]), np.uint32(of[WIDTH])
+        steps = short(np.uint32(depth + BK - 1) // BK)
+        image0 = m0 // of[IMAGE_ROWS]
+        m_image = np.uint32(m0 - image0 * of[IMAGE_ROWS])  # rows of that image before the block's
         a_k, a_m = thread % BK, thread // BK  # a thread's loads of a tile lie in one column of it
         b_n, b_k = thread % BN, thread // BN
-        b_base = g * B_G
-        if n0 + b_n < N:
-            b_base += table[at(4 * K + n0 + b_n)]
+        b_base = g * of[B_G]
+        if b_n < tile_columns:
+            b_base += table[at(np.int64(4) * depth + n0 + b_n)]
         for load in range(A_LOADS):
-            i = a_m + load * A_APART
-            image, row, column, d1 = pixel_of_row(m_image + i, ROWS, COLUMNS, D1)
-            h, w = first_tap(row, column)
-            top[load] = h if m0 + i < M else NOWHERE
-            left[load] = w
-            base[load] = gathered_at(g, image0 + image, row, column, d1)
+            m = min(
+                short(a_m + load * A_APART), short(tile_rows - 1)
+            )  # what lies past the rows is not written
+            image, row, column, d1 = find_pixel(m_image + np.uint32(m), of)
+            if not INSIDE:
+                h, w = find_first_tap(row, column, of)
+                top[load], left[load] = short(pinned(h)), short(pinned(w))
+            base[load] = pinned(find_gathered(g, image0 + image, row, column, d1, of))
         for i in range(ELEMENTS):
             total[i] = ZERO
         wait_for_last()  # the operands are there
-        for step in range(STEPS + 1):
-            if step < STEPS:
-                k = step * BK + a_k
-                if k < K:
-                    offset, down, across = table[at(k)], table[at(K + k)], table[at(2 * K + k)]
+        for step in range(short(steps + 1)):
+            if step < steps:
+                k = short(step * BK + a_k)
+                if k < depth:
+                    tap = np.int64(4) * k
+                    offset = table[at(tap)]
+                    if not INSIDE:
+                        down, across = short(table[at(tap + 1)]), short(table[at(tap + 2)])
                 for load in range(A_LOADS):
                     value = ZERO  # over the edge lie zeros, and they multiply
-                    if k < K:
-                        h, w = top[load] + down, left[load] + across
-                        if h >= 0 and (INSIDE or (h < HEIGHT and w >= 0 and w < WIDTH)):
-                            value = read(a[at(base[load] + offset)])
+                    inside = k < depth
+                    if not INSIDE:
+                        if inside:
+                            h, w = np.uint32(top[load] + down), np.uint32(left[load] + across)
+                            inside = h < height and w < width  # what is below 0 is far above them
+                    if inside:
+                        value = read(a[at(base[load] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
-                    k = step * BK + b_k + load * B_APART
+                    k = short(step * BK + b_k + load * B_APART)
                     value = ZERO
-                    if k < K and n0 + b_n < N:
-                        value = read(b[at(b_base + table[at(3 * K + k)])])
+                    if k < depth and b_n < tile_columns:
+                        value = read(b[at(b_base + table[at(np.int64(4) * k + 3)])])
                     b_next[load] = value
             if step > 0:
                 for k in range(BK):
@@ -137,23 +161,25 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                                 * b_tile[at(k * BN + thread % ACROSS + j * ACROSS)]
                             )
                 cuda.syncthreads()  # the tiles have been read
-            if step < STEPS:
+            if step < steps:
                 for load in range(A_LOADS):
                     a_tile[at(a_k * A_PITCH + a_m + load * A_APART)] = a_next[load]
                 for load in range(B_LOADS):
                     b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
                 cuda.syncthreads()  # the next ones are there
+        first_row, first_column = thread // ACROSS, thread % ACROSS  # of a thread
         for j in range(TN):  # before anything is stored: no load passes a store
-            n = n0 + thread % ACROSS + j * ACROSS
-            to_column[j] = table[at(4 * K + N + n)] if n < N else 0
+            n = first_column + j * ACROSS
+            of_column = np.int64(4) * depth + columns + n0
+            to_column[j] = table[at(of_column + n)] if n < tile_columns else 0
+        first = g * of[C_G] + of[C_FIRST] + image0 * of[C_IMAGE]
         if DIFFERENTIATES:
             for i in range(TM):
-                m = thread // ACROSS + i * DOWN
-                to = row_begins_at(g, image0, m_image + m)
+                m = first_row + i * DOWN
+                to = row_begins_at(first, m_image + np.uint32(m), of)
                 for j in range(TN):
-                    inside = m0 + m < M and n0 + thread % ACROSS + j * ACROSS < N
                     value = ZERO
-                    if inside:
+                    if m < tile_rows and first_column + j * ACROSS < tile_columns:
                         value = read(activated[at(to + to_column[j])])
                     before[i * TN + j] = value
             differentiate(total, 0, before)
@@ -163,11 +189,11 @@ def make_register_tiles(pixels, inside, N, K, tile, dtype, epilogue=Epilogue()):
                 activate(total, ELEMENTS, 1, 1, BLOCKS, LANES, MASK, SLOPE)
                 result = activated
             for i in range(TM):
-                m = thread // ACROSS + i * DOWN
-                if m0 + m < M:
-                    to = row_begins_at(g, image0, m_image + m)
+                m = first_row + i * DOWN
+                if m < tile_rows:
+                    to = row_begins_at(first, m_image + np.uint32(m), of)
                     for j in range(TN):
-                        if n0 + thread % ACROSS + j * ACROSS < N:
+                        if first_column + j * ACROSS < tile_columns:
                             result[at(to + to_column[j])] = write(total[i * TN + j])
 
     return register_tiles_kernel

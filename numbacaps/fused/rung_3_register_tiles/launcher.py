@@ -2,18 +2,14 @@
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.compiled import Compiled, as_argument, as_words
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import Launcher, SplitKLauncher
-from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
-from numbacaps.fused.rung_3_register_tiles.split_k import (
-    ADD_THREADS,
-    ADDED,
-    make_add_splits,
-    make_reduction,
-)
+from numbacaps.fused.rung_3_register_tiles import split_k
+from numbacaps.fused.rung_3_register_tiles.kernel import NUMBERS, make_register_tiles, numbers
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
 from numbacaps.fused.rung_3_register_tiles.tile import choose_splits, choose_tile
 
 
@@ -39,13 +35,13 @@ class RegisterTilesLauncher(Launcher):
         tile, self.why = chosen
         self.tile = tile
         super().__init__(activation, product, tile.BN, tile.lanes)
-        self.table = uploaded(product.table)
-        which = (product.pixels, product.inside, product.N, product.K, tile, dtype)
+        self.table = uploaded(product.table_by_taps)
+        made = make_register_tiles(product.inside, tile, dtype, self.epilogue)
         types = (dtype, dtype, dtype, dtype, np.int64)
-        kernel = Compiled(make_register_tiles(*which, self.epilogue), types, 1, early=True)
+        kernel = Compiled(made, types, 0, words=NUMBERS, early=True)
         self.grid = (ceil_div(self.M, tile.BM), ceil_div(product.N, tile.BN), G)
         self._launch = kernel.on(self.grid, tile.threads)
-        self._always = *as_argument(self.table), self.M
+        self._numbers, self._always = as_words(numbers(product, images)), as_argument(self.table)
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -56,7 +52,8 @@ class RegisterTilesLauncher(Launcher):
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product on arrays as arguments; ``ahead`` says that the kernel was packed some time ago."""
-        self._launch(stream, (*gathered, *kernel, *result, *activated, *self._always))
+        operands = *gathered, *kernel, *self._numbers, *result, *activated
+        self._launch(stream, (*operands, *self._always))
 
     def __str__(self):
         return f"register_tiles {self.tile} ({self.why}){self._behind}"
@@ -73,17 +70,18 @@ class Splits:
     """
 
     def __init__(self, splits, size, dtype):
-        self.count = splits
+        self.count, self._sizes = splits, (splits, size)
         self.shape = {"partial": (splits * size,)} if splits > 1 else {}
         if splits > 1:
             types = (sum_dtype(dtype), dtype)
-            add = Compiled(make_add_splits(splits, size, dtype), types, 0, early=True)
+            kernel = split_k.make_add_splits(split_k.ahead_of(splits), dtype)
+            add = Compiled(kernel, types, 2, early=True)
             self._add = add.on(ceil_div(size, ADDED), ADD_THREADS)
 
     def add(self, partial, dw, stream):
         """Launch the second kernel on arrays as arguments, where there is more than one split."""
         if self.count > 1:
-            self._add(stream, (*partial, *dw))
+            self._add(stream, (*partial, *dw, *self._sizes))
 
     def __str__(self):
         return f"{self.count} splits"
@@ -111,11 +109,13 @@ class RegisterTilesSplitK(SplitKLauncher):
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
         self.table = uploaded(product.table)
-        which = (product.pixels, product.N, product.K, tile, count, size, dtype)
-        kernel = make_reduction(*which)
-        types = (dtype, dtype, sums if count > 1 else dtype, np.int64)
-        self._launch = Compiled(kernel, types, 2).on(self.grid, tile.threads)
-        self._always = *as_argument(self.table), self.M, self.per_split
+        result = sums if count > 1 else dtype
+        kernel = split_k.make_reduction(product.inside, tile, dtype, result)
+        types = (dtype, dtype, result, np.int64)
+        made = Compiled(kernel, types, 0, words=split_k.NUMBERS)
+        self._launch = made.on(self.grid, tile.threads)
+        numbers = split_k.numbers(product, images, size, count, self.per_split)
+        self._numbers, self._always = as_words(numbers), as_argument(self.table)
 
     @staticmethod
     def cut(product, images, G, dtype):
@@ -127,7 +127,7 @@ class RegisterTilesSplitK(SplitKLauncher):
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
-        self._launch(stream, (*x, *dy, *whole, *self._always))
+        self._launch(stream, (*x, *dy, *self._numbers, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

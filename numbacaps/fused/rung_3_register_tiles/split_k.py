@@ -7,57 +7,80 @@ A thread's tap and column are the same all along, so their offsets stay in regis
 after the next lie is worked out by BK threads into shared memory while all multiply.
 There are few tiles and a long sum, so it is cut into ``splits``, each added up by blocks of its own; a
 second kernel adds the splits, always in the same order, so the same input gives the same bits.
+
+Both kernels serve all sizes. The first is compiled for a tile, the element's type, that of what it writes, and for whether
+taps reach over the edge; the second for the types and for how many splits a thread loads at once.
 """
 
 from functools import cache
 
 import numpy as np
 
+from numbacaps.device.division import divide, divisor
 from numbacaps.device.dtypes import conversions, sum_dtype
-from numbacaps.device.instructions import wait_for_last
+from numbacaps.device.instructions import short, unforeseen, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.fused.addressing import (
-    make_first_tap,
-    make_gathered_at,
-    make_in_array,
-    make_pixel_of,
-    make_result_at,
+    B_G,
+    C_FIRST,
+    C_G,
+    HEIGHT,
+    IMAGE_ROWS,
+    OVER_IMAGE_ROWS,
+    PIXEL_NUMBERS,
+    WIDTH,
+    find_first_tap,
+    find_gathered,
+    find_in_other,
+    find_pixel,
+    numbers_of,
 )
 
 _NOWHERE = -(1 << 30)  # a row that every tap reaches over the edge from
+# Where the numbers of a product and of its splits stand, behind those of its pixels.
+M, N, K, SIZE, PER_SPLIT, SPLITS, OVER_SPLITS = range(PIXEL_NUMBERS, PIXEL_NUMBERS + 7)
+NUMBERS = PIXEL_NUMBERS + 7
+
+
+def numbers(product, images, size, splits, per_split):
+    """What the kernel reads of a product, besides its table.
+
+    Parameters
+    ----------
+    product : numbacaps.fused.implicit_gemm.Product
+    images : int
+    size, splits, per_split : int
+        ``size`` elements a split; pixels of each, a multiple of the tile's BK.
+    """
+    sizes = product.M(images), product.N, product.K, size, per_split
+    return *numbers_of(product.pixels), *sizes, *divisor(splits)
 
 
 @cache
-def make_reduction(pixels, N, K, tile, splits, size, dtype):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`; ``size`` elements a split."""
+def make_reduction(inside, tile, dtype, result):
+    """Kernel for products that reach over the edge, or are ``inside``; ``result`` is the dtype of what it writes."""
     BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
-    THREADS = tile.threads
-    pixel_of, first_tap = make_pixel_of(pixels), make_first_tap(pixels)
-    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
-    in_array = make_in_array(pixels)
-    B_G = pixels.steps[1]
+    THREADS, INSIDE = tile.threads, inside
     A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
     A_APART, B_APART = THREADS // BM, THREADS // BN  # pixels from a thread's load to its next
     A_SIZE, B_SIZE, PLACES = BK * BM, BK * BN, 2 * BK
     DOWN, ACROSS = BM // TM, BN // TN
     ELEMENTS = TM * TN
-    SPLITS, SIZE = splits, size
     NOWHERE = _NOWHERE
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
     read, _ = conversions(dtype)
-    _, write = conversions(dtype if splits == 1 else sums)
+    _, write = conversions(result)
 
     @kept_on_disk
     @cuda.jit
     def reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array
+        of,  # in   numbers
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
-        M,
-        per_split,  # pixels, a multiple of BK
     ):
         a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM)
         c_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
@@ -68,41 +91,56 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
         a_next = cuda.local.array(A_LOADS, sums)
         c_next = cuda.local.array(B_LOADS, sums)
         total = cuda.local.array(ELEMENTS, sums)
-        thread = cuda.threadIdx.x
-        k0 = cuda.blockIdx.x * BM
-        n0 = cuda.blockIdx.y * BN
-        g = cuda.blockIdx.z // SPLITS
-        split = cuda.blockIdx.z % SPLITS
-        first = split * per_split
-        last = min(M, first + per_split)
-        steps = (last - first + BK - 1) // BK
+        thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
+        columns, depth = short(of[N]), short(of[K])
+        height, width = np.uint32(of[HEIGHT]), np.uint32(of[WIDTH])
+        k0 = short(cuda.blockIdx.x * BM)
+        n0 = short(cuda.blockIdx.y * BN)
+        g, split = divide(cuda.blockIdx.z, of[SPLITS], of[OVER_SPLITS])
+        g, split = np.int64(g), np.int64(split)
+        first = split * of[PER_SPLIT]
+        count = min(of[M] - first, of[PER_SPLIT])  # pixels
+        steps = (count + BK - 1) // BK
         a_k, a_m = thread % BM, thread // BM  # a thread's loads of a tile lie in one column of it
         c_n, c_m = thread % BN, thread // BN
-        offset, down, across = 0, NOWHERE, 0
-        if k0 + a_k < K:
-            offset, down = table[at(k0 + a_k)], table[at(K + k0 + a_k)]
-            across = table[at(2 * K + k0 + a_k)]
-        column_offset = -1
-        if n0 + c_n < N:
-            column_offset = table[at(4 * K + N + n0 + c_n)]
+        offset, down, across = np.int64(0), short(NOWHERE), short(0)
+        if k0 + a_k < depth:
+            k = np.int64(k0 + a_k)
+            offset, down = table[at(k)], short(table[at(of[K] + k)])
+            across = short(table[at(2 * of[K] + k)])
+        of_columns = 4 * of[K]  # where they begin in the table
+        column_offset = np.int64(-1)
+        if n0 + c_n < columns:
+            column_offset = table[at(of_columns + of[N] + n0 + c_n)]
+        # The pixel that a thread places next, as its image and its row in that.
+        image = (first + thread) // of[IMAGE_ROWS]
+        m_image = np.uint32(first + thread - image * of[IMAGE_ROWS])
+        c_first = g * of[C_G] + of[C_FIRST]
         for i in range(ELEMENTS):
             total[i] = ZERO
         for step in range(-2, steps):
             if step + 2 < steps and thread < BK:
-                m = first + (step + 2) * BK + thread
                 place = step % 2 * BK + thread
-                image, row, column, d1 = pixel_of(m)
-                h, w = first_tap(row, column)
-                top[at(place)] = h if m < last else NOWHERE
+                _, row, column, d1 = find_pixel(m_image, of)
+                h, w = find_first_tap(row, column, of)
+                top[at(place)] = h if (step + 2) * BK + thread < count else NOWHERE
                 left[at(place)] = w
-                base[at(place)] = gathered_at(g, image, row, column, d1)
-                other[at(place)] = result_at(g, image, row, column, d1)
+                base[at(place)] = find_gathered(g, image, row, column, d1, of)
+                other[at(place)] = c_first + find_in_other(image, row, column, d1, of)
+                on, m_image = divide(m_image + np.uint32(BK), of[IMAGE_ROWS], of[OVER_IMAGE_ROWS])
+                image += np.int64(on)
             if -1 <= step and step + 1 < steps:
                 for load in range(A_LOADS):
                     place = (step + 1) % 2 * BK + a_m + load * A_APART
-                    h, w = top[at(place)] + down, left[at(place)] + across
+                    h = short(top[at(place)] + down)
+                    inside = h >= 0
+                    if not INSIDE:
+                        w = np.uint32(left[at(place)] + across)
+                        inside = (
+                            np.uint32(h) < height and w < width
+                        )  # what is below 0 is far above them
                     value = ZERO
-                    if in_array(h, w):
+                    if inside:
                         value = read(a[at(base[at(place)] + offset)])
                     a_next[load] = value
                 for load in range(B_LOADS):
@@ -126,14 +164,15 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
                 for load in range(B_LOADS):
                     c_tile[at((c_m + load * B_APART) * BN + c_n)] = c_next[load]
             cuda.syncthreads()  # the next tiles are there
+        b_first = split * of[SIZE] + g * of[B_G]
         for i in range(TM):
-            k = k0 + thread // ACROSS + i * DOWN
-            if k < K:
+            k = short(k0 + thread // ACROSS + i * DOWN)
+            if k < depth:
                 for j in range(TN):
-                    n = n0 + thread % ACROSS + j * ACROSS
-                    if n < N:
-                        to = g * B_G + table[at(3 * K + k)] + table[at(4 * K + n)]
-                        b[at(split * SIZE + to)] = write(total[i * TN + j])
+                    n = short(n0 + thread % ACROSS + j * ACROSS)
+                    if n < columns:
+                        to = b_first + table[at(3 * of[K] + k)] + table[at(of_columns + n)]
+                        b[at(to)] = write(total[i * TN + j])
 
     return reduction_kernel
 
@@ -141,16 +180,19 @@ def make_reduction(pixels, N, K, tile, splits, size, dtype):
 ADDED = 4 if SIMULATED else 32  # elements of a block that adds splits
 _LANES = 8  # threads for each of them
 ADD_THREADS = ADDED * _LANES
-_AHEAD = 8  # splits that a thread loads at once
+_AHEAD = 8  # splits that a thread loads at once, at most
+
+
+def ahead_of(splits):
+    """How many splits a thread loads at once: no more than its share of them, a power of 2."""
+    return min(_AHEAD, 1 << (-(-splits // _LANES) - 1).bit_length())
 
 
 @cache
-def make_add_splits(splits, size, dtype):
-    """Kernel that adds the partial sums of ``splits`` splits, always in the same order."""
-    SPLITS, SIZE = splits, size
+def make_add_splits(ahead, dtype):
+    """Kernel that adds the partial sums of splits, always in the same order; ``ahead`` of :func:`ahead_of`."""
     ACROSS, LANES, THREADS = ADDED, _LANES, ADD_THREADS
-    TURNS = -(-splits // LANES)
-    AHEAD = min(TURNS, _AHEAD)
+    AHEAD = ahead
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
     _, write = conversions(dtype)
@@ -160,6 +202,8 @@ def make_add_splits(splits, size, dtype):
     def add_splits_kernel(
         partial,  # in   (splits, size), of sum_dtype
         dw,  # out  (size,)
+        splits,
+        size,
     ):
         wait_for_last()  # the splits are summed
         of_lanes = cuda.shared.array(THREADS, sums)
@@ -167,17 +211,18 @@ def make_add_splits(splits, size, dtype):
         thread = cuda.threadIdx.x
         i = cuda.blockIdx.x * ACROSS + thread % ACROSS
         total = ZERO
-        for turn in range(0, TURNS, AHEAD):
-            first = turn * LANES + thread // ACROSS
+        first, element = short(thread // ACROSS), min(i, size - 1)
+        while first < splits:
             for j in range(AHEAD):
-                split = first + j * LANES
-                held[j] = partial[at(min(split, SPLITS - 1) * SIZE + min(i, SIZE - 1))]
+                split = min(short(first + j * LANES), short(splits - 1))
+                held[j] = partial[at(split * size + element)]
             for j in range(AHEAD):
-                if first + j * LANES < SPLITS:
+                if first + j * LANES < splits:
                     total += held[j]
+            first = unforeseen(short(first + AHEAD * LANES))
         of_lanes[at(thread)] = total
         cuda.syncthreads()
-        if thread < ACROSS and i < SIZE:
+        if thread < ACROSS and i < size:
             for lane in range(1, LANES):
                 total += of_lanes[at(lane * ACROSS + thread)]
             dw[at(i)] = write(total)

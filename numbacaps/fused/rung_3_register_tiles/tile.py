@@ -27,6 +27,11 @@ class Tile:
         return (self.BM // self.TM) * (self.BN // self.TN)
 
     @property
+    def blocks(self):
+        """Blocks that a multiprocessor shall have registers for at once, of sums of 4 bytes."""
+        return 2 if self.TM * self.TN == 64 else 3
+
+    @property
     def lanes(self):
         """How a warp's lanes share neighbouring columns."""
         across = self.BN // self.TN

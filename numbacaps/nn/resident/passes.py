@@ -12,7 +12,12 @@ from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.choose import split_k_beside
 from numbacaps.fused.precision import has_warpgroups
-from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED, make_add_splits
+from numbacaps.fused.rung_3_register_tiles.split_k import (
+    ADD_THREADS,
+    ADDED,
+    ahead_of,
+    make_add_splits,
+)
 from numbacaps.nn.convolution import Convolution
 from numbacaps.nn.kernels.margin_loss import margin_loss
 from numbacaps.nn.passes import BackwardPass, ForwardPass
@@ -245,11 +250,12 @@ class _Parts:
 
     def __init__(self, count, size, begin, dtype):
         self._place, self._grid = slice(begin, begin + count * size), ceil_div(size, ADDED)
-        self._kernel = Compiled(make_add_splits(count, size, dtype), (dtype, dtype), 0, early=True)
+        self._sizes, kernel = (count, size), make_add_splits(ahead_of(count), dtype)
+        self._kernel = Compiled(kernel, (dtype, dtype), 2, early=True)
 
     def add(self, partial, d_kernel, stream):
         """Queue their sum."""
-        arguments = partial[self._place], d_kernel
+        arguments = partial[self._place], d_kernel, *self._sizes
         launch_tiles(self._kernel, self._grid, ADD_THREADS, arguments, stream)
 
 

@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         "lost tail: the last, partly filled step of the sum",
         "numbacaps/fused/rung_3_register_tiles/kernel.py",
-        "STEPS = -(-K // BK)",
-        "STEPS = K // BK",
+        "steps = short(np.uint32(depth + BK - 1) // BK)",
+        "steps = short(np.uint32(depth) // BK)",
         _ALGORITHMS,
     ),
     Fault(
@@ -112,8 +112,8 @@ FAULTS = [
     Fault(
         "a reduction that loses its last split",
         "numbacaps/fused/rung_3_register_tiles/split_k.py",
-        "if first + j * LANES < SPLITS:",
-        "if first + j * LANES < SPLITS - 1:",
+        "if first + j * LANES < splits:",
+        "if first + j * LANES < splits - 1:",
         _ALGORITHMS,
     ),
     Fault(

@@ -46,6 +46,7 @@ from numbacaps.device.instructions.ptx.registers import (
     larger,
     more_registers,
     permuted_bytes,
+    pinned,
     shuffle,
     to_bfloat16,
     to_tf32,

@@ -7,7 +7,6 @@ from numba.cuda.extending import intrinsic
 from numbacaps.device.instructions.ptx.inline import F32, I32, I64, asm, library, with_number
 from numbacaps.device.target import cuda
 
-
 # A warpgroup takes registers of the block's pool, or gives them back: each of its threads then has N.
 more_registers = with_number("setmaxnreg.inc.sync.aligned.u32 {};")
 
@@ -35,6 +34,24 @@ def unforeseen(typing_context, value):
         return asm(builder, I32, arguments, "mov.b32 $0, $1;", "=r,r")
 
     return types.int32(types.int32), codegen
+
+
+@intrinsic
+def pinned(typing_context, value):
+    """``value``, an int64, in registers; all lanes of a warp take part.
+
+    The assembler works some values out anew wherever they are used, because that saves registers: in a loop, every time. What
+    a shuffle gives, even one's own, it keeps.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        own = " ".join(
+            f"shfl.sync.up.b32 {half}, {half}, 0, 0, 0xffffffff;" for half in ("low", "high")
+        )
+        text = f"{{ .reg .b32 low, high; mov.b64 {{low, high}}, $1; {own} mov.b64 $0, {{low, high}}; }}"
+        return asm(builder, I64, arguments, text, "=l,l")
+
+    return types.int64(types.int64), codegen
 
 
 @cuda.jit(device=True, inline="always")

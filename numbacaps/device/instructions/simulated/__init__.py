@@ -48,6 +48,7 @@ from numbacaps.device.instructions.simulated.registers import (
     larger,
     more_registers,
     permuted_bytes,
+    pinned,
     shuffle,
     to_bfloat16,
     to_tf32,
