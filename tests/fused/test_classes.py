@@ -1,6 +1,7 @@
 """What kernels are compiled for: few classes, each of which serves many sizes. Nothing is compiled here."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from numbacaps.fused.rung_3_register_tiles.kernel import make_register_tiles
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
 from numbacaps.fused.rung_3_register_tiles.split_k import ahead_of, make_add_splits, make_reduction
 from numbacaps.fused.rung_3_register_tiles.tile import choose_tile
+from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
+from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
+from numbacaps.fused.rung_4_wgmma.tile import run_bytes
 
 pytestmark = pytest.mark.tiers("ptx")  # the simulator has tiles of its own
 
@@ -35,8 +39,20 @@ def _register_tiles(g):
     yield make_add_splits(ahead_of(splits), _F4)
 
 
+def _mma_split_k(terms, g):
+    product = implicit_gemm.forward(g)
+    runs = tuple(run_bytes(D, _F4.itemsize) for D in (g.D2, g.D3))
+    tile, splits, *_ = mma_tiles.choose_tile(product, product.M(g.N), g.G, terms)
+    yield make_mma_reduction(product.inside, runs, tile, terms, _F4)
+    yield make_add_splits(ahead_of(splits), _F4)
+
+
 # Rung to (the kernels of all passes of a geometry, the most that a sweep of capsules may take).
-_RUNGS = {"register_tiles": (_register_tiles, 24)}
+_RUNGS = {
+    "register_tiles": (_register_tiles, 24),
+    "mma_split_k, 1 term": (partial(_mma_split_k, 1), 50),
+    "mma_split_k, 3 terms": (partial(_mma_split_k, 3), 50),
+}
 
 
 @pytest.mark.parametrize("rung", _RUNGS)

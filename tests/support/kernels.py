@@ -247,9 +247,8 @@ def tile_sums_kernel(product, tile, splits, dtype):
 
 def mma_kernel(product, runs, tile, terms, dtype):
     """The tensor cores' kernel for the kernel's gradient."""
-    p = product
-    which = (p.pixels, p.shape, runs, tile, 4, p.N * p.K, terms, dtype)
-    return Kernel(make_mma_reduction(*which), 3, 2, make_mma_reduction, 1)
+    kernel = make_mma_reduction(product.inside, runs, tile, terms, dtype)
+    return Kernel(kernel, 3, 0, make_mma_reduction, 1, split_k.NUMBERS)
 
 
 def _of_dtypes(kernel, dtypes, integers, cc):

@@ -4,12 +4,13 @@ from functools import cached_property
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, aligned, as_argument
+from numbacaps.device.compiled import Compiled, aligned, as_argument, as_words
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
+from numbacaps.fused.rung_3_register_tiles import split_k
 from numbacaps.fused.rung_3_register_tiles.launcher import Splits
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
@@ -65,7 +66,7 @@ class MmaSplitK(SplitKLauncher):
     """
 
     def __init__(self, product, images, G, size, dtype, terms):
-        self._product, self._size, self._dtype, self.terms = product, size, dtype, terms
+        self._inside, self._dtype, self.terms = product.inside, dtype, terms
         self.M = product.M(images)
         tile, count, self.per_split, self.why = mma_tiles.choose_tile(product, self.M, G, terms)
         self.tile = tile
@@ -74,18 +75,17 @@ class MmaSplitK(SplitKLauncher):
         self.partial_shape = self.splits.shape
         self.grid = (down, across, G * count)
         self.table = uploaded(product.table)
-        self._always = *as_argument(self.table), self.M, self.per_split
+        numbers = split_k.numbers(product, images, size, count, self.per_split)
+        self._numbers, self._always = as_words(numbers), as_argument(self.table)
         depths = product.D, product.pixels.other[3]  # D2 and D3
         self._launch = self._made(tuple(run_bytes(D, dtype.itemsize) for D in depths))
 
     def _made(self, runs):
         """Launches of the kernel whose copies take this many bytes of each operand."""
-        p = self._product
-        which = (self.tile, self.splits.count, self._size, self.terms, self._dtype)
-        kernel = make_mma_reduction(p.pixels, p.shape, runs, *which)
-        types = (self._dtype, self._dtype, self._dtype, np.int64)
-        compiled = Compiled(kernel, types, 2, self.tile.shared_bytes, early=True)
-        return compiled.on(self.grid, self.tile.threads, self.tile.shared_bytes)
+        kernel = make_mma_reduction(self._inside, runs, self.tile, self.terms, self._dtype)
+        types, shared = (self._dtype, self._dtype, self._dtype, np.int64), self.tile.shared_bytes
+        compiled = Compiled(kernel, types, 0, shared, split_k.NUMBERS, early=True)
+        return compiled.on(self.grid, self.tile.threads, shared)
 
     @cached_property
     def _unaligned(self):
@@ -95,7 +95,7 @@ class MmaSplitK(SplitKLauncher):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""
         whole = dw if self.splits.count == 1 else partial
         launch = self._launch if aligned(CHUNK, x, dy, whole) else self._unaligned
-        launch(stream, (*x, *dy, *whole, *self._always))
+        launch(stream, (*x, *dy, *self._numbers, *whole, *self._always))
         self.splits.add(partial, dw, stream)
 
     def __str__(self):

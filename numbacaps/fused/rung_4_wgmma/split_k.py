@@ -13,12 +13,16 @@ The tensor cores read TF32, which they cut from float32. In one term, factors ar
 to their roundings first. In three terms a factor is the sum of a high and a low part: high times low, low
 times high, high times high. The tensor cores cut their sums too, so there the sum of each stage
 begins at zero, and float32 additions join the stages.
+
+The kernel serves all sizes. It is compiled for a tile, the bytes that one copy takes of each operand, the terms, the element's
+type, and for whether taps reach over the edge.
 """
 
 from functools import cache
 
 import numpy as np
 
+from numbacaps.device.division import divide
 from numbacaps.device.instructions import (
     CHUNK,
     cp_async,
@@ -37,44 +41,51 @@ from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 from numbacaps.device.tf32 import split as split_tf32
 from numbacaps.fused.addressing import (
-    make_first_tap,
-    make_gathered_at,
-    make_result_at,
-    pixel_of_row,
+    B_G,
+    C_FIRST,
+    C_G,
+    HEIGHT,
+    IMAGE_ROWS,
+    WIDTH,
+    find_first_tap,
+    find_gathered,
+    find_in_other,
+    find_pixel,
+)
+from numbacaps.fused.rung_3_register_tiles.split_k import (
+    OVER_SPLITS,
+    PER_SPLIT,
+    SIZE,
+    SPLITS,
+    K,
+    M,
+    N,
 )
 
 _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
 
 
 @cache
-def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
-    """Kernel for one :class:`numbacaps.fused.implicit_gemm.Product`.
+def make_mma_reduction(inside, runs, tile, terms, dtype):
+    """Kernel that takes the numbers of :func:`numbacaps.fused.rung_3_register_tiles.split_k.numbers`.
 
     Parameters
     ----------
-    pixels : numbacaps.fused.implicit_gemm.Pixels
-    shape : numbacaps.fused.implicit_gemm.ProductShape
+    inside : bool
+        No tap of any pixel reaches over the edge.
     runs : tuple of int
         Bytes (4, 8 or 16) that one copy takes from the gathered and from the other array.
     tile : numbacaps.fused.rung_4_wgmma.split_k_tile.MmaTile
-    splits, size : int
-        ``size`` elements a split.
     terms : int
         1 or 3.
     dtype : numpy.dtype
     """
-    N, K, INSIDE = shape.N, shape.K, shape.inside
+    INSIDE = inside
     BM, BN, BK, WM, WN = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN
     THREADS, STAGES = tile.threads, tile.STAGES
     ACROSS = BN // WN  # warps
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    IMAGE = ROWS * COLUMNS * D1  # rows of a
-    gathered_at, result_at = make_gathered_at(pixels), make_result_at(pixels)
-    first_tap = make_first_tap(pixels)
-    HEIGHT, WIDTH = pixels.extent
-    B_G = pixels.steps[1]
     A_PITCH, C_PITCH = tile.pitches
-    C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
+    C_START, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
     A_RUN, C_RUN = runs
     A_ELEMENTS, C_ELEMENTS = (run // dtype.itemsize for run in runs)
     # A thread copies the same runs of every pixel that it takes; OWN of them, every APART pixels.
@@ -97,7 +108,6 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
     A_SIZE, B_SIZE = PARTS * A_PART, PARTS * B_PART
     TERMS = terms
     store_sums = make_store_sums(tile, C_RUN > 4, dtype)
-    SPLITS, SIZE = splits, size
     PENDING = STAGES - 2
     ABSENT = _ABSENT
     ZERO = np.float32(0)
@@ -107,10 +117,9 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
     def mma_reduction_kernel(
         a,  # in   the gathered array
         c,  # in   the other array
+        of,  # in   numbers
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
-        M,
-        per_split,  # pixels, a multiple of BK
     ):
         let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, dtype, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
@@ -124,37 +133,43 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
         b_part = cuda.local.array(B_SIZE, np.float32)
         a_offset = cuda.local.array(A_OWN, np.int64)
         c_offset = cuda.local.array(C_OWN, np.int64)
-        down = cuda.local.array(A_OWN, np.int64)
-        across = cuda.local.array(A_OWN, np.int64)
+        down = cuda.local.array(A_OWN, np.int32)
+        across = cuda.local.array(A_OWN, np.int32)
         to_row = cuda.local.array(OWN_ROWS, np.int64)
         to_column = cuda.local.array(OWN_COLUMNS, np.int64)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         lane, warp = short(thread % 32), short(thread // 32)
-        k0 = cuda.blockIdx.x * BM
-        n0 = cuda.blockIdx.y * BN
-        g = cuda.blockIdx.z // SPLITS
-        split = cuda.blockIdx.z % SPLITS
-        first = split * per_split
-        last = min(M, first + per_split)
-        steps = short((last - first + BK - 1) // BK)
-        image0 = first // IMAGE
-        m_image = first - image0 * IMAGE  # rows of that image before the split's
+        columns, depth = short(of[N]), short(of[K])
+        height, width = np.uint32(of[HEIGHT]), np.uint32(of[WIDTH])
+        k0 = short(cuda.blockIdx.x * BM)
+        n0 = short(cuda.blockIdx.y * BN)
+        g, split = divide(cuda.blockIdx.z, of[SPLITS], of[OVER_SPLITS])
+        g, split = np.int64(g), np.int64(split)
+        first = split * of[PER_SPLIT]
+        count = short(min(of[M] - first, of[PER_SPLIT]))  # pixels
+        steps = short(np.uint32(count + BK - 1) // BK)
+        image0 = first // of[IMAGE_ROWS]
+        m_image = np.uint32(
+            first - image0 * of[IMAGE_ROWS]
+        )  # rows of that image before the split's
+        c_first = g * of[C_G] + of[C_FIRST]
         # Lanes side by side copy 8 elements of a row, four rows, and on.
         a_k = thread // (4 * A_LANES) % A_OCTETS * 8 + thread % A_LANES * A_ELEMENTS
         a_m = thread // (4 * A_LANES * A_OCTETS) * 4 + thread // A_LANES % 4
         c_n = thread // (4 * C_LANES) % C_OCTETS * 8 + thread % C_LANES * C_ELEMENTS
         c_m = thread // (4 * C_LANES * C_OCTETS) * 4 + thread // C_LANES % 4
         for own in range(A_OWN):
-            k = k0 + a_k + own * (A_OCTETS * 8)
-            a_offset[own] = table[at(k)] if k < K else ABSENT
-            down[own] = table[at(K + k)] if k < K else 0
-            across[own] = table[at(2 * K + k)] if k < K else 0
+            k = np.int64(k0 + a_k + own * (A_OCTETS * 8))
+            a_offset[own] = table[at(k)] if k < depth else ABSENT
+            down[own] = short(table[at(of[K] + k)]) if k < depth else short(0)
+            across[own] = short(table[at(2 * of[K] + k)]) if k < depth else short(0)
+        of_columns = 4 * of[K]  # where they begin in the table
         for own in range(C_OWN):
             n = n0 + c_n + own * (C_OCTETS * 8)
-            c_offset[own] = table[at(4 * K + N + n)] if n < N else ABSENT
+            c_offset[own] = table[at(of_columns + of[N] + n)] if n < columns else ABSENT
         a_from = lane % 4 * A_PITCH + warp // ACROSS * WM + lane // 4 * 4
-        b_from = C_FIRST + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4 * 4
+        b_from = C_START + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4 * 4
         for i in range(ALL_SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
@@ -164,32 +179,33 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
             ahead = short(step + STAGES - 1)
             after = np.uint32(ahead + 1)
             if np.uint32(after % BATCH) == 0:
-                m = m_image + after * BK + thread
+                m = np.uint32(m_image + after * BK + thread)
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
-                image, row, column, d1 = pixel_of_row(m, ROWS, COLUMNS, D1)
-                image += image0
-                base[at(place)] = gathered_at(g, image, row, column, d1)
-                other[at(place)] = result_at(g, image, row, column, d1)
+                on, row, column, d1 = find_pixel(m, of)
+                image = image0 + on
+                base[at(place)] = find_gathered(g, image, row, column, d1, of)
+                other[at(place)] = c_first + find_in_other(image, row, column, d1, of)
                 if not INSIDE:
-                    h, w = first_tap(row, column)
+                    h, w = find_first_tap(row, column, of)
                     top[at(place)] = h
                     left[at(place)] = w
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
-                there = short(last - first - ahead * BK)  # pixels of the stage
+                there = short(count - ahead * BK)  # pixels of the stage
                 for turn in range(A_TURNS):
                     m = a_m + turn * A_APART
                     source = base[at(place + m)]
-                    h, w = 0, 0
+                    h, w = short(0), short(0)
                     if not INSIDE:
                         h, w = top[at(place + m)], left[at(place + m)]
                     for own in range(A_OWN):
                         ok = m < there and a_offset[own] > ABSENT
                         if not INSIDE:
-                            # Written out: behind a call of in_array the loops are unrolled further.
-                            row, column = h + down[own], w + across[own]
-                            ok = ok and row >= 0 and row < HEIGHT and column >= 0 and column < WIDTH
+                            row, column = np.uint32(h + down[own]), np.uint32(w + across[own])
+                            ok = (
+                                ok and row < height and column < width
+                            )  # what is below 0 is far above
                         a_to = to + m * A_PITCH + a_k + own * (A_OCTETS * 8)
                         where = source + a_offset[own] if ok else 0
                         cp_async(A_RUN, shared, start + a_to * 4, a, where, ok)
@@ -198,7 +214,7 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
                     source = other[at(place + m)]
                     for own in range(C_OWN):
                         ok = m < there and c_offset[own] > ABSENT
-                        c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_OCTETS * 8)
+                        c_to = to + C_START + m * C_PITCH + c_n + own * (C_OCTETS * 8)
                         where = source + c_offset[own] if ok else 0
                         cp_async(C_RUN, shared, start + c_to * 4, c, where, ok)
             cp_async_commit()
@@ -236,12 +252,13 @@ def make_mma_reduction(pixels, shape, runs, tile, splits, size, terms, dtype):
                 if FRESH > 0:
                     for i in range(SUMS):
                         acc[i] += acc[FRESH + i]
+        b_first = split * of[SIZE] + g * of[B_G]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
             k = k0 + warp // ACROSS * WM + i // 4 * 32 + lane // 4 * 4 + i % 4
-            to_row[i] = split * SIZE + g * B_G + table[at(3 * K + k)] if k < K else ABSENT
+            to_row[i] = b_first + table[at(3 * of[K] + k)] if k < depth else ABSENT
         for j in range(OWN_COLUMNS):
             n = n0 + warp % ACROSS * WN + j // 8 * 32 + lane % 4 * 8 + j % 8
-            to_column[j] = table[at(4 * K + n)] if n < N else ABSENT
+            to_column[j] = table[at(of_columns + n)] if n < columns else ABSENT
         store_sums(b, acc, to_row, to_column)
 
     return mma_reduction_kernel
