@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.dtypes import conversions, sum_dtype
-from numbacaps.device.instructions import let_next_start, pinned, short, wait_for_last
+from numbacaps.device.instructions import let_next_start, pinned, short, unforeseen, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import (
@@ -167,7 +167,8 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
                 for load in range(B_LOADS):
                     b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
                 cuda.syncthreads()  # the next ones are there
-        first_row, first_column = thread // ACROSS, thread % ACROSS  # of a thread
+        # Of a thread. A row is worked out where it is used: registers to keep it in there are none.
+        first_row, first_column = thread // ACROSS, thread % ACROSS
         for j in range(TN):  # before anything is stored: no load passes a store
             n = first_column + j * ACROSS
             of_column = np.int64(4) * depth + columns + n0
@@ -175,7 +176,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
         first = g * of[C_G] + of[C_FIRST] + image0 * of[C_IMAGE]
         if DIFFERENTIATES:
             for i in range(TM):
-                m = first_row + i * DOWN
+                m = unforeseen(short(first_row + i * DOWN))
                 to = row_begins_at(first, m_image + np.uint32(m), of)
                 for j in range(TN):
                     value = ZERO
@@ -189,7 +190,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
                 activate(total, ELEMENTS, 1, 1, BLOCKS, LANES, MASK, SLOPE)
                 result = activated
             for i in range(TM):
-                m = first_row + i * DOWN
+                m = unforeseen(short(first_row + i * DOWN))
                 if m < tile_rows:
                     to = row_begins_at(first, m_image + np.uint32(m), of)
                     for j in range(TN):
