@@ -69,7 +69,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
     BEFORE = ELEMENTS if DIFFERENTIATES else 1
     plain = sums.itemsize == 4 and not (ACTIVATES or DIFFERENTIATES)
-    BOUNDS = THREADS, tile.blocks if plain else 1
+    BOUNDS = (THREADS, tile.blocks) if plain else None  # others need more registers
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
     differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
@@ -174,15 +174,12 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
             of_column = np.int64(4) * depth + columns + n0
             to_column[j] = table[at(of_column + n)] if n < tile_columns else 0
         first = g * of[C_G] + of[C_FIRST] + image0 * of[C_IMAGE]
-        if DIFFERENTIATES:
+        if DIFFERENTIATES:  # without a branch: past the end others are read, and nothing is written
             for i in range(TM):
-                m = unforeseen(short(first_row + i * DOWN))
+                m = unforeseen(min(short(first_row + i * DOWN), short(tile_rows - 1)))
                 to = row_begins_at(first, m_image + np.uint32(m), of)
                 for j in range(TN):
-                    value = ZERO
-                    if m < tile_rows and first_column + j * ACROSS < tile_columns:
-                        value = read(activated[at(to + to_column[j])])
-                    before[i * TN + j] = value
+                    before[i * TN + j] = read(activated[at(to + to_column[j])])
             differentiate(total, 0, before)
         for which in range(RESULT, RESULTS):
             result = c
