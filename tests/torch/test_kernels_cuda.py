@@ -65,8 +65,10 @@ def test_a_graph_replays_forward_and_backward_on_new_values(function):
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        for _ in range(2):
-            _step(function, x, w)
+        for _ in range(
+            2
+        ):  # of leaves of their own: what sums up a leaf's gradient stays on its first stream
+            _step(function, *(one.detach().requires_grad_() for one in (x, w)))
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
