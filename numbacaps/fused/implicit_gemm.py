@@ -22,6 +22,8 @@ from itertools import product
 
 import numpy as np
 
+from numbacaps.fused.residues import Residue, residues
+
 
 @dataclass(frozen=True)
 class Pixels:
@@ -333,53 +335,10 @@ def backward_input(geometry):
         product has no taps: it writes zeros everywhere, and the others write over them.
     """
     g = geometry
-    rows, columns = (_residues(g, axis) for axis in (0, 1))
+    rows, columns = (residues(g, axis) for axis in (0, 1))
     found = [_of_residue(g, row, column) for row, column in product(rows, columns)]
     reached = sum(one.pixels.rows * one.pixels.columns for one in found)
     return found if reached == g.H * g.W else [_zeros(g), *found]
-
-
-@dataclass(frozen=True)
-class Residue:
-    """Along one axis the pixels whose windows have the same taps: every ``stride``-th.
-
-    Attributes
-    ----------
-    count, step : int
-        How many pixels, and from one to the next.
-    place : int
-        The first of them.
-    first : int
-        Pixel i is the ``first + i``-th step of the stride from the padding's edge.
-    taps, shifts : int64 arrays
-        Their taps; tap t of pixel i was read at output position ``first + i + shifts[t]``.
-    """
-
-    count: int
-    step: int
-    place: int
-    first: int
-    taps: np.ndarray
-    shifts: np.ndarray
-
-
-def _residues(g, axis):
-    """The residues along an axis that have pixels and taps, by number."""
-    size, window = ((g.H, g.KH), (g.W, g.KW))[axis]
-    stride, padding, dilation = g.stride[axis], g.padding[axis], g.dilation[axis]
-    taps_of = {}
-    for tap in range(window):
-        taps_of.setdefault(tap * dilation % stride, []).append(tap)
-    found = []
-    for residue, taps in sorted(taps_of.items()):
-        first = -((residue - padding) // stride)  # the first that does not lie before the array
-        count = (size - 1 + padding - residue) // stride - first + 1
-        shifts = [-((tap * dilation - residue) // stride) for tap in taps]
-        taps, shifts = (np.array(one, np.int64) for one in (taps, shifts))
-        if count > 0:
-            place = stride * first + residue - padding
-            found.append(Residue(count, stride, place, first, taps, shifts))
-    return found
 
 
 def _of_residue(g, row, column):
