@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from experiments.measuring.refusal import Parser
 from experiments.measuring.shard import WHOLE, Shard
 from numbacaps.device.target import SIMULATED, cuda
 from tests.support.campaign import PARTS
+from tests.support.ended import terminated_as_by_ctrl_c
 
 FILE = "gpu_campaign.json"
 _BY_DEFAULT = tuple(name for name in PARTS if name != "sanitizer")
@@ -205,16 +204,6 @@ def _compile_one(at):
     part.compile(seed, first + at)
 
 
-@contextmanager
-def _terminated_as_by_ctrl_c():
-    """SIGTERM raises KeyboardInterrupt, too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def repeat(name, number, seed):
     """Check a case alone; 1 if it fails."""
     try:
@@ -311,7 +300,7 @@ def main(arguments=None):
     path = options.results / ("simulator" if SIMULATED else provenance.gpu_name()) / FILE
     run = _run_side_by_side if options.side_by_side else _run
     try:
-        with records.alone(path), _terminated_as_by_ctrl_c():
+        with records.alone(path), terminated_as_by_ctrl_c():
             return run(Record(path, options.seed, options.fresh), path, options)
     except records.ForeignFile as foreign:
         parser.error(str(foreign))

@@ -1,9 +1,9 @@
 """Run the gpu tier on this machine's GPU, then one case of every kernel under compute-sanitizer.
 
 ``python -m tests.record_gpu`` (``make gpu``) writes ``experiments/results/<gpu>/gpu_tests.json``;
-exit status 1 if anything failed or was skipped, 2 if there is no GPU. What passed is noted beside that file
-until everything has: interrupted, or failed at something that the sources are not the cause of, it goes
-on where it was.
+exit status 1 if anything failed, was skipped or was not reached, 2 if there is no GPU. What passed is noted beside
+that file until everything has: interrupted, by Ctrl-C or a time limit's SIGTERM, or failed at something that the
+sources are not the cause of, it goes on where it was. The file then says how many tests were not reached.
 """
 
 import json
@@ -12,10 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from experiments.measuring import provenance
 from numbacaps.device.target import SIMULATED
+from tests.support.ended import terminated_as_by_ctrl_c
 
 # Compiling takes most of the time, so processes share it (pytest-benchmark, if installed, minds).
 _PYTEST = [sys.executable, "-m", "pytest", "--tier", "gpu", "-p", "no:cacheprovider"]
@@ -35,14 +36,27 @@ TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
 # Those that the campaign runs beside them: barriers, and memory that is read before it is written.
 MORE_TOOLS = {"synccheck": "primes and float32", "initcheck": "primes or strided"}
 
+_running = []  # processes
 
-def _counts(output):
-    """passed, failed (errors too) and skipped of pytest's closing line."""
+
+def counts(output):
+    """What pytest's output says of tests: ``passed``, ``failed`` (errors too), ``skipped`` and ``not_reached``.
+
+    It is of the closing line. Where pytest was ended before that, it is of the lines of processes side by side, each
+    of which tells a test, and of how many tests they share.
+    """
     closing = re.findall(r"^.*\d+ (?:passed|failed|error).* in [\d.]+s.*$", output, re.MULTILINE)
-    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(closing[-1:])):
-        counts["failed" if word == "error" else word] += int(number)
-    return counts
+    found = dict.fromkeys(("passed", "failed", "skipped", "not_reached"), 0)
+    if closing:
+        numbers = re.findall(r"(\d+) (passed|failed|error|skipped)", closing[-1])
+    else:
+        words = re.findall(r"^\[gw\d+\] \[ *\d+%\] ([A-Z]+) ", output, re.MULTILINE)
+        numbers = [(1, word.lower()) for word in words]
+        shared = re.findall(r"workers? \[(\d+) items?\]", output)
+        found["not_reached"] = sum(map(int, shared)) - len(numbers)
+    for number, word in numbers:
+        found["failed" if word == "error" else word] += int(number)
+    return found
 
 
 def _run(command):
@@ -50,6 +64,7 @@ def _run(command):
     process = subprocess.Popen(
         command, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    _running.append(process)
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)
@@ -84,7 +99,7 @@ def sanitized(tool, cases):
     options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
     status, output = _run([found, *options, *_PYTEST, *_SANITIZED, "-k", cases])
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
-    return _counts(output) | {"status": status, "summary": summary[-1] if summary else None}
+    return counts(output) | {"status": status, "summary": summary[-1] if summary else None}
 
 
 def main():
@@ -94,22 +109,32 @@ def main():
     folder, source = provenance.RESULTS / provenance.gpu_name(), provenance.source_sha256()
     folder.mkdir(parents=True, exist_ok=True)
     noted = {name: folder / f"gpu_tests-{source[:12]}.{name}" for name in ("passed", *TOOLS)}
-    with ThreadPoolExecutor() as side_by_side:  # none of them asks how long anything took
-        sanitized = {
+    # None of them asks how long anything took.
+    with terminated_as_by_ctrl_c(), ThreadPoolExecutor() as side_by_side:
+        tests = [*_PYTEST, *_SIDE_BY_SIDE, "--passed", str(noted["passed"]), "tests"]
+        run = side_by_side.submit(_run, tests)
+        sanitizers = {
             tool: side_by_side.submit(_noted, tool, cases, noted[tool])
             for tool, cases in TOOLS.items()
         }
-        status, output = _run([*_PYTEST, *_SIDE_BY_SIDE, "--passed", str(noted["passed"]), "tests"])
-        sanitized = {tool: result.result() for tool, result in sanitized.items()}
+        try:
+            wait([run, *sanitizers.values()])
+        except KeyboardInterrupt:  # each ends with what it has found
+            for process in _running:
+                process.terminate()
+        status, output = run.result()
+        sanitizer = {tool: result.result() for tool, result in sanitizers.items()}
     passed = len(set(noted["passed"].read_text().splitlines())) if noted["passed"].exists() else 0
-    record = provenance.of_record() | _counts(output) | {"passed": passed, "sanitizer": sanitized}
+    record = provenance.of_record() | counts(output) | {"passed": passed, "sanitizer": sanitizer}
     provenance.write_text(folder / "gpu_tests.json", json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
     bad = [record, *record["sanitizer"].values()]
-    clean = status in (0, _NONE_LEFT) and not any(part["failed"] or part["skipped"] for part in bad)
+    clean = status in (0, _NONE_LEFT) and not any(
+        part.get(what) for part in bad for what in ("failed", "skipped", "not_reached")
+    )
     clean = clean and all(part["status"] == 0 for part in record["sanitizer"].values())
     clean = clean and all(part["passed"] for part in bad)
-    print(f"gpu: {record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped")
+    print("gpu: " + ", ".join(f"{record[what]} {what.replace('_', ' ')}" for what in counts("")))
     if clean:
         for path in noted.values():
             path.unlink()

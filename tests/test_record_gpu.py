@@ -1,0 +1,46 @@
+"""The record of the gpu tier: what it says of a run that ended, and of one that a time limit ended."""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from experiments.measuring import provenance
+from tests import record_gpu
+
+_SHARED = "created: 2/2 workers\n2 workers [4 items]\n"
+_LINES = "[gw0] [ 25%] PASSED tests/a.py::b \n[gw1] [ 50%] FAILED tests/a.py::c[FAILED] \n"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("=== 1 failed, 5 passed, 2 skipped, 1 error in 3.20s ===", (5, 2, 2, 0)),
+        (_SHARED + _LINES, (1, 1, 0, 2)),
+        (_SHARED, (0, 0, 0, 4)),
+        ("", (0, 0, 0, 0)),
+    ],
+    ids=["ended", "broken off", "before the first", "nothing"],
+)
+def test_what_an_output_says(output, expected):
+    assert tuple(record_gpu.counts(output).values()) == expected
+
+
+def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
+    lines = f"print({_SHARED + _LINES!r}, flush=True); import time; time.sleep(60)"
+    for module, name, value in (
+        (record_gpu, "SIMULATED", False),
+        (record_gpu, "TOOLS", {}),
+        (record_gpu, "_PYTEST", [sys.executable, "-c", lines]),
+        (provenance, "RESULTS", tmp_path),
+        (provenance, "gpu_name", lambda: "a-gpu"),
+        (provenance, "of_record", lambda: {"gpu": "a-gpu"}),
+    ):
+        monkeypatch.setattr(module, name, value)
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert record_gpu.main() == 1
+    record = json.loads((tmp_path / "a-gpu" / "gpu_tests.json").read_text())
+    assert (record["failed"], record["not_reached"]) == (1, 2)
