@@ -55,6 +55,7 @@ _RUNGS = {
 }
 
 
+@pytest.mark.slow(but=["register_tiles"])
 @pytest.mark.parametrize("rung", _RUNGS)
 def test_a_sweep_of_capsules_takes_few_kernels(rung):
     kernels_of, most = _RUNGS[rung]

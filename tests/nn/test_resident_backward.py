@@ -144,7 +144,7 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
             assert abs(found[taps, chunk, column, e] - wanted) <= 2.0**-11 * abs(wanted)
 
 
-@pytest.mark.slow(but=["cores-tf32"])
+@pytest.mark.slow(but=["uneven-*"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision"),
@@ -188,14 +188,17 @@ def test_kernel(name, precision, monkeypatch):
         assert text.count(f"griddepcontrol.{instruction};") == 1
 
 
-@pytest.mark.slow(but=["tf32x3"])
+@pytest.mark.slow(but=["uneven-*"])
 @pytest.mark.tiers("ptx")
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
-def test_packing(precision, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("published", "tf32"), ("published", "tf32x3"), ("uneven", "tf32x3")],
+)
+def test_packing(name, precision, monkeypatch):
     from numba import float32, types
 
     monkeypatch.setattr(devices, "current", lambda: devices.H100)
-    placed = placed_layers("published", precision)
+    placed = placed_layers(name, precision)
     kernel = make_pack_network(packings(placed, layout_of(placed), True))
     array = types.Array(float32, 1, "C")
     text, _ = cuda.compile_ptx(kernel, (array, array), cc=(9, 0))
