@@ -69,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         "wrong residue: the taps of a residue of the stride, without the dilation",
-        "numbacaps/fused/implicit_gemm.py",
+        "numbacaps/fused/residues.py",
         "tap * dilation % stride",
         "tap % stride",
         _ALGORITHMS,
