@@ -220,7 +220,15 @@ def exponential_squash(x, group, slope=1.0):
         Consecutive elements of an image, in the order of the axes, that are squashed together.
     slope : float
         Of LeakyReLU; 1 for none.
+
+    Raises
+    ------
+    ValueError
+        An image's elements are no whole groups.
     """
+    each = math.prod(x.shape[1:])
+    if group < 1 or each % group:
+        raise ValueError(f"group is {group}; it takes a divisor of the {each} elements of an image")
     return squashed(_wide(x), group, slope, "exponential").to(x.dtype)
 
 

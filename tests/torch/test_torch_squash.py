@@ -124,3 +124,10 @@ def test_bad_input_is_refused_by_name():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize("group", [0, -2, 4])
+def test_groups_are_parts_of_an_image(group):
+    """One that reaches into the next image would be squashed together with it."""
+    with pytest.raises(ValueError, match=f"group is {group}; it takes a divisor of the 6 elements"):
+        nt.exponential_squash(torch.ones(2, 6), group)
