@@ -13,7 +13,6 @@ import dis
 import inspect
 import linecache
 import sys
-import threading
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 
 from numbacaps.device import instructions
-from numbacaps.device.turns import Block
+from numbacaps.device.turns import Block, this_thread
 
 KINDS = READ, WRITE, ATOMIC = range(3)
 WARP, SECTOR, LINE = 32, 32, 128  # threads, bytes, bytes
@@ -196,7 +195,7 @@ class _Watch:
 
     def note(self, memory, kind, elements, frame):
         """Keep an access of the thread that runs; one instruction may take several elements."""
-        thread = threading.current_thread()
+        thread = this_thread()
         place = id(frame.f_code), frame.f_lasti
         instruction = self.instructions.get(place)
         if instruction is None:
@@ -266,8 +265,9 @@ class _Block(Block):
         super().__init__(*arguments)
         self.watch = watch
 
-    def begin(self, thread, point):
-        super().begin(thread, point)
+    def begin(self, point):
+        thread = super().begin(point)
         thread.accesses, thread.turns = [], {}  # in order; how often it came by each instruction
         place = tuple(thread.blockIdx), point
         self.watch.threads.append((*place, thread.thread_id, thread.accesses))
+        return thread

@@ -2,10 +2,9 @@
 
 import sys
 from functools import wraps
+from types import SimpleNamespace
 
 import numpy as np
-
-from numbacaps.device.turns import Block, this_block
 
 _UNWRITTEN = 255  # every byte of shared memory that nobody has written: NaN in all types
 
@@ -20,10 +19,11 @@ def complete(cuda, at_first=None):
     at_first : callable, optional
         Called once, before the first kernel runs.
     """
-    from numba.cuda.simulator import kernel
+    from numba.cuda.simulator import kernel, kernelapi
     from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
     from numbacaps.device.instructions.simulated.block import sync_warp
+    from numbacaps.device.turns import Block, this_block, this_thread
 
     def first_block(*arguments):
         kernel.BlockManager = Block
@@ -43,6 +43,7 @@ def complete(cuda, at_first=None):
         self._allocations.clear()
         self._dynshared.view(np.uint8)[:] = _UNWRITTEN
 
+    kernelapi.threading = SimpleNamespace(current_thread=this_thread)  # whom it asks who runs
     cuda.jit = jit_of_everything
     FakeCUDAShared.begin = begin
     FakeCUDAModule.nanosleep = lambda module, nanoseconds: this_block().let_others()

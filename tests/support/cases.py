@@ -1,6 +1,6 @@
 """Geometries to test at, and random operands for them.
 
-The simulator gets small ones: a CUDA thread there is a Python thread. The GPU gets the same kinds at
+The simulator gets small ones: a CUDA thread there runs Python. The GPU gets the same kinds at
 sizes that fill it.
 """
 

@@ -3,11 +3,9 @@
 Everything here goes when the block does. Its threads take turns (:mod:`numbacaps.device.turns`).
 """
 
-import threading
-
 import numpy as np
 
-from numbacaps.device.turns import Meeting, this_block
+from numbacaps.device.turns import Meeting, this_block, this_thread
 
 
 def memory(array):
@@ -17,7 +15,7 @@ def memory(array):
 
 def block():
     """What the threads of this thread's block share, by name."""
-    return vars(this_block())
+    return this_block().common
 
 
 class Warp:
@@ -26,6 +24,7 @@ class Warp:
     def __init__(self, threads):
         self._meeting = Meeting(threads)
         self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
+        self.sums = [None] * threads
         self.values = {}  # by (turn, lane)
         self.rows = {}  # shared addresses, by lane
         self.products = {}  # of a warpgroup that are not done, by lane
@@ -34,17 +33,21 @@ class Warp:
     def of(cls, thread):
         """A thread's warp."""
         number = thread.threadIdx.x // 32
-        threads = min(32, thread._manager._block_dim[0] - 32 * number)
-        return vars(thread._manager).setdefault(f"warp {number}", cls(threads))
+        block = thread.block
+        found = block.common.get(("warp", number))
+        if found is None:
+            found = cls(min(32, block.shape[0] - 32 * number))
+            block.common["warp", number] = found
+        return found
 
-    def meet(self):
-        """Wait for the warp's other threads."""
-        self._meeting.meet()
+    def meet(self, last=None):
+        """Wait for the warp's other threads; who comes last calls ``last`` first."""
+        self._meeting.meet(last)
 
 
 def this_lane():
     """This thread's warp, and its number in it."""
-    thread = threading.current_thread()
+    thread = this_thread()
     return Warp.of(thread), thread.threadIdx.x % 32
 
 

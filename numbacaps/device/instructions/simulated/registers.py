@@ -3,12 +3,12 @@
 How many registers a thread has is not checked here.
 """
 
-import threading
 import time
 
 import numpy as np
 
 from numbacaps.device.instructions.simulated.block import Warp
+from numbacaps.device.turns import this_thread
 
 
 def more_registers(number):
@@ -34,7 +34,7 @@ clock = time.perf_counter_ns
 
 def shuffle(value, lane):
     """What a lane of the warp gives as ``value``."""
-    thread = threading.current_thread()
+    thread = this_thread()
     warp = Warp.of(thread)
     # Who has met the others has read what they gave the time before, so two places take turns.
     turn = thread.shuffles = 1 - vars(thread).get("shuffles", 0)

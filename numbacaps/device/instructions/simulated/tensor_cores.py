@@ -5,13 +5,12 @@ whose first operand is in registers is worked out when it is waited for, not whe
 that is overwritten too early shows.
 """
 
-import threading
-
 import numpy as np
 
 from numbacaps.device.instructions.simulated.block import memory, this_lane
 from numbacaps.device.instructions.simulated.registers import cut_tf32, from_bfloat16
 from numbacaps.device.instructions.simulated.swizzle import swizzled
+from numbacaps.device.turns import this_thread
 
 
 def _matrix(shared, descriptor, rows):
@@ -27,7 +26,7 @@ def _matrix(shared, descriptor, rows):
 
 def wgmma(columns, acc, first, shared, a, b):
     """The product of a warpgroup, both operands in shared memory."""
-    thread = threading.current_thread().threadIdx.x % 128
+    thread = this_thread().threadIdx.x % 128
     lane, warp = thread % 32, thread // 32
     A = _matrix(memory(shared), int(a), [warp * 16 + lane // 4, warp * 16 + lane // 4 + 8])
     n = np.arange(0, columns, 8)[:, None] + lane % 4 * 2 + np.arange(2)
@@ -143,11 +142,16 @@ def _warp_product(kind):
         r, t = divmod(lane, 4)
         warp.a[[r, r + 8, r, r + 8], [t, t, t + 4, t + 4]] = a[a_first : a_first + 4]
         warp.b[r, [t, t + 4]] = b[b_first : b_first + 2]
-        warp.meet()
+        warp.sums[lane] = acc[first : first + 4]
+        warp.meet(lambda: work_out(warp))
+
+    def work_out(warp):
         with np.errstate(all="ignore"):
-            A, B = read(warp.a[[r, r + 8]].view(np.uint32)), read(warp.b.view(np.uint32))
-            acc[first : first + 4] += (A @ B[[2 * t, 2 * t + 1]].T).ravel().astype(np.float32)
-        warp.meet()
+            A, B = read(warp.a.view(np.uint32)), read(warp.b.view(np.uint32))
+            product = (A @ B.T).astype(np.float32)
+            of_lanes = product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+            for sums, added in zip(warp.sums, of_lanes):
+                sums += added
 
     return multiply
 
