@@ -1,11 +1,13 @@
 """Functions of CUDA that kernels use and Numba's simulator lacks."""
 
 import sys
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from types import SimpleNamespace
 
 import numpy as np
 
+_NOTHING = nullcontext()
 _UNWRITTEN = 255  # every byte of shared memory that nobody has written: NaN in all types
 
 
@@ -43,11 +45,45 @@ def complete(cuda, at_first=None):
         self._allocations.clear()
         self._dynshared.view(np.uint8)[:] = _UNWRITTEN
 
+    kernel.swapped_cuda_module = _swapped(cuda)
     kernelapi.threading = SimpleNamespace(current_thread=this_thread)  # whom it asks who runs
     cuda.jit = jit_of_everything
     FakeCUDAShared.begin = begin
     FakeCUDAModule.nanosleep = lambda module, nanoseconds: this_block().let_others()
     FakeCUDAModule.syncwarp = lambda module: sync_warp()
+
+
+def _swapped(cuda):
+    """Stands for the simulator's ``swapped_cuda_module``.
+
+    A function finds in its globals what stands for ``cuda`` while a kernel runs. Here that is put into them once a launch, at the
+    function's first call, not at every call.
+    """
+    replaced = []  # (globals, their names for cuda), until the launch ends
+    known = set()  # which globals these are
+
+    @contextmanager
+    def until_it_ends():
+        try:
+            yield
+        finally:
+            for names, meant in replaced:
+                names.update(dict.fromkeys(meant, cuda))
+            replaced.clear()
+            known.clear()
+
+    def swapped(function, module):
+        names = function.__globals__
+        if id(names) in known:
+            return _NOTHING
+        of_launch = until_it_ends() if not known else _NOTHING
+        meant = [name for name, value in names.items() if value is cuda]
+        names.update(dict.fromkeys(meant, module))
+        known.add(id(names))
+        replaced.append((names, meant))
+        return of_launch
+
+    return swapped
 
 
 def _shared_array(original):

@@ -68,15 +68,25 @@ class _Product:
         """The thread's part of the first operand, when it is read."""
         return np.asarray(self._fragment[self._at : self._at + 4], np.float32).view(np.uint32)
 
-    def run(self, lane, quad):
-        """Add to a lane's sums; ``quad`` are the same products of the four lanes that have its rows."""
-        rows = np.stack([product.words for product in quad], 1)  # 0, 0 + 8, then both of k + 4
-        A = self._read(np.concatenate([rows[:2], rows[2:]], 1))
-        n = np.arange(0, self._columns, 8)[:, None] + lane % 4 * 2 + np.arange(2)
-        B = self._read(_core_matrices(self._memory, self._b, n.ravel()))
-        sums = (A @ B.T).reshape(2, -1, 2).transpose(1, 0, 2).ravel().astype(np.float32)
-        held = slice(self._first, self._first + sums.size)
-        self._acc[held] = sums + (self._acc[held] if self._add else np.float32(0))
+    def add(self, product):
+        """Add to the sums that the thread holds."""
+        held = slice(self._first, self._first + product.size)
+        self._acc[held] = product + (self._acc[held] if self._add else np.float32(0))
+
+    @classmethod
+    def run(cls, lanes):
+        """Work out what the 32 lanes of a warp asked for together."""
+        one = lanes[0]
+        assert all(lane._b == one._b for lane in lanes), (
+            "a warp's second operand has one descriptor"
+        )
+        # A lane has rows lane // 4 and that + 8, of words lane % 4, then of words lane % 4 + 4.
+        words = np.stack([lane.words for lane in lanes]).reshape(8, 4, 2, 2)
+        A = one._read(words.transpose(3, 0, 2, 1).reshape(16, 8))
+        B = one._read(_core_matrices(one._memory, one._b, np.arange(one._columns)))
+        product = (A @ B.T).astype(np.float32).reshape(2, 8, -1, 4, 2)
+        for lane, of_lane in zip(lanes, product.transpose(1, 3, 2, 0, 4).reshape(32, -1)):
+            lane.add(of_lane)
 
 
 def _asked(kind):
@@ -116,21 +126,22 @@ def wgmma_wait():
 
 def wgmma_wait_but(pending):
     """Work out all groups but the last ``pending``."""
-    (warp, lane), groups = this_lane(), _groups()
+    (warp, _), groups = this_lane(), _groups()
     assert not groups[-1], "products that were not committed"
     done = len(groups) - 1 - pending
     if done < 1:
         return
-    warp.meet()
-    with np.errstate(all="ignore"):  # rows that no image fills hold anything
-        quads = [
-            [warp.products[lane // 4 * 4 + i][group] for i in range(4)] for group in range(done)
-        ]
-        for quad in quads:
-            for own, *same in zip(quad[lane % 4], *quad):
-                own.run(lane, same)
-    warp.meet()
+    warp.meet(lambda: _work_out(warp, done))
     del groups[:done]
+
+
+def _work_out(warp, groups):
+    """All lanes' products of some groups."""
+    of_lanes = [warp.products[lane] for lane in range(32)]
+    with np.errstate(all="ignore"):  # rows that no image fills hold anything
+        for group in range(groups):
+            for lanes in zip(*(products[group] for products in of_lanes), strict=True):
+                _Product.run(lanes)
 
 
 def _warp_product(kind):
