@@ -100,7 +100,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     runner._kept.cache_clear()
 
 
-@pytest.mark.slow(but=["False"])
+@pytest.mark.slow
 @pytest.mark.parametrize("em", [False, True])
 def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, rng):
     """What has been added up stays where it lies, though their records need more room; later calls allocate nothing."""
