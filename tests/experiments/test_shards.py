@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -302,10 +303,14 @@ def test_ctrl_c_merges_what_was_measured(fate, tmp_path, whole):
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background it is not
     process = subprocess.Popen(command, **told, preexec_fn=heard)
     said = _heard(process, b"waiting on 0", b"waiting on 1")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    assert len(children.read_text().split()) == 2
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
     if fate == "stays":
         said += _heard(process, b"interrupted; ")  # by the other, asked at the same time
+        while len(children.read_text().split()) > 1:  # which the second one is not for
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
     said += process.communicate(timeout=30)[1]
     assert process.returncode == 130 and time.monotonic() - begun < 30
@@ -319,7 +324,10 @@ def test_ctrl_c_merges_what_was_measured(fate, tmp_path, whole):
 @pytest.mark.parametrize("asked", [True, False])
 def test_who_was_not_asked_to_stop_has_died(asked):
     """Who was, may have had no time to say why it ends."""
-    script = "import sys, time; print('here', file=sys.stderr, flush=True); time.sleep(60)"
+    script = (
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # ignored in the background
+        "print('here', file=sys.stderr, flush=True); time.sleep(60)"
+    )
     worker = launcher.Worker("0", "shard 1/2", [sys.executable, "-c", script])
     while not worker.heard():
         time.sleep(0.01)
