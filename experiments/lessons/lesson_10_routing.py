@@ -41,7 +41,8 @@ print(f"{CHILDREN} children, {PARENTS} parents, votes of {E} numbers")
 # simulator, where ordinary arithmetic, the precision `ieee`, is much faster than simulated tensor cores.)
 
 # %%
-whole = {"product": "gab,gbc->gac", "precision": "ieee", "algorithm": "fused", "couplings": True}
+how = {"product": "gab,gbc->gac", "precision": "ieee"}
+whole = how | {"algorithm": "fused", "couplings": True}
 couplings, parents = {"dynamic": {}, "em": {}}, {}
 for r in ITERATIONS:
     v, c = capsule_routing(X, kernel, iterations=r, **whole)
@@ -83,8 +84,8 @@ assert strongest(couplings["dynamic"][5]) > strongest(couplings["dynamic"][1])
 activations = X.mean(axis=(4, 5, 6))
 zeros = np.zeros(PARENTS)
 for r in ITERATIONS:
-    how = {"routing": "em", "iterations": r, "activations": activations, "lam": 0.5}
-    mean, active, c = capsule_routing(X, kernel, **how, **whole)
+    em = {"routing": "em", "iterations": r, "activations": activations, "lam": 0.5}
+    mean, active, c = capsule_routing(X, kernel, **em, **whole)
     children = activations.reshape(1, CHILDREN).astype(np.float64)
     _, expected_a, expected_c = routing.em_routing(votes, children, zeros, zeros, r, lam=0.5)
     couplings["em"][r] = c.reshape(PARENTS, CHILDREN)
@@ -143,7 +144,6 @@ batch = np.concatenate([np.roll(X, shift, axis=3) for shift in range(4)])
 counted = {}
 for algorithm in ("stored", "fused"):
     with watching({}) as launches:
-        how = {"product": "gab,gbc->gac", "precision": "ieee"}
         capsule_routing(batch, kernel, algorithm=algorithm, **how)
     counted[algorithm] = elements(launches, READ), elements(launches, WRITE)
     passes = sum("reduce" in launch.kernel.__name__ for launch in launches)

@@ -46,7 +46,9 @@ def complete(cuda, at_first=None):
         self._dynshared.view(np.uint8)[:] = _UNWRITTEN
 
     kernel.swapped_cuda_module = _swapped(cuda)
-    kernelapi.threading = SimpleNamespace(current_thread=this_thread)  # whom it asks who runs
+    kernelapi.threading = SimpleNamespace(
+        current_thread=this_thread
+    )  # kernelapi asks nothing else of it
     cuda.jit = jit_of_everything
     FakeCUDAShared.begin = begin
     FakeCUDAModule.nanosleep = lambda module, nanoseconds: this_block().let_others()
@@ -54,13 +56,13 @@ def complete(cuda, at_first=None):
 
 
 def _swapped(cuda):
-    """Stands for the simulator's ``swapped_cuda_module``.
+    """Replaces the simulator's ``swapped_cuda_module``.
 
-    A function finds in its globals what stands for ``cuda`` while a kernel runs. Here that is put into them once a launch, at the
-    function's first call, not at every call.
+    While a kernel runs, the name ``cuda`` in a function's globals must mean the launch's own module. Numba sets it at every call
+    of a device function. Here it is set at the first call in a launch and set back when the launch ends.
     """
-    replaced = []  # (globals, their names for cuda), until the launch ends
-    known = set()  # which globals these are
+    replaced = []  # (a module's globals, their names for cuda)
+    known = set()  # ids of these globals
 
     @contextmanager
     def until_it_ends():

