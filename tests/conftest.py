@@ -44,6 +44,8 @@ def pytest_configure(config):
         "a conftest.py imports numbacaps"
     )
     os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
+    if config.option.tier == "simulator":
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # for a file that imports Numba before numbacaps
     if config.option.passed and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Noted(config.option.passed))
 
