@@ -70,5 +70,5 @@ clean:
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[experiments,test,page,data,$(CUDA)]'
+	$(PY) -m pip install --quiet --no-compile --editable '.[experiments,test,page,data,$(CUDA)]'
 	touch $@

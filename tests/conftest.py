@@ -51,12 +51,17 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """A file that has no test of the tier is left alone: to import it takes time. One that was asked for is read."""
+    """A file that has no test of the tier or the part is left alone: to import it takes time.
+
+    One that was asked for is read.
+    """
     path = collection_path
     asked = any(path.name in argument for argument in config.args)
     if asked or not path.name.startswith("test_"):
         return None
-    return None if _may_have(config.option.tier, path.read_text()) else True
+    text = path.read_text()
+    left_out = config.option.part == "quick" and "\npytestmark = pytest.mark.slow\n" in text
+    return True if left_out or not _may_have(config.option.tier, text) else None
 
 
 def _may_have(tier, text):

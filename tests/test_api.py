@@ -201,6 +201,7 @@ def test_out(product, where, rng):
         reference.assert_close(out if where == "host" else out.copy_to_host(), want, 64)
 
 
+@pytest.mark.slow(but=["0-*", "2-float16"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("N", [0, 2])
 def test_results_whose_axes_move_go_to_out_on_the_device(N, dtype, rng):
@@ -349,6 +350,7 @@ def test_plans_that_are_kept():
         assert pool.submit(kept_plan, signature("fused"), 0).result() is not mine
 
 
+@pytest.mark.slow(but=["1.0", "stride3"])
 @pytest.mark.parametrize("stride", [True, 1.0, (1, True), (1.0, 1), [1, True], None])
 def test_options_that_equal_a_kept_call_are_refused_all_the_same(stride, rng):
     x, w, _ = _random("ab,bc->ac", rng)

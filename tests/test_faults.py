@@ -29,6 +29,7 @@ def test_every_fault_can_be_seeded(fault):
     assert (Path(faults.__file__).parents[1] / fault.path).read_text().count(fault.right) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "caught"), [("ONE = 2", "test_some.py::test_one"), ("ONE = 1.0", None)]
 )
@@ -44,6 +45,7 @@ def test_a_fault_that_is_not_there_is_an_error(copy):
         faults.caught_by(fault, copy)
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_run_are_an_error(copy):
     fault = Fault("another number", _FILE, "ONE = 1", "ONE = 2", "test_absent.py")
     with pytest.raises(RuntimeError, match="another number"):

@@ -13,7 +13,10 @@ from numbacaps.routing import runner
 from tests.support.late_device import late_device
 from tests.support.nn_networks import batch, network
 
-pytestmark = pytest.mark.skipif(not SIMULATED, reason="pretends what a GPU does by itself")
+pytestmark = [
+    pytest.mark.skipif(not SIMULATED, reason="pretends what a GPU does by itself"),
+    pytest.mark.slow,
+]
 _X, _W, _Y = (2, 2, 3, 3, 4, 4), (3, 2, 2, 2, 4, 4), (2, 3, 2, 2, 4, 4)
 _SMALL = {"x": (2, 2, 3, 3, 2, 2), "w": (3, 2, 2, 2, 2, 2), "dy": (2, 3, 2, 2, 2, 2)}
 
@@ -58,7 +61,7 @@ _FORMS = [
 ]
 
 
-@pytest.mark.slow(but=["fused-tf32", "staged-250000", "indexed-ab,cb->ca"])
+@pytest.mark.slow(but=["indexed-ab,cb->ca"])
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_convolutions(form, monkeypatch, rng):
     arrays = _drawn(rng, _X, _W, _Y)
@@ -81,7 +84,6 @@ def test_votes_of_arrays_that_lie_otherwise(algorithm, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
-@pytest.mark.slow(but=["dynamic-fused", "em-stored"])
 @pytest.mark.parametrize("algorithm", ["fused", "stored"])
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_routing(routing, algorithm, monkeypatch, rng):
@@ -99,7 +101,6 @@ def test_routing(routing, algorithm, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
-@pytest.mark.slow
 def test_routing_of_operands_that_are_widened(monkeypatch, rng):
     shapes = *_SMALL.values(), (2, 2, 3, 3), (3,)
     arrays = [one.astype(np.float16) for one in _drawn(rng, *shapes)]
@@ -115,7 +116,6 @@ def test_routing_of_operands_that_are_widened(monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
-@pytest.mark.slow(but=["ieee"])
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "auto"])
 def test_a_plan_that_is_dropped(precision, monkeypatch, rng):
     """With its tables, workspaces and the kernel that was packed; of that it is the last holder."""

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from experiments.measuring.provenance import ROOT
 
 _TWO = """
@@ -21,6 +23,7 @@ def test_alone(address):
 _NONE_LEFT = 5  # pytest's exit status
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_a_pass(tmp_path):
     (tmp_path / "test_two.py").write_text(_TWO)
     words = [

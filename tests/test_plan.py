@@ -49,6 +49,7 @@ def test_one_gradient_alone(rng):
         np.testing.assert_array_equal(one.copy_to_host(), other.copy_to_host())
 
 
+@pytest.mark.slow(but=["*-ieee"])
 @pytest.mark.parametrize(
     ("algorithm", "precision"),
     [*((name, "ieee") for name in ON_DEVICE), ("fused", "tf32")],

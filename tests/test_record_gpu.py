@@ -29,6 +29,7 @@ def test_what_an_output_says(output, expected):
     assert tuple(record_gpu.counts(output).values()) == expected
 
 
+@pytest.mark.slow
 def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
     lines = f"print({_SHARED + _LINES!r}, flush=True); import time; time.sleep(60)"
     for module, name, value in (

@@ -41,10 +41,12 @@ print(n.explain(x, x).split(",")[0])
 """
 
 
+@pytest.mark.slow
 def test_without_it_the_gpu_decides():
     assert _python(_SHOW) == (0, f"{not _gpu_count()}\n", "")
 
 
+@pytest.mark.slow
 @_WITHOUT_GPU
 def test_numpy_computes_where_there_is_no_gpu():
     """Without a word, and simulated device arrays too."""
@@ -52,6 +54,7 @@ def test_numpy_computes_where_there_is_no_gpu():
     assert _python(_CALLS.format({})) == (0, f"{kinds}\n4.0 4.0 4.0\nalgorithm numpy\n", "")
 
 
+@pytest.mark.slow
 @_WITHOUT_GPU
 def test_a_kernel_that_falls_back_to_the_simulator_says_so_once():
     status, out, err = _python(_CALLS.format({"algorithm": "indexed"}))
@@ -59,6 +62,7 @@ def test_a_kernel_that_falls_back_to_the_simulator_says_so_once():
     assert err.count("runs on Numba's simulator") == 1 and "NUMBACAPS_TARGET=sim says so" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["NUMBACAPS_TARGET", "NUMBA_ENABLE_CUDASIM"])
 def test_the_simulator_that_is_asked_for_is_quiet(variable):
     value = "sim" if variable == "NUMBACAPS_TARGET" else "1"
@@ -72,6 +76,7 @@ def test_an_unknown_target():
     assert "NUMBACAPS_TARGET is 'tpu'; it takes 'cuda' or 'sim'" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "cure"), [("sim", "1"), ("cuda", "0")])
 def test_numba_imported_first_with_the_other_setting(target, cure):
     other = "0" if target == "sim" else "1"
@@ -81,6 +86,7 @@ def test_numba_imported_first_with_the_other_setting(target, cure):
     assert "Import numbacaps before numba" in err and f"NUMBA_ENABLE_CUDASIM={cure}" in err
 
 
+@pytest.mark.slow
 @_WITHOUT_GPU
 def test_numpy_takes_no_gpu():
     """It computes on a machine where kernels were to run on a GPU that there is not."""

@@ -189,6 +189,7 @@ NAMES = (
 )
 
 
+@pytest.mark.slow
 def test_every_figure_appears(drawn):
     found = {path.name for path in (drawn / "out").iterdir()}
     assert found == {f"{name}.{extension}" for name in NAMES for extension in ("png", "svg")}
@@ -198,6 +199,7 @@ def test_every_figure_appears(drawn):
         assert "PREDICTION" not in svg(drawn, name) and "NVIDIA Test 1" in svg(drawn, name)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(tmp_path):
     write(tmp_path / "results", {"memory": memory_rows()})
     found = []
@@ -207,6 +209,7 @@ def test_the_same_bytes_again(tmp_path):
     assert found[0] == found[1] and set(found[0]) == {"memory.png", "memory.svg"}
 
 
+@pytest.mark.slow
 def test_speedup_says_what_it_shows(drawn):
     text = svg(drawn, "sweep-capsule-dims")
     for words in ("D1 = D2 = D3", "1x", "N = 128", *PASSES, *OURS):
@@ -219,6 +222,7 @@ def test_speedup_says_what_it_shows(drawn):
     assert "indexed, D3 = 2" in two_axes and "indexed, D3 = 8" in two_axes
 
 
+@pytest.mark.slow
 def test_other_figures_say_what_they_show(drawn):
     assert "× out of memory" in svg(drawn, "workloads") and "em-wide" in svg(drawn, "workloads")
     text = svg(drawn, "table1")
@@ -286,6 +290,7 @@ def test_axes_that_have_no_logarithm_stand_evenly(tmp_path):
     assert list(axes.get_xticks()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_predictions_say_so(tmp_path):
     data = everything()
     for rows in data.values():
@@ -665,6 +670,7 @@ def drifted(text, folders):
     return min(map(wrong, folders), key=len, default=list(found))
 
 
+@pytest.mark.slow
 def test_readme_is_filled(tmp_path, capsys):
     folder = write(tmp_path / "results", {"memory": memory_rows()})
     readme = tmp_path / "README.md"
@@ -902,6 +908,7 @@ def test_bad_arguments(tmp_path, capsys):
     assert "--baseline got 'torch_flod'" in message and "torch_fold" in message
 
 
+@pytest.mark.slow
 def test_predicted_folder_is_not_the_default(tmp_path):
     write(tmp_path / "results", {"memory": memory_rows()})
     rows = memory_rows()
@@ -967,6 +974,7 @@ def test_foreign_csv(tmp_path, capsys, change, words):
     assert "memory.csv" in message and words in message
 
 
+@pytest.mark.slow
 def test_a_stopped_write_leaves_the_old_files(tmp_path, capsys, monkeypatch):
     write(tmp_path / "results", {"memory": memory_rows()})
     assert command(tmp_path) == 0
@@ -979,6 +987,7 @@ def test_a_stopped_write_leaves_the_old_files(tmp_path, capsys, monkeypatch):
     assert "No space left on device" in refused(capsys, tmp_path)
 
 
+@pytest.mark.slow
 def test_needs_neither_numba_nor_pyplot():
     script = (
         "import sys, experiments.figures; "

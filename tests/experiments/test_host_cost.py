@@ -55,6 +55,7 @@ def test_a_foreign_file_is_left_alone(text, tmp_path):
 # ---- what is called
 
 
+@pytest.mark.slow
 def test_ours_are_the_three_calls():
     x, w, dy, y = host.arrays_of("numba", SMALL)
     calls = host.ours(SMALL, (x, w, dy, y), "ieee")
@@ -95,6 +96,7 @@ def test_an_absent_library_is_named(monkeypatch):
 # ---- how it is timed
 
 
+@pytest.mark.slow
 def test_waiting_is_not_the_host_s_time():
     wait = partial(time.sleep, 0.02)
     us = host_cost.queueing_us(partial(time.sleep, 0.001), wait, queued=4, repeats=3)

@@ -47,6 +47,7 @@ def test_every_layer_pass_and_algorithm_has_a_row(tmp_path):
         assert row["source_sha256"] == provenance.source_sha256() and not row["note"]
 
 
+@pytest.mark.slow
 def test_figures_and_explore_take_it_untold(tmp_path):
     measure(tmp_path / "results", "--algorithms", "numpy")
     given = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]

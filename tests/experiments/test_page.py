@@ -23,6 +23,8 @@ from experiments.walk.watch import READ, WRITE
 from numbacaps.stages import STAGES
 from tests.support.page import SMALL, hover
 
+pytestmark = pytest.mark.slow
+
 # ---- what is in the file
 
 
@@ -271,7 +273,6 @@ return lit;
 """
 
 
-@pytest.mark.slow(but=["O-61", "I_flat-100", "K'-300", "dK-40", "dI-63"])
 @pytest.mark.parametrize(
     "name, flat",
     [

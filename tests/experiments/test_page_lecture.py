@@ -9,7 +9,8 @@ import pytest
 from numbacaps.stages import STAGES
 from tests.support.page import hover, press
 
-pytestmark = pytest.mark.slow  # a browser
+# A browser.
+pytestmark = pytest.mark.slow
 
 GIVEN_AND_STAGES = (
     *("O", "I", "I_flat", "K", "O'", "O", "dO", "dO", "dK'", "dK", "dI'", "dI_flat", "dI"),

@@ -15,7 +15,8 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.stages import PASSES, whole
 from reference.routing import dynamic_routing, routing_votes
 
-pytestmark = pytest.mark.slow  # a browser
+# A browser.
+pytestmark = pytest.mark.slow
 
 
 def fused(trace):

@@ -39,6 +39,7 @@ def last_line(capsys):
     return capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_small_walk_passes_and_draws(tmp_path, capsys):
     folder = tmp_path / "new" / "pictures"
     assert command.main([*SMALL, "--out", str(folder)]) == 0

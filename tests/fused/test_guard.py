@@ -83,7 +83,7 @@ def tensor_cores():
         pytest.skip("this GPU has no products of warps")
 
 
-@pytest.mark.slow(but=["x-inf", "dy-nan"])
+@pytest.mark.slow(but=["x-inf"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
 @pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize("value", [np.inf, np.nan, np.finfo(np.float32).max])
@@ -103,7 +103,7 @@ def test_infinities_and_nan_are_where_ordinary_arithmetic_has_them(spoilt, value
         np.testing.assert_allclose(have[finite] / scale, want[finite] / scale, atol=3e-6)
 
 
-@pytest.mark.slow(but=["1e-38"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the kernel's gradient has the scale twice
 @pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-12, 1.0, 1e30])

@@ -47,7 +47,7 @@ GATHERED = {
 }
 
 
-@pytest.mark.slow(but=["whole rows-True", "odd-False", "bfloat16-True"])
+@pytest.mark.slow(but=["odd-False"])
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("case", GATHERED)
 def test_gathered(case, forward, rng):

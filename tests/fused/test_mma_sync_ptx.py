@@ -134,7 +134,7 @@ def test_every_gpu(some, kind, which, cc, of_capability):
     assert not _spills(text, cc)
 
 
-@pytest.mark.slow(but=["last-bfloat16-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float16-1", "bfloat16-1"])
 @pytest.mark.parametrize("which", _TILES)
 def test_runs_of_two_bytes(which, kind):
@@ -166,7 +166,7 @@ def test_the_kernel_s_gradient(which, kind, cc, paired, of_capability):
             assert cc == (9, 0) or not _spills(text, cc)
 
 
-@pytest.mark.slow(but=["float32-cc0", "bfloat16-cc3"])
+@pytest.mark.slow(but=["float32-cc0"])
 @pytest.mark.parametrize("cc", _CCS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
@@ -179,6 +179,7 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
             assert re.search(r"st\.global\.v(4\.|2\.b64)", text)  # 16 bytes
 
 
+@pytest.mark.slow(but=["forward"])
 @pytest.mark.parametrize("wanted", GUARDS)
 def test_what_looks_through_results(wanted):
     """It reads results by ordinary loads, several at once, and sums anew in float64, in a fixed order."""

@@ -361,6 +361,7 @@ def test_batches_may_be_overwritten_at_once(rng):
 # ---- batches of rows
 
 
+@pytest.mark.slow(but=["2"])
 @pytest.mark.parametrize("places", [256, 2])
 def test_steps_on_rows_are_steps(rng, monkeypatch, places):
     """The same bits; through more steps than a short ring has places, and beside other steps."""
@@ -525,7 +526,7 @@ def _interrupted(call, line):
     return False
 
 
-@pytest.mark.slow(but=["*-13"])
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 13])
 @pytest.mark.parametrize("by_rows", [True, False])
 def test_a_step_that_is_interrupted_is_done_or_not(by_rows, stride, rng):

@@ -142,11 +142,11 @@ def test_large_outputs_do_not_fit():
     assert "one layer" in layout_of(chain(layers[:1], (1, 3, 3, 1, 1), _FLOAT32)).why_not
 
 
-@pytest.mark.slow(but=["uneven-*"])
+@pytest.mark.slow(but=["uneven-tf32-*"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision", "for_gradients"),
-    [("published", "tf32", True), ("uneven", "tf32x3", False)],
+    [("published", "tf32", True), ("uneven", "tf32", False), ("uneven", "tf32x3", False)],
 )
 def test_kernel(name, precision, for_gradients, monkeypatch):
     from numba import float32, int64, types

@@ -144,11 +144,18 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
             assert abs(found[taps, chunk, column, e] - wanted) <= 2.0**-11 * abs(wanted)
 
 
-@pytest.mark.slow(but=["uneven-*"])
+@pytest.mark.slow(but=["uneven-tf32"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("published", "tf32"), ("published", "tf32x3"), ("uneven", "tf32x3"), ("cores", "tf32")],
+    [
+        *(
+            (name, precision)
+            for name in ("published", "uneven")
+            for precision in ("tf32", "tf32x3")
+        ),
+        ("cores", "tf32"),
+    ],
 )
 def test_kernel(name, precision, monkeypatch):
     from numba import float32, int64, types
@@ -188,11 +195,11 @@ def test_kernel(name, precision, monkeypatch):
         assert text.count(f"griddepcontrol.{instruction};") == 1
 
 
-@pytest.mark.slow(but=["uneven-*"])
+@pytest.mark.slow(but=["uneven-tf32"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("published", "tf32"), ("published", "tf32x3"), ("uneven", "tf32x3")],
+    [(name, precision) for name in ("published", "uneven") for precision in ("tf32", "tf32x3")],
 )
 def test_packing(name, precision, monkeypatch):
     from numba import float32, types

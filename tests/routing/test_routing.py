@@ -43,7 +43,7 @@ def test_em(case, algorithm, normalise, detach, rng):
     support.check(g, given, wanted, algorithm=algorithm, **form)
 
 
-@pytest.mark.slow(but=["window-class", "all-class"])
+@pytest.mark.slow(but=["all-class"])
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", ["window", "class"])
 @pytest.mark.parametrize("normalise", ["window", "all"])
@@ -58,6 +58,7 @@ def test_the_stored_rung(normalise, case, rng):
     )
 
 
+@pytest.mark.slow(but=["form1"])
 @pytest.mark.parametrize(
     "form", [{}, {"softmax_over": "children"}, {"routing": "em", "normalise": "all"}]
 )
@@ -191,6 +192,7 @@ def test_more_parents_than_lanes(rng):
     support.check(g, given, support.want_em(g, given), **form)
 
 
+@pytest.mark.slow(but=["float16-fused", "float64-stored"])
 @pytest.mark.parametrize("algorithm", ["fused", "stored"])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes(dtype, algorithm, rng):

@@ -51,7 +51,7 @@ def _check(layer, kernels, dtype, cc):
     return texts
 
 
-@pytest.mark.slow(but=["em-conv1-em-cc0", "em-conv1-dynamic-cc0", "segcaps-dynamic of sums-cc0"])
+@pytest.mark.slow(but=["em-conv1-em-cc0", "segcaps-dynamic of sums-cc0"])
 @pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("layer, form", CASES)
 def test_published_layers(layer, form, cc, monkeypatch):
@@ -81,7 +81,7 @@ def test_stored_votes(layer, form, monkeypatch):
     _check(layer, kernels, "float32", (9, 0))
 
 
-@pytest.mark.slow(but=["em-conv1-dynamic-tf32x3-cc0", "em-conv1-em-tf32-cc0"])
+@pytest.mark.slow(but=["em-conv1-dynamic-tf32-cc0", "em-conv1-em-tf32-cc0"])
 @pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
 @pytest.mark.parametrize(

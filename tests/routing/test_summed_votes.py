@@ -29,7 +29,7 @@ def _check(g, given, algorithm, tolerance=1e-4, **form):
     support.check(g, given, wanted, tolerance, **how)
 
 
-@pytest.mark.slow(but=["*-numpy-*", "dilated-*-children-False-*", "dilated-*-parents-False-False"])
+@pytest.mark.slow(but=["*-numpy-*", "dilated-*-children-False-False"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("over", ["parents", "children"])
@@ -110,7 +110,7 @@ def test_more_parents_than_lanes(algorithm, rng):
     _check(g, support.operands_of_sums(g, rng), algorithm)
 
 
-@pytest.mark.slow(but=["stored-parents-True", "fused-children-False"])
+@pytest.mark.slow(but=["stored-parents-True"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("over", ["parents", "children"])
 @_kernels
@@ -134,7 +134,7 @@ def test_gradients_are_finite_differences(algorithm, over, shared, rng):
     assert slope == pytest.approx((loss(h) - loss(-h)) / (2 * h), rel=1e-6)
 
 
-@pytest.mark.slow(but=["float32-*"])
+@pytest.mark.slow(but=["float32-fused-False"])
 @pytest.mark.parametrize("shared", [False, True])
 @_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
