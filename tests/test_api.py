@@ -127,6 +127,7 @@ def test_two_bytes(dtype, rng):
     reference.assert_close(votes.astype("float32"), want, 64, dtype)
 
 
+@pytest.mark.slow(but=["float16-*"])
 @pytest.mark.parametrize(("dtype", "terms"), [("float16", 2200), ("bfloat16", 2208)])
 def test_two_bytes_are_added_in_float32(dtype, terms):
     """In float16, 2048 and 1 are 2048; in bfloat16, 256 and 1 are 256."""
@@ -143,6 +144,7 @@ def test_bfloat16_takes_its_package(monkeypatch):
         plan((1, 1, 4, 4, 2, 2), (1, 1, 1, 1, 2, 2), "bfloat16")
 
 
+@pytest.mark.slow
 def test_bfloat16_is_rounded_as_its_package_does(rng):
     bfloat16 = dtype_of("bfloat16")
     x = np.append(rng.standard_normal(400), [0, -0.0, 2.5e38, 1e-39]).astype(bfloat16)
@@ -293,6 +295,7 @@ def test_reversed_and_broadcast_arrays(where, rng):
     reference.assert_close(actual, y, 64)
 
 
+@pytest.mark.slow
 def test_many_capsule_axes(rng):
     """Capsules of nine axes, all of them moved."""
     x = rng.standard_normal((2, 1, 2, 2, *(2,) * 9)).astype(np.float32)

@@ -23,6 +23,8 @@ from tests.support.campaign import convolutions, large, memory, networks, thread
 from tests.support.campaign.layouts import LAYOUTS, laid_out, on_host, repeated
 from tests.support.campaign.part import Part
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def part(monkeypatch):
@@ -152,7 +154,6 @@ def test_shares_are_all_of_the_cases():
     assert timed == [(0, None), (1_000_000, None), (2_000_000, None)]
 
 
-@pytest.mark.slow
 def test_a_share_checks_its_own_cases(part, tmp_path):
     checked = part()
     assert _run(tmp_path, "--shard", "1/3") == 0 and checked == [(0, 0), (0, 1)]
@@ -225,7 +226,6 @@ def test_processes_side_by_side_take_their_own_shards(part, tmp_path, capsys):
     assert "--shard and --side-by-side were both given" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_processes_share_the_drawn_cases(tmp_path):
     amounts = "--convolutions", "3", "--networks", "2", "--parts", "convolutions,networks"
     assert record_campaign.main(["--results", str(tmp_path), *amounts, "--side-by-side", "2"]) == 0
@@ -249,7 +249,6 @@ def test_bad_input(capsys):
 # ---- convolutions
 
 
-@pytest.mark.slow(but=["0", "27", "54", "81"])
 @pytest.mark.parametrize("number", range(0, 100, 9))
 def test_a_convolution(number):
     assert convolutions.check(0, number)
@@ -322,7 +321,6 @@ def test_large_images_are_compared_row_by_row(shift, rng):
         large.compare("y", cuda.to_device(y), *compare)
 
 
-@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_cases_are_compiled_where_there_is_no_gpu(tmp_path):
     """As processes do that pretend one: calls and a network."""
@@ -340,7 +338,6 @@ def test_cases_are_compiled_where_there_is_no_gpu(tmp_path):
 # ---- networks
 
 
-@pytest.mark.slow(but=["0", "15"])
 @pytest.mark.parametrize("number", range(0, 24, 3))
 def test_a_network(number):
     assert networks.check(0, number)
@@ -372,7 +369,6 @@ def test_a_wrong_gradient_is_found(monkeypatch):
 # ---- training
 
 
-@pytest.mark.slow
 def test_training_that_is_broken_off_ends_alike():
     kinds = [kind for number in range(2) for kind in training.check(0, number)]
     assert kinds.count("run to its end") == 2
@@ -397,13 +393,11 @@ def test_files_are_compared_with_an_undisturbed_run_s(tmp_path):
 # ---- threads
 
 
-@pytest.mark.slow
 def test_threads_have_what_one_has():
     said = threads.check(0, 0)
     assert len(said) >= 6
 
 
-@pytest.mark.slow
 def test_other_bits_in_a_thread_are_found(monkeypatch):
     threads.check(0, 0)  # what one thread has is known
     right = Plan.forward_operands
@@ -421,7 +415,6 @@ def test_other_bits_in_a_thread_are_found(monkeypatch):
 # ---- memory
 
 
-@pytest.mark.slow
 def test_memory_is_flat():
     assert len(memory.check(0, 0)) == 2
 

@@ -24,6 +24,7 @@ from numbacaps.routing import runner
 from numbacaps.routing.options import Options
 from tests.support.cases import nan
 
+pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[1]
 _X, _W, _Y = (2, 2, 3, 3, 4, 4), (2, 2, 2, 2, 4, 4), (2, 2, 2, 2, 4, 4)
 _F4 = np.dtype(np.float32)
@@ -130,7 +131,6 @@ except ValueError as error:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_two_devices():
     where = {"PYTHONPATH": str(_ROOT), "NUMBACAPS_TARGET": "cuda"}

@@ -349,6 +349,7 @@ def _arrays(case, rng, dtype="float32"):
     return (x, w, dy[:, :, :, :, 0]), far, [a[:, :, :, :, 0] for a in (y, dx, dw)]
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("simulator", "gpu")
 @pytest.mark.parametrize("algorithm", [*ON_DEVICE, "tf32"])
 @pytest.mark.parametrize("case", _FAR)

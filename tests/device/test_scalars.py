@@ -51,6 +51,7 @@ def test_scalars_have_their_values(dtype):
     assert array.copy_to_host().tolist() == [0.75, 1.75, 2.75, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.tiers("ptx")
 def test_scalars_are_launched_in_their_types():
     where = {"PYTHONPATH": str(_ROOT), "NUMBACAPS_TARGET": "cuda"}

@@ -23,6 +23,7 @@ def _python(code, **environment):
 _SHOW = "import numbacaps; print(numbacaps.SIMULATED)"
 
 
+@pytest.mark.slow
 def test_the_variable_decides():
     assert _python(_SHOW, NUMBACAPS_TARGET="sim") == (0, "True\n", "")
     assert _python(_SHOW, NUMBACAPS_TARGET="cuda") == (0, "False\n", "")

@@ -62,7 +62,6 @@ def test_the_opening_says_what_a_capsule_convolution_is(shown, data):
     assert shows(driver, "#opening figure")
 
 
-@pytest.mark.slow
 def test_one_key_walks_through_all_stages_and_back(shown):
     driver = shown(1280, 720)
     press(driver, "n")
@@ -206,7 +205,6 @@ def test_an_array_fills_the_stage_in_numbers_one_can_read(shown, trace):
     assert driver.find_element("id", "zoom").is_displayed()
 
 
-@pytest.mark.slow
 def test_projector_mode_has_large_type_and_the_arrays_of_a_step(shown):
     driver = shown(1280, 720)
     before = driver.execute_script("return getComputedStyle(document.body).fontSize")
@@ -255,7 +253,6 @@ def test_reduced_motion_moves_nothing(shown, browser):
 # ---- on a phone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["given", "kernel_extend", "capsule_col2im", "bytes", "network"])
 def test_on_a_phone_the_stage_is_seen_and_nothing_is_cut_off(shown, page, step):
     driver = shown(390, 844)
@@ -338,7 +335,6 @@ def axe():
     return script.read_text() if script and script.exists() else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("shows_what", ["", "#step=input_extend", "#at=O.7&zoom=1", "#projector=1"])
 def test_no_serious_fault_for_a_screen_reader_or_weak_eyes(shown, page, scheme, shows_what):

@@ -151,6 +151,7 @@ def test_runs_spread_out_to_the_same(elements):
     assert expand(runs(elements), 0) == elements
 
 
+@pytest.mark.slow
 def test_written_short_loses_nothing(rng):
     g = Geometry(1, 2, 2, 5, 4, 3, 2, 1, 2, 2, 3, stride=(2, 1), padding=(1, 0))
     x, w, out = (

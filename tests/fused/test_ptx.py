@@ -551,7 +551,7 @@ def test_what_a_compiled_kernel_takes():
     assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7 + 2
 
 
-@pytest.mark.slow(but=["4"])
+@pytest.mark.slow
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_tiles_fit(itemsize):
     """Every tile that the table gives is within a block's threads and half its shared memory."""

@@ -579,6 +579,7 @@ def test_inference_behind_an_interrupted_step_has_its_weights(rng):
     np.testing.assert_array_equal(net.history()[0], other.history()[0])
 
 
+@pytest.mark.slow
 def test_loading_that_is_interrupted_has_loaded_all_or_nothing(tmp_path, rng):
     net, other = network("matrix", seed=1), network("matrix", seed=2)
     x, labels = batch(net, 2, rng)
@@ -641,6 +642,7 @@ def test_networks_do_not_keep_the_data_they_trained_on(rng):
     assert not net._training(2)._row_steps
 
 
+@pytest.mark.slow
 def test_few_batch_sizes_are_kept(rng, monkeypatch):
     """Those that were used last; one that has gone is made anew, and computes the same."""
     monkeypatch.setattr(runs, "KEPT", 2)

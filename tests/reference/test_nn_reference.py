@@ -115,6 +115,7 @@ def test_philox_gives_the_published_words(counter, key, words):
     assert [f"{word:08x}" for word in nn.philox(*numbers)] == words.split()
 
 
+@pytest.mark.slow
 def test_he_normal_is_normal():
     from scipy import stats  # the tiers that leave this out need none
 
