@@ -43,7 +43,8 @@ def counts(output):
     """What pytest's output says of tests: ``passed``, ``failed`` (errors too), ``skipped`` and ``not_reached``.
 
     It is of the closing line. Where pytest was ended before that, it is of the lines of processes side by side, each
-    of which tells a test, and of how many tests they share.
+    of which tells a test. Not reached is what is left of the tests that these processes share: also where a process
+    died and pytest gave up, with a closing line like any other.
     """
     closing = re.findall(r"^.*\d+ (?:passed|failed|error).* in [\d.]+s.*$", output, re.MULTILINE)
     found = dict.fromkeys(("passed", "failed", "skipped", "not_reached"), 0)
@@ -52,10 +53,10 @@ def counts(output):
     else:
         words = re.findall(r"^\[gw\d+\] \[ *\d+%\] ([A-Z]+) ", output, re.MULTILINE)
         numbers = [(1, word.lower()) for word in words]
-        shared = re.findall(r"workers? \[(\d+) items?\]", output)
-        found["not_reached"] = sum(map(int, shared)) - len(numbers)
     for number, word in numbers:
         found["failed" if word == "error" else word] += int(number)
+    shared = sum(map(int, re.findall(r"workers? \[(\d+) items?\]", output)))
+    found["not_reached"] = max(0, shared - sum(found.values()))
     return found
 
 

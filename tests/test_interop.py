@@ -1,11 +1,13 @@
 """On a real GPU: other libraries' arrays and streams, huge arrays, arrays on another device."""
 
+import gc
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import numbacaps
 import reference
 from experiments.measuring import device_memory, lock
 from numbacaps import (
@@ -14,6 +16,7 @@ from numbacaps import (
     capsule_routing,
     capsule_routing_backward,
     capsule_votes,
+    kept,
 )
 from numbacaps.arrays import Operand, resolve_stream
 from numbacaps.device.bfloat16 import dtype_of
@@ -64,6 +67,28 @@ def test_cupy_arrays_on_a_cupy_stream(rng):
     stream.synchronize()
     _close((y, dx, dw), wanted)
     np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(y)), y.copy_to_host())
+
+
+@pytest.mark.parametrize("library", ["cupy", "cuda.core"])
+def test_a_stream_that_its_owner_has_destroyed(library, rng):
+    """What a call on it has kept is dropped later: a driver that is asked about such a stream ends the process."""
+    (x, w, _), (wanted, *_) = _problem(rng)
+    x, w = (cuda.to_device(array) for array in (x, w))
+    numbacaps.clear_caches()
+    if library == "cupy":
+        stream = pytest.importorskip("cupy").cuda.Stream(non_blocking=True)
+        finish = stream.synchronize
+    else:
+        stream = pytest.importorskip("cuda.core").Device(0).create_stream()
+        finish = stream.sync
+    cuda.synchronize()
+    y = capsule_conv2d(x, w, stride=2, algorithm="fused", precision="tf32", stream=stream)
+    finish()
+    assert kept.plans.nbytes > 0
+    del stream, finish
+    gc.collect()
+    numbacaps.clear_caches()
+    _close([y], [wanted])
 
 
 def test_the_stream_that_an_array_names(rng):

@@ -425,19 +425,54 @@ def test_kept_until_the_stream_has_passed():
     assert all(one() is None for one in alive)
 
 
-def test_a_stream_that_is_gone_is_waited_for(monkeypatch):
-    class Cuda:
-        waits = 0
+class _Failing:
+    """A driver that can only be waited for."""
 
-        def event(self, timing):
-            raise RuntimeError("CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    waits = 0
 
-        def synchronize(self):
-            self.waits += 1
+    def event(self, timing):
+        raise RuntimeError("CUDA_ERROR_CONTEXT_IS_DESTROYED")
 
-    cuda = Cuda()
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_a_driver_that_records_no_event_is_waited_for(monkeypatch):
+    cuda = _Failing()
     monkeypatch.setattr(keeping, "cuda", cuda)
     assert keeping._mark(1).query() and cuda.waits == 1
+
+
+@pytest.mark.parametrize(("external", "waits", "kept"), [(True, 1, []), (False, 0, [5])])
+def test_a_stream_of_another_library_is_not_asked_behind_its_call(
+    external, waits, kept, monkeypatch
+):
+    """Its owner may have destroyed it by then."""
+    cuda, found = _Failing(), []
+    stream = type("Stream", (), {"external": external})()
+    monkeypatch.setattr(keeping, "cuda", cuda)
+    monkeypatch.setattr(keeping, "SIMULATED", False)
+    monkeypatch.setattr(keeping, "keep", lambda stream, held, nbytes: found.append(nbytes))
+    keeping.keep_later(stream, "held", 5)
+    assert (cuda.waits, found) == (waits, kept)
+
+
+@_SIMULATOR
+def test_only_a_call_that_is_under_way_asks_its_stream(monkeypatch):
+    asked = []
+    monkeypatch.setattr(workspace, "keep", lambda *_: asked.append("now"))
+    monkeypatch.setattr(workspace, "keep_later", lambda *_: asked.append("later"))
+    for end, how in (("release", "now"), ("drop", "later")):
+        rooms = Rooms()
+        rooms.of(3)["forward"].arrays({"packed": (8,)}, _F4)
+        getattr(rooms, end)()
+        assert asked.pop() == how and not asked
+    rooms = Rooms()
+    for stream in range(1, Rooms.STREAMS + 2):  # one too many
+        rooms.of(stream)["forward"].arrays({"packed": (8,)}, _F4)
+    assert asked == ["later"]
+    asked.clear()
+    rooms.release()
 
 
 @pytest.fixture
@@ -452,6 +487,7 @@ def handed_over(monkeypatch):
 
     for module in (call, workspace):
         monkeypatch.setattr(module, "keep", keep)
+    monkeypatch.setattr(workspace, "keep_later", keep)
     return found
 
 

@@ -20,10 +20,11 @@ _LINES = "[gw0] [ 25%] PASSED tests/a.py::b \n[gw1] [ 50%] FAILED tests/a.py::c[
     [
         ("=== 1 failed, 5 passed, 2 skipped, 1 error in 3.20s ===", (5, 2, 2, 0)),
         (_SHARED + _LINES, (1, 1, 0, 2)),
+        (_SHARED + _LINES + "=== 1 failed, 1 passed in 3.20s ===", (1, 1, 0, 2)),
         (_SHARED, (0, 0, 0, 4)),
         ("", (0, 0, 0, 0)),
     ],
-    ids=["ended", "broken off", "before the first", "nothing"],
+    ids=["ended", "broken off", "given up", "before the first", "nothing"],
 )
 def test_what_an_output_says(output, expected):
     assert tuple(record_gpu.counts(output).values()) == expected

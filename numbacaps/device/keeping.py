@@ -87,7 +87,7 @@ def _mark(stream):
     try:
         event = cuda.event(timing=False)
         event.record(stream)
-    except Exception:  # whatever a driver says of a stream that its owner has destroyed
+    except Exception:  # whatever a driver says of a device that has failed
         cuda.synchronize()
         return _Passed()
     return event
@@ -97,9 +97,25 @@ _keeping = Keeping(BYTES, _mark)
 
 
 def keep(stream, held, nbytes=0):
-    """Hold objects until a stream has passed what is queued on it by now; see :meth:`Keeping.keep`."""
+    """Hold objects until a stream has passed what is queued on it by now; see :meth:`Keeping.keep`.
+
+    The stream is that of a call that is under way, so it is there.
+    """
     if not SIMULATED:  # where everything is synchronous
         _keeping.keep(stream, held, nbytes)
+
+
+def keep_later(stream, held, nbytes=0):
+    """The same behind a call that ended some time ago, on a stream that may have been destroyed since.
+
+    A driver that is asked about a destroyed stream ends the process. Numba's own streams are there as long as they
+    are held here; of another library's only the address is known, so the host waits for the whole device instead.
+    """
+    if not getattr(stream, "external", False):
+        keep(stream, held, nbytes)
+    elif not SIMULATED:
+        with suppress(Exception):  # whatever a driver says of a device that has failed
+            cuda.synchronize()
 
 
 def let_go():

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from numbacaps.device.compiled import as_argument
-from numbacaps.device.keeping import keep, let_go
+from numbacaps.device.keeping import keep, keep_later, let_go
 from numbacaps.device.streams import is_capturing
 from numbacaps.device.target import SIMULATED, cuda
 
@@ -149,8 +149,15 @@ class Workspaces:
         """Bytes allocated now."""
         return sum(workspace.nbytes for workspace in list(self._named.values()))
 
-    def release(self, held=()):
-        """Free all of it, and ``held``, as soon as the stream has passed the calls that are queued."""
+    def release(self):
+        """Free all of it as soon as the stream, on which a call is under way, has passed what is queued."""
+        self._hand_over(keep, ())
+
+    def drop(self, held=()):
+        """Free all of it, and ``held``, as soon as the calls have been passed whose stream may be gone by now."""
+        self._hand_over(keep_later, held)
+
+    def _hand_over(self, keep, held):
         nbytes = self.nbytes
         if nbytes or held:
             keep(self.use.stream, (self._named, held), nbytes)
@@ -214,7 +221,7 @@ class Rooms:
         room.use.stream = stream
         idle = [address for address, one in self._of.items() if not one.captured]
         if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
-            self._of.pop(idle[0]).release(self._held)
+            self._of.pop(idle[0]).drop(self._held)
         return room
 
     def release(self):
@@ -226,7 +233,7 @@ class Rooms:
     def drop(self):
         """The same, and let go of what is held."""
         for room in self._of.values():
-            room.release(self._held)
+            room.drop(self._held)
         self._ready = None
 
 
