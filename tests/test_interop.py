@@ -84,11 +84,12 @@ def test_a_stream_that_its_owner_has_destroyed(library, rng):
     cuda.synchronize()
     y = capsule_conv2d(x, w, stride=2, algorithm="fused", precision="tf32", stream=stream)
     finish()
+    _close([y], [wanted])
     assert kept.plans.nbytes > 0
-    del stream, finish
+    del stream, finish, y
     gc.collect()
     numbacaps.clear_caches()
-    _close([y], [wanted])
+    _close([capsule_conv2d(x, w, stride=2)], [wanted])
 
 
 def test_the_stream_that_an_array_names(rng):

@@ -175,7 +175,7 @@ def test_a_plan_on_two_streams_packs_in_two_places():
 
 def test_few_streams_are_kept_and_those_that_graphs_read(monkeypatch):
     dropped = []
-    monkeypatch.setattr(workspace, "keep", lambda stream, *_: dropped.append(stream))
+    monkeypatch.setattr(workspace, "keep_later", lambda stream, *_: dropped.append(stream))
     monkeypatch.setattr(workspace, "is_capturing", lambda stream: stream == 2)
     rooms, first = Rooms(), {}
     for stream in range(1, 21):
