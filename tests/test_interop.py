@@ -82,7 +82,7 @@ def test_a_stream_that_its_owner_has_destroyed(library, rng):
         stream = pytest.importorskip("cuda.core").Device(0).create_stream()
         finish = stream.sync
     cuda.synchronize()
-    y = capsule_conv2d(x, w, stride=2, algorithm="fused", precision="tf32", stream=stream)
+    y = capsule_conv2d(x, w, stride=2, algorithm="fused", precision="tf32x3", stream=stream)
     finish()
     _close([y], [wanted])
     assert kept.plans.nbytes > 0
