@@ -85,7 +85,9 @@ def test_the_first_slab_is_the_largest(needs, rows):
 def test_what_all_streams_read_outlives_each(monkeypatch):
     """Also a stream whose workspaces made way for others'."""
     kept = []
-    monkeypatch.setattr(workspace, "keep", lambda stream, held, _: kept.append((stream, held[1])))
+    monkeypatch.setattr(
+        workspace, "keep_later", lambda stream, held, _: kept.append((stream, held[1]))
+    )
     rooms = Rooms(held=["tables"])
     for stream in range(1, Rooms.STREAMS + 2):
         rooms.of(stream)

@@ -126,7 +126,7 @@ _ON_GPUS = {
 }
 
 
-@pytest.mark.slow(but=["single-float32-3-last-cc0", "widest-float16-1-last-cc5"])
+@pytest.mark.slow(but=["single-float32-3-last-cc0"])
 @pytest.mark.parametrize(("some", "kind", "which", "cc"), _ON_GPUS.values(), ids=_ON_GPUS)
 def test_every_gpu(some, kind, which, cc, of_capability):
     of_capability(cc)

@@ -366,7 +366,7 @@ def _check_maps(text, count):
     assert all((0x210 + 8 * index) % 64 == 0 for index in found)
 
 
-@pytest.mark.slow(but=["em-3-chosen"])
+@pytest.mark.slow(but=["em-1-chosen"])
 @pytest.mark.parametrize("which", ["last", "chosen"])
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", ["em", "caps2", "caps8"])
