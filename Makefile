@@ -25,7 +25,8 @@ MINUTES ?= 10
 TORCH ?= torch==2.13.0
 JAX ?= jax==0.10.2
 
-# Both tiers read the same test files, and tests start processes: what Python and pytest compile is kept.
+# Both tiers read the same test files, and tests start processes: what Python and pytest compile is kept. Of what is
+# installed (--no-compile) that is what is imported, a small part.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: walk test test-all test-rest test-torch gpu drawn campaign records record clean

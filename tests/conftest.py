@@ -60,8 +60,13 @@ def pytest_ignore_collect(collection_path, config):
     if asked or not path.name.startswith("test_"):
         return None
     text = path.read_text()
-    left_out = config.option.part == "quick" and "\npytestmark = pytest.mark.slow\n" in text
+    left_out = config.option.part == "quick" and _is_slow(text)
     return True if left_out or not _may_have(config.option.tier, text) else None
+
+
+def _is_slow(text):
+    """Whether all tests of a file that holds the text are marked slow, with no case excepted."""
+    return "\npytestmark = pytest.mark.slow\n" in text and "slow(but=" not in text
 
 
 def _may_have(tier, text):

@@ -51,7 +51,7 @@ def _check(layer, kernels, dtype, cc):
     return texts
 
 
-@pytest.mark.slow(but=["em-conv1-em-cc0", "segcaps-dynamic of sums-cc0"])
+@pytest.mark.slow(but=["em-conv1-em over all-cc0", "segcaps-dynamic of sums-cc0"])
 @pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("layer, form", CASES)
 def test_published_layers(layer, form, cc, monkeypatch):
@@ -79,6 +79,14 @@ def test_dtypes(layer, form, dtype, monkeypatch):
 def test_stored_votes(layer, form, monkeypatch):
     kernels = launched(layer, form, "float32", monkeypatch, is_stored=True)
     _check(layer, kernels, "float32", (9, 0))
+
+
+def test_the_gradient_of_stored_votes(monkeypatch):
+    """The one kernel that the quick cases of votes that are not stored leave out."""
+    kernels = launched("em-conv1", "dynamic", "float32", monkeypatch, is_stored=True)
+    name = "routing_votes_gradient_kernel"
+    (kernel,) = (kernel for key, kernel in kernels.items() if key.split()[0] == name)
+    _check("em-conv1", {name: kernel}, "float32", (9, 0))
 
 
 @pytest.mark.slow(but=["em-conv1-dynamic-tf32-cc0", "em-conv1-em-tf32-cc0"])
