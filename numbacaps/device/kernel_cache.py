@@ -12,6 +12,9 @@ changes one kernel compiles the others no more, and what one checkout compiled a
 whose GPU has the same compute capability, with the same versions of Python, Numba and NVRTC. All that leans on
 Numba's own caching is in this file.
 
+Of kernels that differ in specialization constants alone (:mod:`numbacaps.device.specialization`) the form is kept, too:
+who asks for one whose form is there waits for NVVM and the assembler, and not for Numba.
+
 Who measures asks which kernels were launched (:func:`launched`), and of which files they are made
 (:func:`sources_of`), so that a time can be known to be older than its kernels.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from numbacaps.device.kernel_files import KernelFiles, warn_unkept
+from numbacaps.device.specialization import Constant, renumbered
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
@@ -38,10 +42,11 @@ def kept_on_disk(kernel):
     """
     if not SIMULATED:
         function = kernel.py_func
+        form = f"{function.__name__}-form-{_form(function)}"
         name = function.__qualname__  # by which Numba names the files, as it is now
         function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
         with suppress(RuntimeError):  # nowhere to write
-            kernel._cache = _portable()(function)
+            kernel._cache = _portable()(function, form)
         function.__qualname__ = name
     return kernel
 
@@ -124,34 +129,86 @@ def _portable():
     class Portable(CUDACache):
         _impl_class = Files
 
-        def __init__(self, function):
+        def __init__(self, function, form):
             super().__init__(function)
             # What it takes from around it would be pickled, and is in the file's name.
             self._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
             name = self._impl.filename_base
             self._cache_file = KernelFiles(self._cache_path, name, __version__, dumps)
+            self._constants = [constant.number for constant in _constants(function)]
+            self._forms = KernelFiles(self._cache_path, form, __version__, dumps)
+
+        def _load_overload(self, sig, target_context):
+            found = super()._load_overload(sig, target_context)
+            if found is None and self._constants:
+                found = self._specialize_form(sig, target_context)
+            return found
+
+        def _specialize_form(self, sig, target_context):
+            """A kernel made of its form, if that is on disk: NVVM compiles it, Numba does not."""
+            key = self._index_key(sig, target_context.codegen())
+            payload = self._forms.load(key)
+            if payload is None:
+                return None
+            found = self._impl.rebuild(target_context, payload)
+            library, own = found._codelibrary, dict(enumerate(self._constants))
+            library._llvm_strs = [renumbered(text, own) for text in library.llvm_strs]
+            library.get_cubin()
+            self._cache_file.save(key, self._impl.reduce(found))
+            return found
 
         def save_overload(self, sig, data):
             try:
                 super().save_overload(sig, data)
+                if self._constants:
+                    self._forms.save(self._index_key(sig, data.codegen), self._form_of(data))
             except OSError as error:  # of a folder in which nothing can be written any more
                 warn_unkept(self._cache_path, error)
+
+        def _form_of(self, kernel):
+            """What :meth:`_specialize_form` loads: the kernel's text, whose placeholders count from 0."""
+            library, own = kernel._codelibrary, {n: i for i, n in enumerate(self._constants)}
+            texts = [renumbered(text, own) for text in library.llvm_strs]
+            bare = {"llvm_strs": texts, "ptx_cache": {}, "cubin_cache": {}, "linkerinfo_cache": {}}
+            bare = type(library)._rebuild(**library._reduce_states() | bare)
+            return self._impl.reduce(kernel) | {"codelibrary": bare}
 
     return Portable
 
 
 def _specialisation(function):
     """A name for the sources and for what the factory was called with."""
+    return _named(function, _values(function))
+
+
+def _named(function, values):
     sources = _sources(frozenset(_files(function)))
-    return sha256(f"{sources}{_values(function)}".encode()).hexdigest()[:16]
+    return sha256(f"{sources}{values}".encode()).hexdigest()[:16]
 
 
-def _values(function):
+def _values(function, said=repr):
     """A function's name and what it takes from around it, and the same of the device functions among that."""
     return [
         function.__qualname__,
-        *(_values(v.py_func) if hasattr(v, "py_func") else repr(v) for v in _around(function)),
+        *(
+            _values(v.py_func, said) if hasattr(v, "py_func") else said(v)
+            for v in _around(function)
+        ),
     ]
+
+
+def _constants(function):
+    """The specialization constants that it and its device functions take from around them, each once, in their order."""
+    found = {}
+    _values(function, lambda v: found.setdefault(v) if isinstance(v, Constant) else None)
+    return list(found)
+
+
+def _form(function):
+    """A name for the sources and for what the factory was called with, but for the values of specialization constants."""
+    order = {constant: f"constant {i}" for i, constant in enumerate(_constants(function))}
+    values = _values(function, lambda v: order[v] if isinstance(v, Constant) else repr(v))
+    return _named(function, values)
 
 
 def _files(function):

@@ -28,6 +28,7 @@ from numbacaps.device.instructions import (
     mbarrier_wait,
     short,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 BARRIER = 8  # bytes
@@ -75,8 +76,8 @@ class Ring:
 
 def make_init(ring):
     """Device function ``init(shared, start)``: one thread makes the barriers."""
-    STAGES, FULL, EMPTY = ring.stages, ring.barriers, ring.empty
-    PRODUCERS, CONSUMERS = ring.producers, ring.consumers
+    STAGES, FULL, EMPTY = map(specialized, (ring.stages, ring.barriers, ring.empty))
+    PRODUCERS, CONSUMERS = map(specialized, (ring.producers, ring.consumers))
 
     @cuda.jit(device=True, forceinline=True)
     def init(shared, start):
@@ -89,7 +90,7 @@ def make_init(ring):
 
 def make_advance(ring):
     """Device function ``stage, phase = advance(stage, phase)``: the next stage."""
-    STAGES = ring.stages
+    STAGES = specialized(ring.stages)
 
     @cuda.jit(device=True, forceinline=True)
     def advance(stage, phase):
@@ -108,8 +109,8 @@ def make_acquire(ring):
     It waits until the stage is empty and announces the bytes to come. It returns the barrier that counts them,
     and where they go.
     """
-    FULL, TO_EMPTY = ring.barriers, ring.empty - ring.barriers
-    DATA, PITCH, BYTES = ring.data, ring.pitch, ring.bytes
+    FULL, TO_EMPTY = map(specialized, (ring.barriers, ring.empty - ring.barriers))
+    DATA, PITCH, BYTES = map(specialized, (ring.data, ring.pitch, ring.bytes))
 
     @cuda.jit(device=True, forceinline=True)
     def acquire(shared, start, stage, phase):
@@ -123,7 +124,7 @@ def make_acquire(ring):
 
 def make_wait(ring):
     """Device function of a consumer: ``wait(shared, start, stage, phase)``, until the stage is full."""
-    FULL = ring.barriers
+    FULL = specialized(ring.barriers)
 
     @cuda.jit(device=True, forceinline=True)
     def wait(shared, start, stage, phase):
@@ -134,7 +135,7 @@ def make_wait(ring):
 
 def make_release(ring):
     """Device function of a consumer: ``release(shared, start, stage, lane)``; a warp has read the stage."""
-    EMPTY = ring.empty
+    EMPTY = specialized(ring.empty)
 
     @cuda.jit(device=True, forceinline=True)
     def release(shared, start, stage, lane):
@@ -146,7 +147,7 @@ def make_release(ring):
 
 def make_look_ahead(ring):
     """Device function ``stage, phase = look_ahead(stage, phase, count)``: where ``count`` stages on is, at most once round."""
-    STAGES = ring.stages
+    STAGES = specialized(ring.stages)
 
     @cuda.jit(device=True, forceinline=True)
     def look_ahead(stage, phase, count):
@@ -159,7 +160,7 @@ def make_look_ahead(ring):
 
 def make_wait_empty(ring):
     """Device function of producers that write a stage themselves: ``wait_empty(shared, start, stage, phase)``."""
-    EMPTY = ring.empty
+    EMPTY = specialized(ring.empty)
 
     @cuda.jit(device=True, forceinline=True)
     def wait_empty(shared, start, stage, phase):
@@ -170,7 +171,7 @@ def make_wait_empty(ring):
 
 def make_commit(ring):
     """Device function of such producers: ``commit(shared, start, stage, lane)``; a warp has written its part."""
-    FULL = ring.barriers
+    FULL = specialized(ring.barriers)
 
     @cuda.jit(device=True, forceinline=True)
     def commit(shared, start, stage, lane):

@@ -67,6 +67,7 @@ let_next_start = chosen.let_next_start
 load_matrices = chosen.load_matrices
 load_matrices_transposed = chosen.load_matrices_transposed
 load_run = chosen.load_run
+local_array = chosen.local_array
 map_address = chosen.map_address
 mbarrier_arrive = chosen.mbarrier_arrive
 mbarrier_arrive_times = chosen.mbarrier_arrive_times

@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.device.launch import ceil_div
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_5_warp_specialized.spec import Place
 from numbacaps.fused.rung_5_warp_specialized.tile import parts_of
@@ -11,10 +12,11 @@ from numbacaps.fused.rung_5_warp_specialized.tile import parts_of
 def make_place_of(spec):
     """Device function ``place_of(index, first)``: the place of a launch's tile, which begins with whole tile ``first``."""
     pixels, tile, whole = spec.pixels, spec.tile, spec.whole
-    TH, TW, WHOLE_TH, WHOLE_TW = tile.TH, tile.TW, whole.TH, whole.TW
-    DOWN, ACROSS = ceil_div(pixels.rows, WHOLE_TH), ceil_div(pixels.columns, WHOLE_TW)
-    PATCHES, PARTS, PARTS_ACROSS = DOWN * ACROSS, parts_of(whole, tile), WHOLE_TW // TW
-    N_TILES, G, IMAGES = spec.n_tiles, spec.groups, spec.box.images
+    down, across = ceil_div(pixels.rows, whole.TH), ceil_div(pixels.columns, whole.TW)
+    TH, TW, WHOLE_TH, WHOLE_TW = map(specialized, (tile.TH, tile.TW, whole.TH, whole.TW))
+    PARTS, PARTS_ACROSS = map(specialized, (parts_of(whole, tile), whole.TW // tile.TW))
+    ACROSS, PATCHES, N_TILES = map(specialized, (across, down * across, spec.n_tiles))
+    G, IMAGES = map(specialized, (spec.groups, spec.box.images))
 
     @cuda.jit(device=True, forceinline=True)
     def place_of(index, first):
@@ -32,7 +34,7 @@ def make_place_of(spec):
 
 def make_place_of_column(n):
     """Device function ``place_of_column(n)``: where in a pixel of the result a column lies."""
-    CAPSULE, BY_CAPSULE = n.D, n.other
+    CAPSULE, BY_CAPSULE = map(specialized, (n.D, n.other))
 
     @cuda.jit(device=True, forceinline=True)
     def place_of_column(n):

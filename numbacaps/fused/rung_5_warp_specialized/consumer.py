@@ -7,7 +7,13 @@ and, while the tensor cores are busy, loads the next batch or lets other warpgro
 import numpy as np
 
 from numbacaps.device.fragments import add, clear
-from numbacaps.device.instructions import short, wgmma_commit, wgmma_fence, wgmma_wait
+from numbacaps.device.instructions import (
+    local_array,
+    short,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
 from numbacaps.device.ring import (
     CONSUMER,
     make_advance,
@@ -15,6 +21,7 @@ from numbacaps.device.ring import (
     make_release,
     make_wait,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_5_warp_specialized.addressing import make_place_of
 from numbacaps.fused.rung_5_warp_specialized.fragments import (
@@ -30,14 +37,18 @@ from numbacaps.fused.rung_5_warp_specialized.store import make_store_tile
 def make_consume(spec):
     """Device function of a consumer warpgroup: of every tile, the sums and the epilogue."""
     tile, box, window = spec.tile, spec.box, spec.window
-    WARPGROUPS_ACROSS, PW = tile.TW // tile.PW, tile.PW
-    ROW_AT = spec.pixels.top[0] * box.row_step
-    COLUMN_AT = spec.pixels.left[0] * box.column_step
-    START, PITCH = spec.box_ring.data, spec.box_ring.pitch // 4
-    STEPS, BATCH, AHEAD = spec.k_steps, spec.batch_rows, spec.ahead
-    BATCHES, BATCH_AT = window.taps[0] // BATCH, BATCH * window.step[0] * box.row_step
-    SPLIT, FRAGMENTS, ALL_SUMS = spec.split, spec.fragments, spec.pixel_sums * PW
-    REST, PART_SUMS = (FRAGMENTS, ALL_SUMS) if SPLIT else (1, 1)
+    batch_rows, ring = spec.batch_rows, spec.box_ring
+    WARPGROUPS_ACROSS, PW = map(specialized, (tile.TW // tile.PW, tile.PW))
+    ROW_AT = specialized(spec.pixels.top[0] * box.row_step)
+    COLUMN_AT = specialized(spec.pixels.left[0] * box.column_step)
+    START, PITCH = map(specialized, (ring.data, ring.pitch // 4))
+    STEPS, BATCH = map(specialized, (spec.k_steps, batch_rows))
+    BATCHES = specialized(window.taps[0] // batch_rows)
+    BATCH_AT = specialized(batch_rows * window.step[0] * box.row_step)
+    AHEAD, SPLIT = spec.ahead, spec.split
+    fragments, sums = spec.fragments, spec.pixel_sums * tile.PW
+    FRAGMENTS, ALL_SUMS = map(specialized, (fragments, sums))
+    REST, PART_SUMS = map(specialized, (fragments, sums) if SPLIT else (1, 1))
     wait_box, release_box, next_box = (
         make(spec.box_ring) for make in (make_wait, make_release, make_advance)
     )
@@ -50,11 +61,11 @@ def make_consume(spec):
 
     @cuda.jit(device=True, inline="always")
     def consume(shared, begin, start, tiles, first_tile, results, warp, lane):
-        acc = cuda.local.array(ALL_SUMS, np.float32)
-        part = cuda.local.array(PART_SUMS, np.float32)
-        high = cuda.local.array(FRAGMENTS, np.float32)
-        low = cuda.local.array(REST, np.float32)
-        loaded = cuda.local.array(FRAGMENTS, np.float32)
+        acc = local_array(ALL_SUMS, np.float32)
+        part = local_array(PART_SUMS, np.float32)
+        high = local_array(FRAGMENTS, np.float32)
+        low = local_array(REST, np.float32)
+        loaded = local_array(FRAGMENTS, np.float32)
         warpgroup = warp // 4
         row, column = warpgroup // WARPGROUPS_ACROSS, warpgroup % WARPGROUPS_ACROSS * PW
         thread = Thread(warp, lane, row, column)

@@ -9,8 +9,10 @@ from numbacaps.device.instructions import (
     cut_tf32,
     descriptor_strides,
     load_run,
+    local_array,
 )
 from numbacaps.device.ring import make_look_ahead
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
@@ -20,13 +22,15 @@ def make_own_rows(spec):
     It has a row of the product, and the eighth row below it, which lie at ``row_at`` and ``below_at``; runs of k's
     lie at ``run_at``. ``late`` lanes have the two rows the other way round.
     """
-    box, D, D1, RUN = spec.box, spec.D, spec.pixels.D1, spec.run
-    IMAGE_AT, CHANNEL_AT = box.image_step, box.channel_step
-    FILLED, RUNS, ROUNDED = spec.filled_rows, 2 * spec.k_groups // RUN, spec.dtype.itemsize == 4
+    box, RUN = spec.box, spec.run
+    D, D1, FILLED = map(specialized, (spec.D, spec.pixels.D1, spec.filled_rows))
+    IMAGE_AT, CHANNEL_AT = map(specialized, (box.image_step, box.channel_step))
+    RUNS = specialized(2 * spec.k_groups // RUN)
+    ROUNDED = spec.dtype.itemsize == 4
 
     @cuda.jit(device=True, inline="always")  # it makes an array
     def own_rows(thread):
-        run_at = cuda.local.array(RUNS, np.int32)
+        run_at = local_array(RUNS, np.int32)
         row = thread.warp % 4 * 16 + thread.lane // 4
         row_at = 0
         if row < FILLED:
@@ -53,9 +57,11 @@ def make_load_batch(spec):
     loaded once for all taps and pixels that read it: of each 8 k's and column of slots four elements.
     """
     box, window = spec.box, spec.window
-    RUN, GROUPS, COLUMNS_IN, BATCH = spec.run, spec.k_groups, spec.columns_in, spec.batch_rows
-    RUNS, ROW_AT, COLUMN_AT = 2 * GROUPS // RUN, box.row_step, box.column_step
-    TAP_TOP, TAP_DOWN = window.start[0], window.step[0]
+    RUN, groups = spec.run, spec.k_groups
+    GROUPS, RUNS = map(specialized, (groups, 2 * groups // RUN))
+    COLUMNS_IN, BATCH = map(specialized, (spec.columns_in, spec.batch_rows))
+    ROW_AT, COLUMN_AT = map(specialized, (box.row_step, box.column_step))
+    TAP_TOP, TAP_DOWN = map(specialized, (window.start[0], window.step[0]))
 
     @cuda.jit(device=True, forceinline=True)
     def load_batch(to, shared, slots, own):
@@ -78,7 +84,8 @@ def make_load_batch(spec):
 
 def make_prepare(spec):
     """Device function ``prepare(high, low, loaded, own)``: what is loaded as the tensor cores take it."""
-    FRAGMENTS, SPLIT, ROUNDED = spec.fragments, spec.split, spec.dtype.itemsize == 4
+    FRAGMENTS = specialized(spec.fragments)
+    SPLIT, ROUNDED = spec.split, spec.dtype.itemsize == 4
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(high, low, loaded, own):
@@ -103,22 +110,16 @@ def make_multiply_batch(spec):
     ``sums`` are ``(acc, part)``, ``fragments`` ``(high, low)``, ``taps`` the first tap row's stage and phase. In
     three terms the small products of a pixel come first, which lose nothing while the sum is small.
     """
-    ring, window, tile = spec.tap_ring, spec.window, spec.tile
-    START, PITCH, BN = ring.data, ring.pitch, tile.BN
-    MATRIX, PART = (
-        descriptor_strides(BN * CHUNK, 128),
-        2 * BN,
-    )  # chunks of one product's second operand
-    SPLIT, PARTS = spec.split, spec.parts
-    CHAINS = tile.PW * PARTS
-    BATCH, GROUPS, COLUMNS_IN, SUMS = (
-        spec.batch_rows,
-        spec.k_groups,
-        spec.columns_in,
-        spec.pixel_sums,
-    )
-    TAP_COLUMNS, TAP_LEFT, TAP_ACROSS = window.taps[1], window.start[1], window.step[1]
-    COLUMN_STEP = spec.pixels.left[0]
+    ring, window, columns = spec.tap_ring, spec.window, spec.tile.BN
+    START, PITCH = map(specialized, (ring.data, ring.pitch))
+    BN, MATRIX = map(specialized, (columns, descriptor_strides(columns * CHUNK, 128)))
+    PART = specialized(2 * columns)  # chunks of one product's second operand
+    SPLIT, PARTS, CHAINS = spec.split, spec.parts, specialized(spec.tile.PW * spec.parts)
+    BATCH, GROUPS = map(specialized, (spec.batch_rows, spec.k_groups))
+    COLUMNS_IN, SUMS = map(specialized, (spec.columns_in, spec.pixel_sums))
+    across = window.taps[1], window.start[1], window.step[1]
+    TAP_COLUMNS, TAP_LEFT, TAP_ACROSS = map(specialized, across)
+    COLUMN_STEP = specialized(spec.pixels.left[0])
     look_ahead = make_look_ahead(ring)
     multiply = FRAGMENT_PRODUCTS[spec.dtype.name]
 

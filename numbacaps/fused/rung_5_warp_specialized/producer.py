@@ -12,6 +12,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.ring import PRODUCER, make_acquire, make_advance
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_5_warp_specialized.addressing import make_place_of
 
@@ -33,10 +34,12 @@ def stagger(tiles, later):
 def make_produce_boxes(spec):
     """Device function of the producer of boxes, one thread: of every tile, one box a step of k."""
     pixels, window, box = spec.pixels, spec.window, spec.box
-    ROW_STEP, COLUMN_STEP = pixels.top[0], pixels.left[0]
-    TOP, LEFT = pixels.top[1] + window.first[0], pixels.left[1] + window.first[1]
-    E_BY_G, E_BY_LEFT, BY_LEFT = (0, box.pixel, 0) if box.whole_rows else (box.pixel, 0, 1)
-    STEPS, CHANNELS = spec.k_steps, box.channels
+    ROW_STEP, COLUMN_STEP = map(specialized, (pixels.top[0], pixels.left[0]))
+    TOP = specialized(pixels.top[1] + window.first[0])
+    LEFT = specialized(pixels.left[1] + window.first[1])
+    first_axis = (0, box.pixel, 0) if box.whole_rows else (box.pixel, 0, 1)
+    E_BY_G, E_BY_LEFT, BY_LEFT = map(specialized, first_axis)
+    STEPS, CHANNELS = map(specialized, (spec.k_steps, box.channels))
     acquire, advance = make_acquire(spec.box_ring), make_advance(spec.box_ring)
     place_of = make_place_of(spec)
 
@@ -60,9 +63,9 @@ def make_produce_boxes(spec):
 
 def make_produce_tap_rows(spec):
     """Device function of the producer of the packed kernel, one thread: of every box, all tap rows."""
-    BYTES, TAP_ROWS = spec.rings.tap_row_bytes, spec.window.taps[0]
-    ELEMENTS = BYTES // 4
-    STEPS, N_TILES = spec.k_steps, spec.n_tiles
+    size, rows = spec.rings.tap_row_bytes, spec.window.taps[0]
+    BYTES, ELEMENTS = map(specialized, (size, size // 4))
+    N_TILES, TAP_ROWS = map(specialized, (spec.n_tiles, spec.k_steps * rows))  # of all steps
     acquire, advance = make_acquire(spec.tap_ring), make_advance(spec.tap_ring)
     place_of = make_place_of(spec)
 
@@ -75,8 +78,8 @@ def make_produce_tap_rows(spec):
         stage, phase = PRODUCER
         for index in range(first, last, blocks):
             place = place_of(index, first_tile)
-            b_from = (place.g * N_TILES + place.n_tile) * (STEPS * TAP_ROWS * ELEMENTS)
-            for _ in range(short(STEPS * TAP_ROWS)):
+            b_from = (place.g * N_TILES + place.n_tile) * (TAP_ROWS * ELEMENTS)
+            for _ in range(short(TAP_ROWS)):
                 full, to = acquire(shared, start, stage, phase)
                 bulk_copy(shared, to, b, b_from, BYTES, full)
                 b_from += ELEMENTS

@@ -12,11 +12,13 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     HALVES,
     load_run,
+    local_array,
     shuffle,
     store_pair,
     store_quad,
     store_words,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.epilogue import activate, make_differentiate
 from numbacaps.fused.rung_5_warp_specialized.addressing import make_place_of_column
@@ -38,11 +40,13 @@ class Target(NamedTuple):
 def make_store_tile(spec):
     """Device function ``store_tile(acc, results, place, thread)``; ``results`` are ``(c, activated, images)``."""
     pixels, tile, epilogue = spec.pixels, spec.tile, spec.epilogue
-    PW, BN, SUMS, D1, FILLED = tile.PW, tile.BN, spec.pixel_sums, pixels.D1, spec.filled_rows
-    ALL_SUMS, ROWS, N = SUMS * PW, pixels.rows, spec.n.N
-    N_FULL = N % BN == 0
-    C_IMAGE, C_ROW, _, _ = pixels.other
-    C_FIRST, C_G = pixels.first, pixels.steps[2]
+    sums = spec.pixel_sums
+    PW, BN, SUMS = map(specialized, (tile.PW, tile.BN, sums))
+    D1, FILLED, ROWS = map(specialized, (pixels.D1, spec.filled_rows, pixels.rows))
+    ALL_SUMS, N = map(specialized, (sums * tile.PW, spec.n.N))
+    N_FULL = specialized(spec.n.N % tile.BN == 0)
+    C_IMAGE, C_ROW, _, _ = map(specialized, pixels.other)
+    C_FIRST, C_G = map(specialized, (pixels.first, pixels.steps[2]))
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     # Known before functions are inlined, which takes long.
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
@@ -51,22 +55,22 @@ def make_store_tile(spec):
     differentiate_pixel = make_differentiate_pixel(spec)
     place_of_column = make_place_of_column(spec.n)
     store_pixels, AT_ONCE = make_store_pixels(spec)
-    BEFORE = SUMS if DIFFERENTIATES else 1
+    BEFORE, PIXELS = specialized(sums), tile.PW if DIFFERENTIATES else 1
 
     @cuda.jit(device=True, forceinline=True)
     def store_tile(acc, results, place, thread):
         c, activated, images = results
         h, first_n = place.row + thread.row, place.n_tile * BN + thread.lane % 4 * 2
         if DIFFERENTIATES:
-            before = cuda.local.array(BEFORE, np.float32)
+            before = local_array(BEFORE, np.float32)
             pair = cuda.local.array(2, np.float32)
             arrays = before, pair, activated, images
             differentiate_pixel(acc, 0, arrays, place, thread)
-            if PW > 1:  # a loop would have to be unrolled
+            if PIXELS > 1:  # a loop would have to be unrolled
                 differentiate_pixel(acc, 1, arrays, place, thread)
-            if PW > 2:
+            if PIXELS > 2:
                 differentiate_pixel(acc, 2, arrays, place, thread)
-            if PW > 3:
+            if PIXELS > 3:
                 differentiate_pixel(acc, 3, arrays, place, thread)
         for which in range(RESULT, RESULTS):
             result = c
@@ -81,7 +85,7 @@ def make_store_tile(spec):
                 for block in range(BN // 8):
                     n = first_n + block * 8
                     to_column = to_row + place_of_column(n)
-                    inside = filled and (N_FULL or n < N)
+                    inside = filled and (N_FULL == 1 or n < N)
                     for j in range(
                         0, PW, AT_ONCE
                     ):  # neighbours one after the other: parts of sectors
@@ -98,19 +102,14 @@ def make_differentiate_pixel(spec):
     The gradient of an activation in place, of the j-th of a warpgroup's pixels. ``arrays`` are room for its sums
     before the activation, room for two of them, the array that has them, and how many images there are.
     """
-    pixels, D1, FILLED = spec.pixels, spec.pixels.D1, spec.filled_rows
-    ROWS, COLUMNS, N, BN, SUMS = (
-        pixels.rows,
-        pixels.columns,
-        spec.n.N,
-        spec.tile.BN,
-        spec.pixel_sums,
-    )
-    N_FULL = N % BN == 0
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    C_FIRST, C_G = pixels.first, pixels.steps[2]
+    pixels, n, sums = spec.pixels, spec.n.N, spec.pixel_sums
+    D1, FILLED = map(specialized, (pixels.D1, spec.filled_rows))
+    ROWS, COLUMNS, N = map(specialized, (pixels.rows, pixels.columns, n))
+    BN, SUMS, N_FULL = map(specialized, (spec.tile.BN, sums, n % spec.tile.BN == 0))
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = map(specialized, pixels.other)
+    C_FIRST, C_G = map(specialized, (pixels.first, pixels.steps[2]))
     ZERO = np.float32(0)
-    differentiate = make_differentiate(SUMS, 2, 2, spec.epilogue, np.dtype(np.float32))
+    differentiate = make_differentiate(sums, 2, 2, spec.epilogue, np.dtype(np.float32))
     place_of_column = make_place_of_column(spec.n)
 
     @cuda.jit(device=True, forceinline=True)
@@ -128,7 +127,7 @@ def make_differentiate_pixel(spec):
                 n = first_n + block * 8
                 pair[0] = ZERO
                 pair[1] = ZERO
-                if filled and (N_FULL or n < N):
+                if filled and (N_FULL == 1 or n < N):
                     load_run(2, pair, array, to + place_of_column(n))
                 before[block * 4 + half * 2] = pair[0]
                 before[block * 4 + half * 2 + 1] = pair[1]
@@ -159,9 +158,11 @@ def make_store_pixels(spec):
 
 def make_store_one(spec):
     """Store a pixel's two columns, at once where the second one always lies beside the first."""
-    N, COLUMNS = spec.n.N, spec.pixels.columns
-    _, _, C_COLUMN, C_D1 = spec.pixels.other
-    PAIRED, N_FULL = C_D1 % 2 == 0 and N % 2 == 0, N % spec.tile.BN == 0
+    n, (_, _, column, d1) = spec.n.N, spec.pixels.other
+    N, COLUMNS = map(specialized, (n, spec.pixels.columns))
+    C_COLUMN, C_D1 = map(specialized, (column, d1))
+    PAIRED = specialized(d1 % 2 == 0 and n % 2 == 0)
+    N_FULL = specialized(n % spec.tile.BN == 0)
     _, write = conversions(spec.dtype)
     place_of_column = make_place_of_column(spec.n)
 
@@ -171,11 +172,11 @@ def make_store_one(spec):
         to = target.d1 * C_D1 + target.w * C_COLUMN
         where = target.to_column + to
         if target.inside and target.w < COLUMNS:
-            if PAIRED:
+            if PAIRED == 1:
                 store_pair(result, where, one, other)
             else:
                 result[at(where)] = one
-                if N_FULL or target.n + 1 < N:
+                if N_FULL == 1 or target.n + 1 < N:
                     where = target.to_row + place_of_column(target.n + 1) + to
                     result[at(where)] = other
 
@@ -187,7 +188,8 @@ def make_store_two(spec):
 
     Each gives the half that the other stores, so each stores a whole pixel.
     """
-    SUMS, COLUMNS, C_COLUMN = spec.pixel_sums, spec.pixels.columns, spec.pixels.other[2]
+    SUMS, COLUMNS = map(specialized, (spec.pixel_sums, spec.pixels.columns))
+    C_COLUMN = specialized(spec.pixels.other[2])
     _, write = conversions(spec.dtype)
 
     @cuda.jit(device=True, forceinline=True)
@@ -211,7 +213,8 @@ def make_store_two(spec):
 
 def make_store_four(spec):
     """The same of four pixels of 2 bytes an element: each lane stores two whole neighbours."""
-    SUMS, COLUMNS, C_COLUMN = spec.pixel_sums, spec.pixels.columns, spec.pixels.other[2]
+    SUMS, COLUMNS = map(specialized, (spec.pixel_sums, spec.pixels.columns))
+    C_COLUMN = specialized(spec.pixels.other[2])
     halves = HALVES[spec.dtype.name]
 
     @cuda.jit(device=True, forceinline=True)

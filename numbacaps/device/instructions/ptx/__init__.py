@@ -44,6 +44,7 @@ from numbacaps.device.instructions.ptx.registers import (
     halves_float16,
     inverse_root,
     larger,
+    local_array,
     more_registers,
     permuted_bytes,
     pinned,

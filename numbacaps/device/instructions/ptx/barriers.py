@@ -5,7 +5,6 @@ from numba.cuda.extending import intrinsic
 
 from numbacaps.device.instructions.ptx.inline import I32, VOID, asm, instruction, with_number
 
-
 fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
 
 # Kernels of a GPU that lacks them start when the one before has ended.

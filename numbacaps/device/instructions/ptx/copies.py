@@ -10,11 +10,10 @@ from numbacaps.device.instructions.ptx.inline import (
     I64,
     VOID,
     asm,
-    pointer_to,
     instruction,
+    pointer_to,
     with_number,
 )
-
 
 cp_async_commit = instruction("cp.async.commit_group;")
 

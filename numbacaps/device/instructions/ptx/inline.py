@@ -5,6 +5,7 @@ from numba.core import cgutils, types
 from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.extending import intrinsic
 
+from numbacaps.device.specialization import WRITTEN
 
 I32, I64, F32, VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
 
@@ -57,3 +58,30 @@ def library(builder, name, arguments):
     """Call a function of CUDA's mathematical library, of one number."""
     kind = ir.FunctionType(arguments[0].type, [arguments[0].type])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def written_for(name, kind, write):
+    """What calls a function that is written when a number is known: ``call(builder, number, operands)``.
+
+    Parameters
+    ----------
+    name : str
+        Letters, digits and underscores; the number is put behind it.
+    kind : llvmlite.ir.FunctionType
+    write : callable
+        ``write(builder, function, number)`` writes the body.
+    """
+
+    def text(whole, number):
+        function = ir.Function(ir.Module(), kind, whole)
+        function.linkage = "linkonce_odr"
+        function.attributes.add("alwaysinline")
+        write(ir.IRBuilder(function.append_basic_block()), function, number)
+        return str(function)
+
+    def call(builder, number, operands):
+        whole = f"{name}_of_{number.constant}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, whole), operands)
+
+    WRITTEN[name] = text
+    return call

@@ -8,12 +8,13 @@ from numbacaps.device.instructions.ptx.inline import (
     F32,
     I32,
     I64,
+    VOID,
     asm,
-    pointer_to,
     instruction,
+    pointer_to,
     with_number,
+    written_for,
 )
-
 
 wgmma_fence = instruction("wgmma.fence.sync.aligned;")
 
@@ -25,6 +26,40 @@ wgmma_wait = instruction("wgmma.wait_group.sync.aligned 0;")
 wgmma_wait_but = with_number("wgmma.wait_group.sync.aligned {};")
 
 
+def _warpgroup_product(name, shape, kind, registers, transposed=""):
+    """What calls the product of a warpgroup: ``call(builder, columns, [sums, *a, b, *add])``.
+
+    ``a`` is the first operand's address, or the registers that hold it; these products may leave out what the sums
+    hold, where ``add`` is 0.
+    """
+    a_kinds = [I32] * 4 if registers else [I64]
+    kinds = [*a_kinds, I64, *([I32] if registers else [])]
+
+    def write(builder, function, columns):
+        count = columns // 2
+        sums = ", ".join(f"${i}" for i in range(count))
+        a = ", ".join(f"${count + i}" for i in range(len(a_kinds)))
+        b = count + len(a_kinds)
+        text = f"wgmma.mma_async.sync.aligned.m64n{columns}{shape}.f32.{kind}.{kind} {{{sums}}}, "
+        if registers:
+            test = f".reg .pred more; setp.ne.b32 more, ${b + 1}, 0;"
+            text = f"{{ {test} {text}{{{a}}}, ${b}, more, 1, 1{transposed}; }}"
+        else:
+            text = f"{text}{a}, ${b}, 1, 1, 1;"
+        acc, *others = function.args
+        places = [builder.gep(acc, [ir.Constant(I64, i)]) for i in range(count)]
+        operands = [*others, *(builder.load(place) for place in places)]
+        letters = ["r" if one is I32 else "l" for one in kinds]
+        constraints = ["=f"] * count + letters + [str(i) for i in range(count)]
+        returned = ir.LiteralStructType([F32] * count)
+        found = asm(builder, returned, operands, text, ",".join(constraints))
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(found, i), place)
+        builder.ret_void()
+
+    return written_for(name, ir.FunctionType(VOID, [F32.as_pointer(), *kinds]), write)
+
+
 @intrinsic
 def wgmma(typing_context, columns, acc, first, shared, a, b):
     """The product of a warpgroup: acc[first:] += A (64 x k) @ B (columns x k)^T, two chunks of k.
@@ -32,75 +67,40 @@ def wgmma(typing_context, columns, acc, first, shared, a, b):
     ``columns`` is a multiple of 8 from 8 to 256, and a thread holds columns / 2 elements of the sum,
     which is float32. A and B are float32 too, of which TF32's bits are read.
     """
-    if not isinstance(columns, types.IntegerLiteral):
-        return None
-    count = columns.literal_value // 2
-    sums = ", ".join(f"${i}" for i in range(count))
-    text = (
-        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32 "
-        f"{{{sums}}}, ${2 * count}, ${2 * count + 1}, 1, 1, 1;"
-    )
-    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l"])
 
     def codegen(context, builder, signature, arguments):
-        _, acc, first, _, a, b = arguments
-        data = pointer_to(context, builder, signature.args[1], acc)
-        places = [
-            builder.gep(data, [builder.add(first, ir.Constant(I64, i))]) for i in range(count)
-        ]
-        operands = [*(builder.load(place) for place in places), a, b]
-        returned = ir.LiteralStructType([F32] * count)
-        sums = asm(builder, returned, operands, text, constraints)
-        for i, place in enumerate(places):
-            builder.store(builder.extract_value(sums, i), place)
+        columns, acc, first, _, a, b = arguments
+        sums = builder.gep(pointer_to(context, builder, signature.args[1], acc), [first])
+        _of_addresses(builder, columns, [sums, a, b])
         return context.get_dummy_value()
 
-    arguments = (columns, acc, types.int64, shared, types.int64, types.int64)
+    arguments = (types.int64, acc, types.int64, shared, types.int64, types.int64)
     return types.void(*arguments), codegen
+
+
+_of_addresses = _warpgroup_product("wgmma_tf32", "k8", "tf32", False)
 
 
 def _fragment_product(shape, kind, transposed):
     """An intrinsic for the product of a warpgroup whose first operand is in registers."""
+    call = _warpgroup_product(f"wgmma_fragment_{kind}", shape, kind, True, transposed)
 
     @intrinsic
     def product(typing_context, columns, acc, first, fragment, at, shared, b, add):
-        if not isinstance(columns, types.IntegerLiteral):
-            return None
-        count = columns.literal_value // 2
-        sums = ", ".join(f"${i}" for i in range(count))
-        a = ", ".join(f"${count + i}" for i in range(4))
-        text = (
-            f"{{ .reg .pred more; setp.ne.b32 more, ${count + 5}, 0; "
-            f"wgmma.mma_async.sync.aligned.m64n{2 * count}{shape}.f32.{kind}.{kind} "
-            f"{{{sums}}}, {{{a}}}, ${count + 4}, more, 1, 1{transposed}; }}"
-        )
-        constraints = ["=f"] * count + ["r"] * 4 + ["l", "r"] + [str(i) for i in range(count)]
-
         def codegen(context, builder, signature, arguments):
-            _, acc, first, fragment, at, _, b, add = arguments
-            data = pointer_to(context, builder, signature.args[1], acc)
-            places = [
-                builder.gep(data, [builder.add(first, ir.Constant(I64, i))]) for i in range(count)
-            ]
+            columns, acc, first, fragment, at, _, b, add = arguments
+            sums = builder.gep(pointer_to(context, builder, signature.args[1], acc), [first])
             held = pointer_to(context, builder, signature.args[3], fragment)
             a = [
                 builder.load(builder.gep(held, [builder.add(at, ir.Constant(I64, i))]))
                 for i in range(4)
             ]
-            operands = [
-                *(builder.bitcast(value, I32) for value in a),
-                b,
-                builder.trunc(add, I32),
-                *(builder.load(place) for place in places),
-            ]
-            returned = ir.LiteralStructType([F32] * count)
-            sums = asm(builder, returned, operands, text, ",".join(constraints))
-            for i, place in enumerate(places):
-                builder.store(builder.extract_value(sums, i), place)
+            a = [builder.bitcast(value, I32) for value in a]
+            call(builder, columns, [sums, *a, b, builder.trunc(add, I32)])
             return context.get_dummy_value()
 
         integer = types.int64
-        arguments = (columns, acc, integer, fragment, integer, shared, integer, integer)
+        arguments = (integer, acc, integer, fragment, integer, shared, integer, integer)
         return types.void(*arguments), codegen
 
     return product

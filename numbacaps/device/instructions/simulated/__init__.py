@@ -46,6 +46,7 @@ from numbacaps.device.instructions.simulated.registers import (
     from_bfloat16,
     inverse_root,
     larger,
+    local_array,
     more_registers,
     permuted_bytes,
     pinned,

@@ -1,0 +1,109 @@
+"""Specialization constants: numbers that a kernel is compiled for, and that Numba's front end does not look at.
+
+Python's part of a compilation, types and LLVM's code, takes Numba most of the time. It is the same for kernels that differ
+in numbers alone. So a factory says which of its numbers are such::
+
+    ROWS = specialized(spec.rows)  # in a kernel and its device functions a number of 64 bits
+
+In LLVM's text such a number is a placeholder, and takes its value when the text goes to NVVM, which compiles and unrolls as
+if it had always been there. :mod:`numbacaps.device.kernel_cache` keeps the text on disk, as the *form* of all
+kernels that differ in these numbers alone.
+
+The size of a :func:`numbacaps.device.instructions.local_array` may be one. So may a number on which the operands of an
+instruction depend: the instruction is then a function whose name ends with the number, and which is
+written when the number is known (:data:`WRITTEN`). What else Numba must know stays Python's, and is part of the form: what
+decides an ``if`` whose other side cannot be compiled, how many elements one load takes.
+
+On the simulator nothing is compiled, and a specialization constant is the number.
+"""
+
+import re
+from functools import partial
+from itertools import count
+from weakref import WeakValueDictionary
+
+from numbacaps.device.target import SIMULATED
+
+WRITTEN = {}  # names of functions to what writes LLVM's text of one, of its whole name and its number
+_numbers = count()
+_known = WeakValueDictionary()  # constants by their numbers
+
+
+class Constant:
+    """What Numba sees of a number; it prints as a placeholder.
+
+    Python cannot calculate with it, nor compare it with a number: Numba would leave out the other side of an ``if``.
+    """
+
+    def __init__(self, value):
+        self.value, self.number = int(value), next(_numbers)
+        _known[self.number] = self
+
+    def __eq__(self, other):
+        if isinstance(other, Constant):
+            return self is other
+        raise TypeError(f"{self!r} is compared with {other!r} before it has a value")
+
+    __hash__ = object.__hash__
+
+    def __bool__(self):
+        raise TypeError(f"{self!r} is asked for its truth before it has a value")
+
+    def __str__(self):
+        return f"<<{self.number}>>"
+
+    def __repr__(self):  # by which a kernel on disk is found
+        return f"specialized({self.value})"
+
+
+def specialized(value):
+    """A number as kernels and device functions take it from around them, on a GPU of 64 bits."""
+    return int(value) if SIMULATED else Constant(value)
+
+
+def renumbered(text, numbers):
+    """LLVM's text with other placeholders; ``numbers`` has those in use as keys.
+
+    Raises
+    ------
+    KeyError
+        The text has a placeholder that is not among them.
+    """
+    return _replace(lambda found: f"<<{numbers[int(found[1])]}>>", text)
+
+
+_replace = partial(re.sub, r"<<(\d+)>>")
+
+
+def _valued(text):
+    """LLVM's text with the numbers themselves, and with the functions that wait for one."""
+    text = _replace(lambda found: str(_known[int(found[1])].value), text)
+    return re.sub(r'declare [^\n]*@"((\w+)_of_(\d+))"[^\n]*', _written, text)
+
+
+def _written(declared):
+    write = WRITTEN.get(declared[2])
+    return write(declared[1], int(declared[3])) if write else declared[0]
+
+
+def _introduce():
+    """Tell Numba the type of a constant, and NVVM its value."""
+    from numba.core import types
+    from numba.cuda.cudadrv import nvvm
+    from numba.cuda.typing.typeof import typeof_impl
+
+    @typeof_impl.register(Constant)
+    def typeof_constant(value, context):
+        return types.int64
+
+    compile_ir = nvvm.compile_ir
+
+    def compile_valued(texts, **options):
+        texts = [texts] if isinstance(texts, str) else texts
+        return compile_ir([_valued(text) for text in texts], **options)
+
+    nvvm.compile_ir = compile_valued
+
+
+if not SIMULATED:
+    _introduce()
