@@ -42,11 +42,12 @@ def kept_on_disk(kernel):
     """
     if not SIMULATED:
         function = kernel.py_func
-        form = f"{function.__name__}-form-{_form(function)}"
+        bounds = kernel.targetoptions.get("launch_bounds") or ()
+        form, constants = _form(function, bounds)
         name = function.__qualname__  # by which Numba names the files, as it is now
-        function.__qualname__ = f"{function.__name__}-{_specialisation(function)}"
+        function.__qualname__ = f"{function.__name__}-{_specialisation(function, bounds)}"
         with suppress(RuntimeError):  # nowhere to write
-            kernel._cache = _portable()(function, form)
+            kernel._cache = _portable()(function, form, constants)
         function.__qualname__ = name
     return kernel
 
@@ -129,14 +130,15 @@ def _portable():
     class Portable(CUDACache):
         _impl_class = Files
 
-        def __init__(self, function, form):
+        def __init__(self, function, form, constants):
             super().__init__(function)
             # What it takes from around it would be pickled, and is in the file's name.
             self._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
             name = self._impl.filename_base
             self._cache_file = KernelFiles(self._cache_path, name, __version__, dumps)
-            self._constants = [constant.number for constant in _constants(function)]
-            self._forms = KernelFiles(self._cache_path, form, __version__, dumps)
+            self._constants = [constant.number for constant in constants]
+            name = f"{function.__name__}-form-{form}"
+            self._forms = KernelFiles(self._cache_path, name, __version__, dumps)
 
         def _load_overload(self, sig, target_context):
             found = super()._load_overload(sig, target_context)
@@ -176,9 +178,9 @@ def _portable():
     return Portable
 
 
-def _specialisation(function):
-    """A name for the sources and for what the factory was called with."""
-    return _named(function, _values(function))
+def _specialisation(function, bounds):
+    """A name for the sources and for what the factory was called with, and the kernel's launch bounds."""
+    return _named(function, [*_values(function), *map(repr, bounds)])
 
 
 def _named(function, values):
@@ -197,18 +199,17 @@ def _values(function, said=repr):
     ]
 
 
-def _constants(function):
-    """The specialization constants that it and its device functions take from around them, each once, in their order."""
+def _form(function, bounds):
+    """(name, constants): as :func:`_specialisation`, but for the values of specialization constants; these, in order."""
     found = {}
-    _values(function, lambda v: found.setdefault(v) if isinstance(v, Constant) else None)
-    return list(found)
 
+    def said(value):
+        if isinstance(value, Constant):
+            return f"constant {found.setdefault(value, len(found))}"
+        return repr(value)
 
-def _form(function):
-    """A name for the sources and for what the factory was called with, but for the values of specialization constants."""
-    order = {constant: f"constant {i}" for i, constant in enumerate(_constants(function))}
-    values = _values(function, lambda v: order[v] if isinstance(v, Constant) else repr(v))
-    return _named(function, values)
+    values = [*_values(function, said), *map(said, bounds)]
+    return _named(function, values), list(found)
 
 
 def _files(function):

@@ -76,14 +76,19 @@ _replace = partial(re.sub, r"<<(\d+)>>")
 
 
 def _valued(text):
-    """LLVM's text with the numbers themselves, and with the functions that wait for one."""
+    """LLVM's text with the numbers themselves, and with the functions that wait for one, each once."""
     text = _replace(lambda found: str(_known[int(found[1])].value), text)
-    return re.sub(r'declare [^\n]*@"((\w+)_of_(\d+))"[^\n]*', _written, text)
+    names = set()
 
+    def written(declared):
+        whole, name, number = declared.groups()
+        if name not in WRITTEN:
+            return declared[0]
+        again = whole in names
+        names.add(whole)
+        return "" if again else WRITTEN[name](whole, int(number))
 
-def _written(declared):
-    write = WRITTEN.get(declared[2])
-    return write(declared[1], int(declared[3])) if write else declared[0]
+    return re.sub(r'declare [^\n]*@"((\w+)_of_(\d+))"[^\n]*', written, text)
 
 
 def _introduce():

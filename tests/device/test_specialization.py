@@ -51,10 +51,11 @@ def make_scale(factor):
 
 def make(count, factor, columns):
     COUNT, COLUMNS, SUMS, EVEN = map(specialized, (count, columns, columns // 2, count % 2 == 0))
+    OTHER, THREADS = map(specialized, (min(columns, 24), 32 * count))
     scale = make_scale(factor)
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=(THREADS, 1))
     def kernel(out, at):
         values = local_array(COUNT, np.float32)
         sums = local_array(SUMS, np.float32)
@@ -64,6 +65,7 @@ def make(count, factor, columns):
         for i in range(4):
             fragment[i] = out[at + i]
         multiply(COLUMNS, sums, 0, fragment, 0, out, at, 1)
+        multiply(OTHER, sums, 0, fragment, 0, out, at, 1)
         for i in range(COUNT):
             values[i] = scale(out[i])
         for i in range(COUNT):
@@ -92,7 +94,8 @@ assert len(typed) == 1, f"Numba has typed {len(typed)} kernels"
 assert texts == [text_without_a_form(make(*case)) for case in CASES]
 assert len(typed) == 4
 for (count, _, columns), said in zip(CASES, texts):
-    assert f"m64n{columns}k8" in said and ".local" not in said and "_of_" not in said
+    assert f"m64n{columns}k8" in said and f".maxntid {32 * count}" in said.replace(", 1, 1", "")
+    assert f"m64n{min(columns, 24)}k8" in said and ".local" not in said and "_of_" not in said
     assert (said.count("st.global") > count) == (count % 2 == 0)
 """
 )

@@ -4,6 +4,7 @@ import numpy as np
 
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import cp_async_cached
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -12,7 +13,7 @@ def make_copy(run, dtype):
 
     ``to`` counts bytes from where shared memory starts, ``source`` elements of the array.
     """
-    RUN, SIZE, ASYNCHRONOUS = run, dtype.itemsize, run >= 4
+    RUN, SIZE, ASYNCHRONOUS = specialized(run), dtype.itemsize, run >= 4
     _, as_operand = conversions(dtype)
     ZERO = np.float32(0)
 

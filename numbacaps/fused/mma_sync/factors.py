@@ -7,6 +7,7 @@ thread takes four words for each 16 rows of a, or 16 columns of b.
 import numpy as np
 
 from numbacaps.device.instructions import cut_tf32, load_matrices, load_matrices_transposed
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 
@@ -17,7 +18,7 @@ def make_keep(itemsize, terms, count):
     The high part is cut, not rounded: so it is finite where the factor is. The low one is brought near to its rounding,
     so that what the tensor cores cut from it has no sign of its own.
     """
-    THREE, FLOAT32, COUNT = terms == 3, itemsize == 4, count
+    THREE, FLOAT32, COUNT = terms == 3, itemsize == 4, specialized(count)
 
     @cuda.jit(device=True, inline="always")
     def keep(factors, i, word):
@@ -42,7 +43,7 @@ def make_load_along_k(itemsize, terms, blocks, pitch):
     pitch : int
         Bytes from a row to the next.
     """
-    BLOCKS, PITCH = blocks, pitch
+    BLOCKS, PITCH = map(specialized, (blocks, pitch))
     keep = make_keep(itemsize, terms, 4 * blocks)
 
     @cuda.jit(device=True, inline="always")
@@ -67,8 +68,8 @@ def make_load_across_k(itemsize, terms, blocks, pitch, is_a):
     is_a : bool
         The second of a thread's four words lies 8 rows on; of b it is that of the next words of k.
     """
-    BLOCKS, SIZE, IS_FLOAT32 = blocks, itemsize, itemsize == 4
-    SECOND, THIRD = (8, 4 * pitch) if is_a else (4 * pitch, 8)
+    BLOCKS, SIZE, IS_FLOAT32 = specialized(blocks), itemsize, itemsize == 4
+    SECOND, THIRD = map(specialized, (8, 4 * pitch) if is_a else (4 * pitch, 8))
     keep = make_keep(itemsize, terms, 4 * blocks)
 
     @cuda.jit(device=True, inline="always")

@@ -24,11 +24,13 @@ from numbacaps.device.instructions import (
     cp_async_wait,
     let_next_start,
     load_run,
+    local_array,
     shared_address,
     short,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
@@ -102,44 +104,42 @@ class Spec:
 def make_mma_sync(spec):
     """Kernel for a :class:`Spec`."""
     tile, itemsize = spec.tile, spec.dtype.itemsize
-    BM, BN, WM, WN, STAGES = tile.BM, tile.BN, tile.WM, tile.WN, tile.STAGES
-    THREADS, ACROSS = tile.threads, BN // WN
-    BK, HALVES = tile.WORDS * 4 // itemsize, tile.WORDS // 8
-    A_RUN, B_RUN = spec.a_run, spec.b_run
-    A_EACH, B_EACH = A_RUN // itemsize, B_RUN // itemsize
+    BM, BN, WM, WN = map(specialized, (tile.BM, tile.BN, tile.WM, tile.WN))
+    bk, ACROSS = tile.WORDS * 4 // itemsize, specialized(tile.BN // tile.WN)
+    BK, HALVES, STAGES = map(specialized, (bk, tile.WORDS // 8, tile.STAGES))
+    (A_RUN, B_RUN), ALONG_K = map(specialized, (spec.a_run, spec.b_run)), spec.along_k
+    a_each, b_each = spec.a_run // itemsize, spec.b_run // itemsize
     # A thread's copies of a stage lie in one column of it.
-    A_LANES = BK // A_EACH
-    A_APART = THREADS // A_LANES
-    A_COPIES = BM // A_APART
-    ALONG_K = spec.along_k
-    B_LANES = (BK if ALONG_K else BN) // B_EACH
-    B_APART = THREADS // B_LANES
-    B_ROWS = BN if ALONG_K else BK
-    B_COPIES = -(-B_ROWS // B_APART)
-    B_HELD = B_COPIES if ALONG_K else 1
-    B_ROWS_HELD = 1 if ALONG_K else B_COPIES
-    B_WHOLE = B_ROWS % B_APART == 0
-    A_PITCH = tile.pitch * 4  # bytes
-    B_PITCH = A_PITCH if ALONG_K else tile.b_pitch(itemsize) * 4
-    STAGE = tile.stage_bytes(ALONG_K, itemsize)
-    B_FIRST = BM * A_PITCH
-    DOWN, BESIDE = WM // 16, WN // 8
-    SUMS = DOWN * BESIDE * 4
-    TERMS = spec.terms
-    PARTS = 2 if TERMS == 3 else 1
-    A_HELD, B_PARTS = PARTS * DOWN * 4, PARTS * BESIDE * 2
-    load_a = make_load_along_k(itemsize, TERMS, DOWN, A_PITCH)
-    load_b_along = make_load_along_k(itemsize, TERMS, BESIDE // 2, B_PITCH)
-    load_b_across = make_load_across_k(itemsize, TERMS, BESIDE // 2, B_PITCH // itemsize, False)
+    lanes = bk // a_each
+    apart = tile.threads // lanes
+    A_LANES, A_APART, A_COPIES = map(specialized, (lanes, apart, tile.BM // apart))
+    lanes = (bk if ALONG_K else tile.BN) // b_each
+    apart, rows = tile.threads // lanes, tile.BN if ALONG_K else bk
+    copies = -(-rows // apart)
+    B_EACH, B_LANES, B_APART = map(specialized, (b_each, lanes, apart))
+    B_ROWS, B_COPIES = map(specialized, (rows, copies))
+    B_HELD, B_ROWS_HELD = map(specialized, (copies, 1) if ALONG_K else (1, copies))
+    B_WHOLE = specialized(rows % apart == 0)
+    a_pitch = tile.pitch * 4  # bytes
+    b_pitch = a_pitch if ALONG_K else tile.b_pitch(itemsize) * 4
+    A_PITCH, B_PITCH, B_FIRST = map(specialized, (a_pitch, b_pitch, tile.BM * a_pitch))
+    STAGE = specialized(tile.stage_bytes(ALONG_K, itemsize))
+    down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
+    parts = 2 if terms == 3 else 1
+    A_HELD, B_PARTS = map(specialized, (parts * down * 4, parts * beside * 2))
+    load_a = make_load_along_k(itemsize, terms, down, a_pitch)
+    load_b_along = make_load_along_k(itemsize, terms, beside // 2, b_pitch)
+    load_b_across = make_load_across_k(itemsize, terms, beside // 2, b_pitch // itemsize, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
-    OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
-    PENDING = STAGES - 2
-    multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
-    store = make_store(spec.result, spec.paired, DOWN, BESIDE)
+    SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
+    OWN_COLUMNS = specialized(beside * 2)
+    PENDING = specialized(tile.STAGES - 2)
+    multiply = make_multiply(spec.dtype, terms, down, beside)
+    store = make_store(spec.result, spec.paired, down, beside)
     ZERO = np.float32(0)
-    BOUNDS = THREADS, tile.BLOCKS
+    BOUNDS = tuple(map(specialized, (tile.threads, tile.BLOCKS)))
     held = np.dtype(stored(spec.dtype))
-    copy_a, copy_b = make_copy(A_RUN, spec.dtype), make_copy(B_RUN, spec.dtype)
+    copy_a, copy_b = make_copy(spec.a_run, spec.dtype), make_copy(spec.b_run, spec.dtype)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -159,16 +159,16 @@ def make_mma_sync(spec):
         shared = cuda.shared.array(
             0, held, CHUNK
         )  # STAGES of (BM, PITCH) words, then of the kernel's
-        acc = cuda.local.array(SUMS, np.float32)
-        a_part = cuda.local.array(A_HELD, np.float32)
-        b_part = cuda.local.array(B_PARTS, np.float32)
-        base = cuda.local.array(A_COPIES, np.int32)
-        edge = cuda.local.array(A_COPIES, np.int32)
-        b_column = cuda.local.array(B_HELD, np.int32)
-        b_rows = cuda.local.array(B_ROWS_HELD, np.int32)
-        tap = cuda.local.array(2, np.int32)
-        to_row = cuda.local.array(OWN_ROWS, np.int64)
-        to_column = cuda.local.array(OWN_COLUMNS, np.int32)
+        acc = local_array(SUMS, np.float32)
+        a_part = local_array(A_HELD, np.float32)
+        b_part = local_array(B_PARTS, np.float32)
+        base = local_array(A_COPIES, np.int32)
+        edge = local_array(A_COPIES, np.int32)
+        b_column = local_array(B_HELD, np.int32)
+        b_rows = local_array(B_ROWS_HELD, np.int32)
+        tap = local_array(2, np.int32)
+        to_row = local_array(OWN_ROWS, np.int64)
+        to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         lane, warp = short(thread % 32), short(thread // 32)
@@ -251,7 +251,7 @@ def make_mma_sync(spec):
                     row = b_rows[0 if ALONG_K else i]
                     column = b_column[i if ALONG_K else 0]
                     known = row >= 0 and column >= 0
-                    if B_WHOLE or b_row + i * B_APART < B_ROWS:
+                    if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
                         b_slot = to + b_to + i * (B_APART * B_PITCH)
                         copy_b(shared, start, b_slot, b_here, short(row + column), known)
                 # The table's next entries, while products are under way.

@@ -18,11 +18,13 @@ from numbacaps.device.instructions import (
     cp_async_commit,
     cp_async_wait,
     let_next_start,
+    local_array,
     shared_address,
     short,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
@@ -91,39 +93,44 @@ class SplitKSpec:
 def make_mma_sync_split_k(spec):
     """Kernel for a :class:`SplitKSpec`."""
     tile, itemsize = spec.tile, spec.dtype.itemsize
-    BM, BN, WM, WN, STAGES = tile.BM, tile.BN, tile.WM, tile.WN, tile.STAGES
-    THREADS, ACROSS = tile.threads, BN // WN
-    BK = tile.pixels(itemsize)
-    A_RUN, C_RUN = spec.a_run, spec.c_run
-    A_EACH, C_EACH = A_RUN // itemsize, C_RUN // itemsize
-    A_PITCH, C_PITCH = tile.pitches(itemsize)  # elements
-    C_FIRST, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)
+    BM, BN, WM, WN = map(specialized, (tile.BM, tile.BN, tile.WM, tile.WN))
+    bk, ACROSS = tile.pixels(itemsize), specialized(tile.BN // tile.WN)
+    BK, STAGES, THREADS = map(specialized, (bk, tile.STAGES, tile.threads))
+    a_each, c_each = spec.a_run // itemsize, spec.c_run // itemsize
+    A_EACH, C_EACH = map(specialized, (a_each, c_each))
+    a_pitch, c_pitch = tile.pitches(itemsize)  # elements
+    A_PITCH, C_PITCH = map(specialized, (a_pitch, c_pitch))
+    C_FIRST, STAGE = map(specialized, (bk * a_pitch, bk * (a_pitch + c_pitch)))
     # Lanes side by side copy 32 bytes of a row, then of four rows, and on.
-    ABREAST = 32 // itemsize
-    A_LANES, C_LANES = ABREAST // A_EACH, ABREAST // C_EACH
-    A_OWN, A_APART = tile.share(BM, A_EACH, itemsize)
-    C_OWN, C_APART = tile.share(BN, C_EACH, itemsize)
-    A_GROUPS, C_GROUPS = BM // ABREAST // A_OWN, BN // ABREAST // C_OWN
-    A_COPIES, C_COPIES = BK // A_APART, BK // C_APART
-    BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
-    PLACES = 2 * THREADS
-    DOWN, BESIDE = WM // 16, WN // 8
-    SUMS = DOWN * BESIDE * 4
-    TERMS = spec.terms
-    PARTS = 2 if TERMS == 3 else 1
-    A_HELD, B_HELD = PARTS * DOWN * 4, PARTS * BESIDE * 2
-    load_a = make_load_across_k(itemsize, TERMS, DOWN, A_PITCH, True)
-    load_b = make_load_across_k(itemsize, TERMS, BESIDE // 2, C_PITCH, False)
+    abreast = 32 // itemsize
+    ABREAST = specialized(abreast)
+    A_LANES, C_LANES = map(specialized, (abreast // a_each, abreast // c_each))
+    own, apart = tile.share(tile.BM, a_each, itemsize)
+    A_OWN, A_APART, A_COPIES = map(specialized, (own, apart, bk // apart))
+    A_GROUPS = specialized(tile.BM // abreast // own)
+    own, apart = tile.share(tile.BN, c_each, itemsize)
+    C_OWN, C_APART, C_COPIES = map(specialized, (own, apart, bk // apart))
+    C_GROUPS = specialized(tile.BN // abreast // own)
+    BATCH = specialized(
+        tile.threads // bk
+    )  # stages whose pixels are placed at once, one by each thread
+    PLACES = 2 * tile.threads
+    down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
+    parts = 2 if terms == 3 else 1
+    A_HELD, B_HELD = map(specialized, (parts * down * 4, parts * beside * 2))
+    load_a = make_load_across_k(itemsize, terms, down, a_pitch, True)
+    load_b = make_load_across_k(itemsize, terms, beside // 2, c_pitch, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
     EIGHT_WORDS = 8 * 4 // itemsize  # pixels
-    OWN_ROWS, OWN_COLUMNS = WM // 8, BESIDE * 2
-    PENDING = STAGES - 2
-    multiply = make_multiply(spec.dtype, TERMS, DOWN, BESIDE)
-    store = make_store(spec.result, spec.paired, DOWN, BESIDE)
-    copy_a, copy_c = make_copy(A_RUN, spec.dtype), make_copy(C_RUN, spec.dtype)
+    SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
+    OWN_COLUMNS = specialized(beside * 2)
+    PENDING = specialized(tile.STAGES - 2)
+    multiply = make_multiply(spec.dtype, terms, down, beside)
+    store = make_store(spec.result, spec.paired, down, beside)
+    copy_a, copy_c = make_copy(spec.a_run, spec.dtype), make_copy(spec.c_run, spec.dtype)
     held = np.dtype(stored(spec.dtype))
     ZERO = np.float32(0)
-    BOUNDS = THREADS, tile.BLOCKS
+    BOUNDS = THREADS, specialized(tile.BLOCKS)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -143,14 +150,14 @@ def make_mma_sync_split_k(spec):
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
         other = cuda.shared.array(PLACES, np.int64)
         edge = cuda.shared.array(PLACES, np.int32)
-        acc = cuda.local.array(SUMS, np.float32)
-        a_part = cuda.local.array(A_HELD, np.float32)
-        b_part = cuda.local.array(B_HELD, np.float32)
-        a_offset = cuda.local.array(A_OWN, np.int32)
-        tap = cuda.local.array(A_OWN, np.int32)
-        c_offset = cuda.local.array(C_OWN, np.int32)
-        to_row = cuda.local.array(OWN_ROWS, np.int64)
-        to_column = cuda.local.array(OWN_COLUMNS, np.int32)
+        acc = local_array(SUMS, np.float32)
+        a_part = local_array(A_HELD, np.float32)
+        b_part = local_array(B_HELD, np.float32)
+        a_offset = local_array(A_OWN, np.int32)
+        tap = local_array(A_OWN, np.int32)
+        c_offset = local_array(C_OWN, np.int32)
+        to_row = local_array(OWN_ROWS, np.int64)
+        to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         lane, warp = short(thread % 32), short(thread // 32)

@@ -8,6 +8,7 @@ import numpy as np
 
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import WARP_PRODUCTS, store_pair
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -18,8 +19,8 @@ def make_multiply(dtype, terms, down, beside):
     largest, and ordinary arithmetic, which rounds, adds that to the sum.
     """
     product = WARP_PRODUCTS[dtype.name]
-    THREE, DOWN, BESIDE = terms == 3, down, beside
-    A_LOW, B_LOW = down * 4, beside * 2
+    THREE = terms == 3
+    DOWN, BESIDE, A_LOW, B_LOW = map(specialized, (down, beside, down * 4, beside * 2))
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, inline="always")
@@ -46,7 +47,7 @@ def make_multiply(dtype, terms, down, beside):
 def make_store(result, paired, down, beside):
     """``store(array, acc, to_row, to_column)``: the sums, where offsets of their rows and columns are not negative."""
     _, write = conversions(result)
-    PAIRED, OWN_ROWS, BESIDE = paired, 2 * down, beside
+    PAIRED, OWN_ROWS, BESIDE = map(specialized, (paired, 2 * down, beside))
 
     @cuda.jit(device=True, inline="always")
     def store(array, acc, to_row, to_column):
@@ -55,7 +56,7 @@ def make_store(result, paired, down, beside):
                 for j in range(BESIDE):
                     at_sum = (i // 2 * BESIDE + j) * 4 + i % 2 * 2
                     one, two = write(acc[at_sum]), write(acc[at_sum + 1])
-                    if PAIRED:
+                    if PAIRED == 1:
                         if to_column[2 * j] >= 0:
                             store_pair(array, to_row[i] + to_column[2 * j], one, two)
                     else:

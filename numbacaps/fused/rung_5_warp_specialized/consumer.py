@@ -45,7 +45,7 @@ def make_consume(spec):
     STEPS, BATCH = map(specialized, (spec.k_steps, batch_rows))
     BATCHES = specialized(window.taps[0] // batch_rows)
     BATCH_AT = specialized(batch_rows * window.step[0] * box.row_step)
-    AHEAD, SPLIT = spec.ahead, spec.split
+    AHEAD, SPLIT = specialized(spec.ahead), spec.split
     fragments, sums = spec.fragments, spec.pixel_sums * tile.PW
     FRAGMENTS, ALL_SUMS = map(specialized, (fragments, sums))
     REST, PART_SUMS = map(specialized, (fragments, sums) if SPLIT else (1, 1))
@@ -78,14 +78,14 @@ def make_consume(spec):
         for index in range(first, last, blocks):
             clear(acc, ALL_SUMS)
             clear(part, PART_SUMS)
-            if AHEAD:
+            if AHEAD == 1:
                 wait_box(shared, start, box, box_phase)
                 load_batch(loaded, shared, first_slot + box * PITCH, own)
             for step in range(short(STEPS)):
-                if not AHEAD:
+                if AHEAD == 0:
                     wait_box(shared, start, box, box_phase)
                 for batch in range(BATCHES):
-                    if not AHEAD:
+                    if AHEAD == 0:
                         slots = first_slot + box * PITCH + batch * BATCH_AT
                         load_batch(loaded, shared, slots, own)
                     prepare(high, low, loaded, own)
@@ -96,13 +96,13 @@ def make_consume(spec):
                     multiply_batch((acc, part), (high, low), shared, start, (taps, taps_phase))
                     wgmma_commit()
                     if batch < BATCHES - 1:
-                        if AHEAD:
+                        if AHEAD == 1:
                             slots = first_slot + box * PITCH + (batch + 1) * BATCH_AT
                             load_batch(loaded, shared, slots, own)
                     else:
                         release_box(shared, start, box, lane)
                         box, box_phase = next_box(box, box_phase)
-                        if AHEAD and step < STEPS - 1:
+                        if AHEAD == 1 and step < STEPS - 1:
                             wait_box(shared, start, box, box_phase)
                             load_batch(loaded, shared, first_slot + box * PITCH, own)
                     wgmma_wait()

@@ -36,6 +36,7 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.ring import make_init
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_5_warp_specialized.consumer import make_consume
 from numbacaps.fused.rung_5_warp_specialized.producer import (
@@ -54,13 +55,14 @@ def make_bulk_wgmma(spec):
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.spec.KernelSpec
     """
-    CONSUMERS, REGISTERS = spec.consumer_warps, spec.tile.registers
+    CONSUMERS, REGISTERS = map(specialized, (spec.consumer_warps, spec.tile.registers))
+    THREADS = specialized(spec.tile.threads)
     init_boxes, init_tap_rows = make_init(spec.box_ring), make_init(spec.tap_ring)
     produce_boxes, produce_tap_rows = make_produce_boxes(spec), make_produce_tap_rows(spec)
     consume = make_consume(spec)
 
     @kept_on_disk
-    @cuda.jit(launch_bounds=(spec.tile.threads, 1))
+    @cuda.jit(launch_bounds=(THREADS, 1))
     def bulk_wgmma_kernel(
         b,  # in   the packed kernel
         c,  # out  the other array

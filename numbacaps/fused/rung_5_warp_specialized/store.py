@@ -52,7 +52,7 @@ def make_store_tile(spec):
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = np.float32(epilogue.slope)
-    differentiate_pixel = make_differentiate_pixel(spec)
+    differentiate_pixel = make_differentiate_pixel(spec) if DIFFERENTIATES else None
     place_of_column = make_place_of_column(spec.n)
     store_pixels, AT_ONCE = make_store_pixels(spec)
     BEFORE, PIXELS = specialized(sums), tile.PW if DIFFERENTIATES else 1

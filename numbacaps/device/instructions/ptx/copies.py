@@ -13,6 +13,7 @@ from numbacaps.device.instructions.ptx.inline import (
     instruction,
     pointer_to,
     with_number,
+    written_for,
 )
 
 cp_async_commit = instruction("cp.async.commit_group;")
@@ -50,38 +51,41 @@ def prefetch(typing_context, array, index):
     return types.void(array, types.int64), codegen
 
 
-def _cp_async(caches):
-    """An intrinsic that copies while the thread goes on."""
+def _cp_async(name, widest):
+    """An intrinsic that copies while the thread goes on; ``widest`` says how 16 bytes are cached."""
+
+    def write(builder, function, size):
+        how = widest if size == 16 else "ca"
+        address, source, valid = function.args
+        read = builder.select(valid, ir.Constant(I32, size), ir.Constant(I32, 0))
+        text = f"cp.async.{how}.shared.global [$0], [$1], {size}, $2;"
+        asm(builder, VOID, [address, source, read], text, "r,l,r,~{memory}")
+        builder.ret_void()
+
+    call = written_for(name, ir.FunctionType(VOID, [I32, I64, ir.IntType(1)]), write)
 
     @intrinsic
     def copy(typing_context, size, shared, address, array, index, valid):
-        if not isinstance(size, types.IntegerLiteral):
-            return None
-        count = size.literal_value
-        how = "ca" if caches or count < 16 else "cg"
-
         def codegen(context, builder, signature, arguments):
-            _, _, address, array, index, valid = arguments
+            size, _, address, array, index, valid = arguments
             kind = signature.args[3]
             base = builder.ptrtoint(pointer_to(context, builder, kind, array), I64)
             itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
             source = builder.add(base, builder.mul(index, ir.Constant(I64, itemsize)))
-            read = builder.select(valid, ir.Constant(I32, count), ir.Constant(I32, 0))
-            operands = [builder.trunc(address, I32), source, read]
-            text = f"cp.async.{how}.shared.global [$0], [$1], {count}, $2;"
-            asm(builder, VOID, operands, text, "r,l,r,~{memory}")
+            call(builder, size, [builder.trunc(address, I32), source, valid])
             return context.get_dummy_value()
 
-        return types.void(size, shared, types.int64, array, types.int64, types.boolean), codegen
+        integer = types.int64
+        return types.void(integer, shared, integer, array, integer, types.boolean), codegen
 
     return copy
 
 
 # Copy ``size`` (4, 8 or 16) bytes from array[index] to a shared address; zeros if not valid.
-cp_async = _cp_async(False)
+cp_async = _cp_async("cp_async", "cg")
 
 # The same for what is soon read again by the same multiprocessor: its L1 cache keeps 16 bytes, too.
-cp_async_cached = _cp_async(True)
+cp_async_cached = _cp_async("cp_async_cached", "ca")
 
 
 @intrinsic

@@ -41,15 +41,11 @@ def with_number(text):
 
     @intrinsic
     def made(typing_context, number):
-        if not isinstance(number, types.IntegerLiteral):
-            return None
-        whole = text.format(number.literal_value)
-
         def codegen(context, builder, signature, arguments):
-            asm(builder, VOID, [], whole, "~{memory}")
+            asm(builder, VOID, [], text.format(arguments[0].constant), "~{memory}")
             return context.get_dummy_value()
 
-        return types.void(number), codegen
+        return types.void(types.int64), codegen
 
     return made
 
