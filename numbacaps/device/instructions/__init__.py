@@ -83,6 +83,7 @@ permuted_bytes = chosen.permuted_bytes
 pinned = chosen.pinned
 prefetch = chosen.prefetch
 shared_address = chosen.shared_address
+shared_array = chosen.shared_array
 shuffle = chosen.shuffle
 store_pair = chosen.store_pair
 store_pair_where = chosen.store_pair_where

@@ -107,23 +107,25 @@ def make_mma_sync(spec):
     BM, BN, WM, WN = map(specialized, (tile.BM, tile.BN, tile.WM, tile.WN))
     bk, ACROSS = tile.WORDS * 4 // itemsize, specialized(tile.BN // tile.WN)
     BK, HALVES, STAGES = map(specialized, (bk, tile.WORDS // 8, tile.STAGES))
-    (A_RUN, B_RUN), ALONG_K = map(specialized, (spec.a_run, spec.b_run)), spec.along_k
+    A_RUN, B_RUN = map(specialized, (spec.a_run, spec.b_run))
+    along_k = spec.along_k
+    ALONG_K = specialized(along_k)
     a_each, b_each = spec.a_run // itemsize, spec.b_run // itemsize
     # A thread's copies of a stage lie in one column of it.
     lanes = bk // a_each
     apart = tile.threads // lanes
     A_LANES, A_APART, A_COPIES = map(specialized, (lanes, apart, tile.BM // apart))
-    lanes = (bk if ALONG_K else tile.BN) // b_each
-    apart, rows = tile.threads // lanes, tile.BN if ALONG_K else bk
+    lanes = (bk if along_k else tile.BN) // b_each
+    apart, rows = tile.threads // lanes, tile.BN if along_k else bk
     copies = -(-rows // apart)
     B_EACH, B_LANES, B_APART = map(specialized, (b_each, lanes, apart))
     B_ROWS, B_COPIES = map(specialized, (rows, copies))
-    B_HELD, B_ROWS_HELD = map(specialized, (copies, 1) if ALONG_K else (1, copies))
+    B_HELD, B_ROWS_HELD = map(specialized, (copies, 1) if along_k else (1, copies))
     B_WHOLE = specialized(rows % apart == 0)
     a_pitch = tile.pitch * 4  # bytes
-    b_pitch = a_pitch if ALONG_K else tile.b_pitch(itemsize) * 4
+    b_pitch = a_pitch if along_k else tile.b_pitch(itemsize) * 4
     A_PITCH, B_PITCH, B_FIRST = map(specialized, (a_pitch, b_pitch, tile.BM * a_pitch))
-    STAGE = specialized(tile.stage_bytes(ALONG_K, itemsize))
+    STAGE = specialized(tile.stage_bytes(along_k, itemsize))
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_PARTS = map(specialized, (parts * down * 4, parts * beside * 2))
@@ -209,9 +211,9 @@ def make_mma_sync(spec):
             w = w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)]
             edge[i] = side_by_side(h, w) if m0 + row < M else short(NO_PIXEL)
         for i in range(B_HELD):
-            n = short(n0 + (b_row + i * B_APART if ALONG_K else b_lane * B_EACH))
+            n = short(n0 + (b_row + i * B_APART if ALONG_K == 1 else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
-        b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K else b_row))
+        b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K == 1 else b_row))
         stages = short((K + BK - 1) // BK)
         first = short(split * per_split)
         last = min(stages, short(first + per_split))
@@ -221,7 +223,7 @@ def make_mma_sync(spec):
         b_to = short(B_FIRST + b_row * B_PITCH + b_lane * B_RUN)
         # Where a lane reads its row of four matrices.
         a_at = short((warp // ACROSS * WM + lane % 16) * A_PITCH + lane // 16 * 16)
-        if ALONG_K:
+        if ALONG_K == 1:
             b_at = short(
                 B_FIRST
                 + (warp % ACROSS * WN + lane // 16 * 8 + lane % 8) * B_PITCH
@@ -248,8 +250,8 @@ def make_mma_sync(spec):
                     source = short(base[i] + offset)
                     copy_a(shared, start, a_slot, a_here, source, is_inside(reached, extent))
                 for i in range(B_COPIES):
-                    row = b_rows[0 if ALONG_K else i]
-                    column = b_column[i if ALONG_K else 0]
+                    row = b_rows[0 if ALONG_K == 1 else i]
+                    column = b_column[i if ALONG_K == 1 else 0]
                     known = row >= 0 and column >= 0
                     if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
                         b_slot = to + b_to + i * (B_APART * B_PITCH)
@@ -263,7 +265,7 @@ def make_mma_sync(spec):
                 stage = short(np.uint32(step - first) % STAGES * STAGE)
                 for half in range(HALVES):  # 8 words of k
                     load_a(a_part, shared, start + (stage + a_at + half * 32))
-                    if ALONG_K:
+                    if ALONG_K == 1:
                         load_b_along(b_part, shared, start + (stage + b_at + half * 32))
                     else:
                         k_first = half * (8 * 4 // SIZE * B_PITCH)

@@ -20,6 +20,7 @@ from numbacaps.device.instructions import (
     let_next_start,
     local_array,
     shared_address,
+    shared_array,
     short,
     wait_for_last,
 )
@@ -114,7 +115,7 @@ def make_mma_sync_split_k(spec):
     BATCH = specialized(
         tile.threads // bk
     )  # stages whose pixels are placed at once, one by each thread
-    PLACES = 2 * tile.threads
+    PLACES = specialized(2 * tile.threads)
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_HELD = map(specialized, (parts * down * 4, parts * beside * 2))
@@ -147,9 +148,9 @@ def make_mma_sync_split_k(spec):
     ):
         let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
-        base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
-        other = cuda.shared.array(PLACES, np.int64)
-        edge = cuda.shared.array(PLACES, np.int32)
+        base = shared_array(PLACES, np.int64)  # of the pixels of two batches
+        other = shared_array(PLACES, np.int64)
+        edge = shared_array(PLACES, np.int32)
         acc = local_array(SUMS, np.float32)
         a_part = local_array(A_HELD, np.float32)
         b_part = local_array(B_HELD, np.float32)

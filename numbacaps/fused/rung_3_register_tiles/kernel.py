@@ -17,8 +17,17 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.dtypes import conversions, sum_dtype
-from numbacaps.device.instructions import let_next_start, pinned, short, unforeseen, wait_for_last
+from numbacaps.device.instructions import (
+    let_next_start,
+    local_array,
+    pinned,
+    shared_array,
+    short,
+    unforeseen,
+    wait_for_last,
+)
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.addressing import (
     B_G,
@@ -50,29 +59,30 @@ def numbers(product, images):
 @cache
 def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
     """Kernel for products that reach over the edge, or are ``inside``; see :mod:`numbacaps.fused.rung_3_register_tiles.tile`."""
-    BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
-    THREADS = tile.threads
-    INSIDE = inside
-    A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
-    EDGES = 1 if inside else A_LOADS
+    threads, elements, pitch = tile.threads, tile.TM * tile.TN, tile.BM + 4
+    BM, BN, BK, TM, TN = map(specialized, (tile.BM, tile.BN, tile.BK, tile.TM, tile.TN))
+    a_loads, b_loads = tile.BM * tile.BK // threads, tile.BN * tile.BK // threads
+    A_LOADS, B_LOADS, INSIDE = map(specialized, (a_loads, b_loads, inside))
+    EDGES = specialized(1 if inside else a_loads)
     # Rows of a tile from a thread's load to its next.
-    A_APART, B_APART = THREADS // BK, THREADS // BN
-    A_PITCH = BM + 4  # consecutive k of a row fall on banks of their own
-    A_SIZE, B_SIZE = BK * A_PITCH, BK * BN
-    DOWN, ACROSS = BM // TM, BN // TN
-    ELEMENTS = TM * TN
+    A_APART, B_APART = map(specialized, (threads // tile.BK, threads // tile.BN))
+    A_PITCH = specialized(pitch)  # consecutive k of a row fall on banks of their own
+    A_SIZE, B_SIZE = map(specialized, (tile.BK * pitch, tile.BK * tile.BN))
+    DOWN, ACROSS = map(specialized, (tile.BM // tile.TM, tile.BN // tile.TN))
+    ELEMENTS = specialized(elements)
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
     read, write = conversions(dtype)
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
     # Known before functions are inlined, which takes long.
     ACTIVATES, DIFFERENTIATES = RESULTS > 1, epilogue.differentiates
-    BEFORE = ELEMENTS if DIFFERENTIATES else 1
+    BEFORE = specialized(elements if DIFFERENTIATES else 1)
     plain = sums.itemsize == 4 and not (ACTIVATES or DIFFERENTIATES)
-    BOUNDS = (THREADS, tile.blocks) if plain else None  # others need more registers
+    bounds = tuple(map(specialized, (threads, tile.blocks)))
+    BOUNDS = bounds if plain else None  # others need more registers
     BLOCKS, LANES, MASK = epilogue.blocks, epilogue.lanes, epilogue.mask
     SLOPE = sums.type(epilogue.slope)
-    differentiate = make_differentiate(ELEMENTS, 1, 1, epilogue, sums)
+    differentiate = make_differentiate(elements, 1, 1, epilogue, sums) if DIFFERENTIATES else None
 
     @cuda.jit(device=True, inline="always")
     def row_begins_at(first, m, of):
@@ -91,16 +101,16 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
         table,  # in   Product.table_by_taps
     ):
         let_next_start()  # up to where it waits for the result
-        a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM + 4)
-        b_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
-        a_next = cuda.local.array(A_LOADS, sums)
-        b_next = cuda.local.array(B_LOADS, sums)
-        base = cuda.local.array(A_LOADS, np.int64)
-        top = cuda.local.array(EDGES, np.int32)
-        left = cuda.local.array(EDGES, np.int32)
-        total = cuda.local.array(ELEMENTS, sums)
-        to_column = cuda.local.array(TN, np.int64)
-        before = cuda.local.array(BEFORE, sums)
+        a_tile = shared_array(A_SIZE, sums)  # (BK, BM + 4)
+        b_tile = shared_array(B_SIZE, sums)  # (BK, BN)
+        a_next = local_array(A_LOADS, sums)
+        b_next = local_array(B_LOADS, sums)
+        base = local_array(A_LOADS, np.int64)
+        top = local_array(EDGES, np.int32)
+        left = local_array(EDGES, np.int32)
+        total = local_array(ELEMENTS, sums)
+        to_column = local_array(TN, np.int64)
+        before = local_array(BEFORE, sums)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         m0 = cuda.blockIdx.x * BM
         n0 = short(cuda.blockIdx.y * BN)
@@ -121,7 +131,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
                 short(a_m + load * A_APART), short(tile_rows - 1)
             )  # what lies past the rows is not written
             image, row, column, d1 = find_pixel(m_image + np.uint32(m), of)
-            if not INSIDE:
+            if INSIDE == 0:
                 h, w = find_first_tap(row, column, of)
                 top[load], left[load] = short(pinned(h)), short(pinned(w))
             base[load] = pinned(find_gathered(g, image0 + image, row, column, d1, of))
@@ -134,12 +144,12 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
                 if k < depth:
                     tap = np.int64(4) * k
                     offset = table[at(tap)]
-                    if not INSIDE:
+                    if INSIDE == 0:
                         down, across = short(table[at(tap + 1)]), short(table[at(tap + 2)])
                 for load in range(A_LOADS):
                     value = ZERO  # over the edge lie zeros, and they multiply
                     inside = k < depth
-                    if not INSIDE:
+                    if INSIDE == 0:
                         if inside:
                             h, w = np.uint32(top[load] + down), np.uint32(left[load] + across)
                             inside = h < height and w < width  # what is below 0 is far above them

@@ -18,8 +18,15 @@ import numpy as np
 
 from numbacaps.device.division import divide, divisor
 from numbacaps.device.dtypes import conversions, sum_dtype
-from numbacaps.device.instructions import short, unforeseen, wait_for_last
+from numbacaps.device.instructions import (
+    local_array,
+    shared_array,
+    short,
+    unforeseen,
+    wait_for_last,
+)
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.fused.addressing import (
     B_G,
@@ -60,13 +67,14 @@ def numbers(product, images, size, splits, per_split):
 @cache
 def make_reduction(inside, tile, dtype, result):
     """Kernel for products that reach over the edge, or are ``inside``; ``result`` is the dtype of what it writes."""
-    BM, BN, BK, TM, TN = tile.BM, tile.BN, tile.BK, tile.TM, tile.TN
-    THREADS, INSIDE = tile.threads, inside
-    A_LOADS, B_LOADS = BM * BK // THREADS, BN * BK // THREADS
-    A_APART, B_APART = THREADS // BM, THREADS // BN  # pixels from a thread's load to its next
-    A_SIZE, B_SIZE, PLACES = BK * BM, BK * BN, 2 * BK
-    DOWN, ACROSS = BM // TM, BN // TN
-    ELEMENTS = TM * TN
+    threads, a_size, b_size = tile.threads, tile.BK * tile.BM, tile.BK * tile.BN
+    BM, BN, BK, TM, TN = map(specialized, (tile.BM, tile.BN, tile.BK, tile.TM, tile.TN))
+    A_LOADS, B_LOADS, INSIDE = map(specialized, (a_size // threads, b_size // threads, inside))
+    # Pixels from a thread's load to its next.
+    A_APART, B_APART = map(specialized, (threads // tile.BM, threads // tile.BN))
+    A_SIZE, B_SIZE, PLACES = map(specialized, (a_size, b_size, 2 * tile.BK))
+    DOWN, ACROSS = map(specialized, (tile.BM // tile.TM, tile.BN // tile.TN))
+    ELEMENTS = specialized(tile.TM * tile.TN)
     NOWHERE = _NOWHERE
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
@@ -82,15 +90,15 @@ def make_reduction(inside, tile, dtype, result):
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
     ):
-        a_tile = cuda.shared.array(A_SIZE, sums)  # (BK, BM)
-        c_tile = cuda.shared.array(B_SIZE, sums)  # (BK, BN)
-        base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two steps
-        other = cuda.shared.array(PLACES, np.int64)
-        top = cuda.shared.array(PLACES, np.int32)
-        left = cuda.shared.array(PLACES, np.int32)
-        a_next = cuda.local.array(A_LOADS, sums)
-        c_next = cuda.local.array(B_LOADS, sums)
-        total = cuda.local.array(ELEMENTS, sums)
+        a_tile = shared_array(A_SIZE, sums)  # (BK, BM)
+        c_tile = shared_array(B_SIZE, sums)  # (BK, BN)
+        base = shared_array(PLACES, np.int64)  # of the pixels of two steps
+        other = shared_array(PLACES, np.int64)
+        top = shared_array(PLACES, np.int32)
+        left = shared_array(PLACES, np.int32)
+        a_next = local_array(A_LOADS, sums)
+        c_next = local_array(B_LOADS, sums)
+        total = local_array(ELEMENTS, sums)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         columns, depth = short(of[N]), short(of[K])
         height, width = np.uint32(of[HEIGHT]), np.uint32(of[WIDTH])
@@ -134,7 +142,7 @@ def make_reduction(inside, tile, dtype, result):
                     place = (step + 1) % 2 * BK + a_m + load * A_APART
                     h = short(top[at(place)] + down)
                     inside = h >= 0
-                    if not INSIDE:
+                    if INSIDE == 0:
                         w = np.uint32(left[at(place)] + across)
                         inside = (
                             np.uint32(h) < height and w < width
@@ -192,7 +200,7 @@ def ahead_of(splits):
 def make_add_splits(ahead, dtype):
     """Kernel that adds the partial sums of splits, always in the same order; ``ahead`` of :func:`ahead_of`."""
     ACROSS, LANES, THREADS = ADDED, _LANES, ADD_THREADS
-    AHEAD = ahead
+    AHEAD = specialized(ahead)
     sums = sum_dtype(dtype)
     ZERO = sums.type(0)
     _, write = conversions(dtype)
@@ -207,7 +215,7 @@ def make_add_splits(ahead, dtype):
     ):
         wait_for_last()  # the splits are summed
         of_lanes = cuda.shared.array(THREADS, sums)
-        held = cuda.local.array(AHEAD, sums)
+        held = local_array(AHEAD, sums)
         thread = cuda.threadIdx.x
         i = cuda.blockIdx.x * ACROSS + thread % ACROSS
         total = ZERO

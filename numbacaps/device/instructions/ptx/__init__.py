@@ -1,5 +1,6 @@
 """The instructions as inline PTX, for a real GPU."""
 
+from numbacaps.device.instructions.ptx.arrays import local_array, shared_array
 from numbacaps.device.instructions.ptx.barriers import (
     fence_proxy_async,
     let_next_start,
@@ -44,7 +45,6 @@ from numbacaps.device.instructions.ptx.registers import (
     halves_float16,
     inverse_root,
     larger,
-    local_array,
     more_registers,
     permuted_bytes,
     pinned,

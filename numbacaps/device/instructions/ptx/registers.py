@@ -1,7 +1,7 @@
 """PTX on registers: rounding, conversions, shuffles, fast functions, and how many registers a warpgroup has."""
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.cuda.extending import intrinsic
 
 from numbacaps.device.instructions.ptx.inline import F32, I32, I64, asm, library, with_number
@@ -11,37 +11,6 @@ from numbacaps.device.target import cuda
 more_registers = with_number("setmaxnreg.inc.sync.aligned.u32 {};")
 
 fewer_registers = with_number("setmaxnreg.dec.sync.aligned.u32 {};")
-
-
-class _SizedArray(ir.ArrayType):
-    """LLVM's type of an array whose size may be a specialization constant."""
-
-    def _to_string(self):
-        return f"[{self.count} x {self.element}]"
-
-
-@intrinsic
-def local_array(typing_context, size, dtype):
-    """As ``cuda.local.array`` in one dimension; the size may be a specialization constant."""
-
-    def codegen(context, builder, signature, arguments):
-        kind, size = signature.return_type, arguments[0]
-        element = context.get_data_type(kind.dtype)
-        bytes_of = context.get_abi_sizeof(element)
-        made = context.make_array(kind)(context, builder)
-        place = cgutils.alloca_once(builder, _SizedArray(element, size.constant))
-        integer, pair = size.type, ir.ArrayType(size.type, 1)
-        context.populate_array(
-            made,
-            data=builder.bitcast(place, element.as_pointer()),
-            shape=builder.insert_value(ir.Constant(pair, ir.Undefined), size, 0),
-            strides=ir.Constant(pair, [ir.Constant(integer, bytes_of)]),
-            itemsize=ir.Constant(integer, bytes_of),
-            meminfo=None,
-        )
-        return made._getvalue()
-
-    return types.Array(dtype.dtype, 1, "C")(types.int64, dtype), codegen
 
 
 @intrinsic

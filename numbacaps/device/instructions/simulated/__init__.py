@@ -4,6 +4,7 @@ What is checked: every index, address, descriptor, coordinate and phase; that ba
 nothing hangs. What is not: fences, types, registers, and what runs at the same time by chance.
 """
 
+from numbacaps.device.instructions.simulated.arrays import local_array, shared_array
 from numbacaps.device.instructions.simulated.barriers import (
     fence_proxy_async,
     let_next_start,
@@ -46,7 +47,6 @@ from numbacaps.device.instructions.simulated.registers import (
     from_bfloat16,
     inverse_root,
     larger,
-    local_array,
     more_registers,
     permuted_bytes,
     pinned,

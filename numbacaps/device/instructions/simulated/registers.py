@@ -19,11 +19,6 @@ def fewer_registers(number):
     """Registers are not counted here."""
 
 
-def local_array(size, dtype):
-    """An array of a thread's own."""
-    return np.empty(size, dtype)
-
-
 def unforeseen(value):
     """The value: nothing is unrolled here."""
     return value

@@ -1,0 +1,24 @@
+"""Arrays of a thread's own, and of a block's, as :mod:`numbacaps.device.instructions.ptx.arrays` makes them."""
+
+import sys
+
+import numpy as np
+
+from numbacaps.device.instructions.simulated.block import block
+
+_UNWRITTEN = 255  # every byte that nobody has written: NaN in all types
+
+
+def local_array(size, dtype):
+    """An array of a thread's own."""
+    return np.empty(size, dtype)
+
+
+def shared_array(size, dtype):
+    """An array that the block's threads share: the same one wherever they come by the same line."""
+    frame, arrays = sys._getframe(1), block()
+    line = frame.f_code.co_filename, frame.f_lineno
+    if line not in arrays:
+        arrays[line] = np.empty(size, dtype)
+        arrays[line].view(np.uint8).fill(_UNWRITTEN)
+    return arrays[line]
