@@ -22,6 +22,8 @@ from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from numbacaps.device.target import SIMULATED
 
 WRITTEN = {}  # names of functions to what writes LLVM's text of one, of its whole name and its number
@@ -59,6 +61,11 @@ class Constant:
 def specialized(value):
     """A number as kernels and device functions take it from around them, on a GPU of 64 bits."""
     return int(value) if SIMULATED else Constant(value)
+
+
+def specialized_float32(value):
+    """The same of a float32, as the bits that :func:`numbacaps.device.instructions.float_of` takes."""
+    return specialized(np.float32(value).view(np.uint32))
 
 
 def renumbered(text, numbers):

@@ -60,6 +60,7 @@ cut_tf32 = chosen.cut_tf32
 expm1 = chosen.expm1
 fence_proxy_async = chosen.fence_proxy_async
 fewer_registers = chosen.fewer_registers
+float_of = chosen.float_of
 from_bfloat16 = chosen.from_bfloat16
 inverse_root = chosen.inverse_root
 larger = chosen.larger

@@ -16,8 +16,10 @@ from numbacaps.device.instructions import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    float_of,
     let_next_start,
     load_run,
+    local_array,
     shared_address,
     short,
     store_run,
@@ -25,6 +27,7 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.powers import reciprocal
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.mma_sync.fragments import make_where
 from numbacaps.routing.mma_sync.sharing import make_softmax, make_sum_of_parent
@@ -55,15 +58,16 @@ def words_at_end(g, places, sets):
 def make_logits(fragments):
     """Device function ``logits(B, V, shared, held, warp)``: b of a child's votes; A lies in shared memory from word ``held`` on."""
     f = fragments
-    P, DOWN, TILES, IMAGES, SCALARS = f.P, f.down, f.tiles, f.images, f.scalars
-    BESIDE, ZERO, ABSENT = f.beside, np.float32(0), np.float32(-math.inf)
-    NONE_ABSENT = f.parents == f.P
+    P, DOWN, TILES = map(specialized, (f.P, f.down, f.tiles))
+    IMAGES, SCALARS, BESIDE = map(specialized, (f.images, f.scalars, f.beside))
+    ZERO, ABSENT = np.float32(0), np.float32(-math.inf)
+    NONE_ABSENT = specialized(f.parents == f.P)
     _, parent_of, _ = make_where(f)
     whole = make_sum_of_parent(f.split)
 
     @cuda.jit(device=True, forceinline=True)
     def logits(B, V, shared, held, warp):
-        four = cuda.local.array(4, np.float32)
+        four = local_array(4, np.float32)
         lane = cuda.threadIdx.x % 32
         for s in range(SCALARS):
             B[s] = ZERO
@@ -75,7 +79,7 @@ def make_logits(fragments):
                     B[s] += V[(i * TILES + tile) * 4 + quarter] * four[quarter]
         for s in range(SCALARS):
             b = whole(B[s])
-            there = NONE_ABSENT or parent_of(lane, warp, s // IMAGES * BESIDE) < P
+            there = NONE_ABSENT == 1 or parent_of(lane, warp, s // IMAGES * BESIDE) < P
             B[s] = b if there else ABSENT
 
     return logits
@@ -85,23 +89,27 @@ def make_logits(fragments):
 def make_dynamic_pass(tile, is_uniform, has_prior):
     """Kernel of a pass; of the first one, whose couplings are all the same, or of another."""
     g, f = tile.geometry, tile.fragments
-    P, CHILDREN, ELEMENTS, SCALARS, IMAGES = g.P, g.Q, f.elements, f.scalars, f.images
-    ACROSS, ROWS, SETS, TURNS, STAGES = f.across, tile.rows, tile.sets, tile.turns, tile.stages
-    THREADS, PLACES, OF_WARP, TOGETHER = tile.threads, tile.places, f.places, tile.children
-    STAGE, RING, OF_CHILD, PITCH = tile.stage, tile.ring, f.of_child, f.pitch
-    X_FIRST, DOWN, TILES, BESIDE = TOGETHER * OF_CHILD, f.down, f.tiles, f.beside
-    HELD, OF_BLOCK = 32 * ELEMENTS, words_behind(f, ROWS)
-    RUN = 4 if g.P * g.E3 % 4 == 0 else 1  # sums that a thread stores at once
-    RUNS = g.P * g.E3 // RUN
-    COLUMNS, ROW = g.P * g.E3, g.P * g.E3 + 4
-    PENDING, E, UNIFORM, PRIOR, A_WORDS = STAGES - 2, g.E3, is_uniform, has_prior, words_of_input(f)
-    ZERO, SHARE = np.float32(0), np.float32(1 / g.P if is_uniform else 1)
-    BASE, BOUNDS = np.float32(math.log2(math.e)), (tile.threads, tile.blocks_at_once)
+    columns, behind = g.P * g.E3, words_behind(f, tile.rows)
+    P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
+    ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
+    ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
+    TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
+    THREADS, PLACES, OF_WARP = map(specialized, (tile.threads, tile.places, f.places))
+    TOGETHER, STAGE, RING = map(specialized, (tile.children, tile.stage, tile.ring))
+    OF_CHILD, PITCH, X_FIRST = map(specialized, (f.of_child, f.pitch, tile.children * f.of_child))
+    DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
+    HELD, OF_BLOCK = map(specialized, (32 * f.elements, behind))
+    RUN = 4 if columns % 4 == 0 else 1  # sums that a thread stores at once
+    RUNS, COLUMNS, ROW = map(specialized, (columns // RUN, columns, columns + 4))
+    UNIFORM, PRIOR = is_uniform, has_prior
+    A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
+    ZERO, SHARE = np.float32(0), specialized_float32(1 / g.P if is_uniform else 1)
+    BASE = np.float32(math.log2(math.e))
+    BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
     (begin, copy), clear = make_copy_stage(tile, False), make_clear_stages(tile)
-    MINE, SOURCES = words_of_copies(tile)
+    MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
-    FOURS = f.depth // 4
-    softmax = make_softmax(f, ROWS, SETS, RING + words_behind(f, ROWS))
+    softmax = make_softmax(f, tile.rows, tile.sets, tile.ring + behind)
     place_of, parent_of, element_of = make_where(f)
     logits = make_logits(f)
 
@@ -117,12 +125,12 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
         count,  # children of a part
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, A, the softmax
-        S, V = cuda.local.array(ELEMENTS, np.float32), cuda.local.array(ELEMENTS, np.float32)
-        a, B = cuda.local.array(A_WORDS, np.float32), cuda.local.array(SCALARS, np.float32)
-        mine, sources = cuda.local.array(MINE, np.int32), cuda.local.array(SOURCES, np.int64)
-        some, added = cuda.local.array(RUN, np.float32), cuda.local.array(RUN, np.float32)
-        at_words = cuda.local.array(FOURS, np.int32)
-        top, total = cuda.local.array(IMAGES, np.float32), cuda.local.array(IMAGES, np.float32)
+        S, V = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
+        a, B = local_array(A_WORDS, np.float32), local_array(SCALARS, np.float32)
+        mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)
+        some, added = local_array(RUN, np.float32), local_array(RUN, np.float32)
+        at_words = local_array(FOURS, np.int32)
+        top, total = local_array(IMAGES, np.float32), local_array(IMAGES, np.float32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
@@ -207,7 +215,7 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
                 for i in range(RUN):
                     added[i] += some[i]
             for i in range(RUN):
-                added[i] *= SHARE
+                added[i] *= float_of(SHARE)
             if block + place < places:
                 m = cuda.blockIdx.y * places + block + place
                 store_run(RUN, partial, m * COLUMNS + column, added)

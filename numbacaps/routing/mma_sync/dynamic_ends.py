@@ -11,8 +11,14 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.device.instructions import let_next_start, wait_for_last
+from numbacaps.device.instructions import (
+    let_next_start,
+    local_array,
+    shared_array,
+    wait_for_last,
+)
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.dynamic_ends import make_length, make_shrunk
@@ -25,12 +31,13 @@ _TOGETHER = 16  # sums that a thread loads at once
 @cache
 def make_dynamic_end(fragments, L, is_first):
     """Kernel between two passes, the first of which found A = 0 in no state."""
-    P, E = fragments.P, fragments.D1 * fragments.D3
-    COLUMNS, FIELDS, FIRST = P * E, state_fields(E)[0], is_first
+    elements = fragments.D1 * fragments.D3
+    P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
+    FIELDS, OF_IMAGE, FIRST = *map(specialized, (state_fields(elements)[0], L)), is_first
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
     THREADS, TOGETHER = END_THREADS, _TOGETHER
     ZERO = np.float32(0)
-    length, shrunk = make_length(E, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
+    length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
 
     @kept_on_disk
     @cuda.jit
@@ -44,9 +51,9 @@ def make_dynamic_end(fragments, L, is_first):
         old,  # which state was read, and which is written
         new,
     ):
-        sums = cuda.shared.array(COLUMNS, np.float32)
-        factors = cuda.shared.array(P, np.float32)
-        some, s = cuda.local.array(TOGETHER, np.float32), cuda.local.array(E, np.float32)
+        sums = shared_array(COLUMNS, np.float32)
+        factors = shared_array(P, np.float32)
+        some, s = local_array(TOGETHER, np.float32), local_array(E, np.float32)
         place = cuda.blockIdx.x
         wait_for_last()  # the parts have been summed
         let_next_start()
@@ -76,7 +83,7 @@ def make_dynamic_end(fragments, L, is_first):
             states[at((to + e) * P + p)] = before + v
             summed[at(slot(place, p, e))] = (before + v) * BASE
             states[at((to + E + e) * P + p)] = sums[at(column)]
-            y[at(((place // L * P + p) * L + place % L) * E + e)] = v
+            y[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)] = v
             if e == 0:
                 states[at((to + 2 * E) * P + p)] = ZERO
 

@@ -25,13 +25,16 @@ from numbacaps.device.instructions import (
     CHUNK,
     cp_async_commit,
     cp_async_wait,
+    float_of,
     let_next_start,
+    local_array,
     shared_address,
     short,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.powers import exp2, log2, reciprocal
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.em import state_fields
 from numbacaps.routing.mma_sync.fragments import make_where
@@ -62,8 +65,9 @@ def words_at_end(fragments, rows, sets):
 def make_gaussians(tile):
     """Device functions ``(read, logits)``: r, r mu and bias of a lane's parents; y of votes, and log2 p."""
     g, f = tile.geometry, tile.fragments
-    P, E, DOWN, TILES, IMAGES, SCALARS = g.P, g.E3, f.down, f.tiles, f.images, f.scalars
-    BESIDE, FIELDS = f.beside, state_fields(g.E3)[0]
+    P, E, FIELDS = map(specialized, (g.P, g.E3, state_fields(g.E3)[0]))
+    DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
+    IMAGES, SCALARS = map(specialized, (f.images, f.scalars))
     ZERO, HALF, BASE = np.float32(0), np.float32(_LOG2_E / 2), np.float32(_LOG2_E)
     ABSENT = np.float32(-math.inf)
     place_of, parent_of, element_of = make_where(f)
@@ -111,9 +115,9 @@ def make_gaussians(tile):
 @cache
 def make_record(tile, tops):
     """Device functions ``(absorb, merge)`` of a lane's records; ``tops`` of its scalars have weights of their own."""
-    f, TOPS = tile.fragments, tops
-    DOWN, TILES, IMAGES, BESIDE = f.down, f.tiles, f.images, f.beside
-    ELEMENTS = f.elements
+    f = tile.fragments
+    DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
+    IMAGES, ELEMENTS, TOPS = map(specialized, (f.images, f.elements, tops))
     ZERO, ONE, MUCH = np.float32(0), np.float32(1), np.float32(_MUCH)
 
     @cuda.jit(device=True, forceinline=True)
@@ -184,24 +188,29 @@ def make_record(tile, tops):
 def make_em_pass(tile, is_uniform):
     """Kernel of a pass; of the first one, whose assignments are all the same, or of another."""
     g, f = tile.geometry, tile.fragments
-    P, E, CHILDREN, ELEMENTS, SCALARS, IMAGES = g.P, g.E3, g.Q, f.elements, f.scalars, f.images
-    ACROSS, ROWS, SETS, TURNS, STAGES = f.across, tile.rows, tile.sets, tile.turns, tile.stages
-    PLACES, OF_WARP, TOGETHER, PENDING = tile.places, f.places, tile.children, tile.stages - 2
-    STAGE, RING, OF_CHILD, PITCH, SIZE = tile.stage, tile.ring, f.of_child, f.pitch, 2 * g.E3 + 2
-    X_FIRST, DOWN, TILES, BESIDE = TOGETHER * OF_CHILD, f.down, f.tiles, f.beside
-    UNIFORM, FOURS, A_WORDS, SPLIT = is_uniform, f.depth // 4, words_of_input(f), f.split
-    TOPS, HELD = (IMAGES, 1) if is_uniform else (SCALARS, ELEMENTS)
-    ROOM, RECORD = max(ELEMENTS, 2 * TOPS), 32 * 2 * (ELEMENTS + TOPS)
+    tops, held = (f.images, 1) if is_uniform else (f.scalars, f.elements)
+    P, CHILDREN, E, SIZE = map(specialized, (g.P, g.Q, g.E3, 2 * g.E3 + 2))
+    ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
+    ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
+    TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
+    PLACES, OF_WARP, TOGETHER = map(specialized, (tile.places, f.places, tile.children))
+    STAGE, OF_CHILD, PITCH = map(specialized, (tile.stage, f.of_child, f.pitch))
+    X_FIRST = specialized(tile.children * f.of_child)
+    DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
+    FOURS, A_WORDS, SPLIT = map(specialized, (f.depth // 4, words_of_input(f), f.split))
+    TOPS, HELD, UNIFORM = *map(specialized, (tops, held)), is_uniform
+    ROOM = specialized(max(f.elements, 2 * tops))
+    RECORD = specialized(32 * 2 * (f.elements + tops))
     ZERO, ONE, LOW = np.float32(0), np.float32(1), LOWEST
-    UNIFORM_R, LN2 = np.float32(-math.log2(g.P)), np.float32(math.log(2))
-    BOUNDS = tile.threads, tile.blocks_at_once
+    UNIFORM_R, LN2 = specialized_float32(-math.log2(g.P)), np.float32(math.log(2))
+    BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
     (begin, copy), clear = make_copy_stage(tile, True), make_clear_stages(tile)
-    MINE, SOURCES = words_of_copies(tile)
+    MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
-    softmax = make_softmax(f, ROWS, SETS, RING)
+    softmax = make_softmax(f, tile.rows, tile.sets, tile.ring)
     place_of, parent_of, element_of = make_where(f)
     read, logits = make_gaussians(tile)
-    absorb, give, take = make_record(tile, TOPS)
+    absorb, give, take = make_record(tile, tops)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -217,18 +226,18 @@ def make_em_pass(tile, is_uniform):
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, the softmax
         mean, squares = (
-            cuda.local.array(ELEMENTS, np.float32),
-            cuda.local.array(ELEMENTS, np.float32),
+            local_array(ELEMENTS, np.float32),
+            local_array(ELEMENTS, np.float32),
         )
-        scale, center = cuda.local.array(HELD, np.float32), cuda.local.array(HELD, np.float32)
-        V, a = cuda.local.array(ROOM, np.float32), cuda.local.array(A_WORDS, np.float32)
-        B, C = cuda.local.array(SCALARS, np.float32), cuda.local.array(SCALARS, np.float32)
-        bias = cuda.local.array(SCALARS, np.float32)
-        highest, weight = cuda.local.array(TOPS, np.float32), cuda.local.array(TOPS, np.float32)
-        part, rest = cuda.local.array(TOPS, np.float32), cuda.local.array(TOPS, np.float32)
-        mine, sources = cuda.local.array(MINE, np.int32), cuda.local.array(SOURCES, np.int64)
-        at_words = cuda.local.array(FOURS, np.int32)
-        top, total = cuda.local.array(IMAGES, np.float32), cuda.local.array(IMAGES, np.float32)
+        scale, center = local_array(HELD, np.float32), local_array(HELD, np.float32)
+        V, a = local_array(ROOM, np.float32), local_array(A_WORDS, np.float32)
+        B, C = local_array(SCALARS, np.float32), local_array(SCALARS, np.float32)
+        bias = local_array(SCALARS, np.float32)
+        highest, weight = local_array(TOPS, np.float32), local_array(TOPS, np.float32)
+        part, rest = local_array(TOPS, np.float32), local_array(TOPS, np.float32)
+        mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)
+        at_words = local_array(FOURS, np.int32)
+        top, total = local_array(IMAGES, np.float32), local_array(IMAGES, np.float32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
@@ -274,7 +283,7 @@ def make_em_pass(tile, is_uniform):
                     part[image] = log2(shared[at(at_row + place * PITCH + PITCH - 4)])
                 if UNIFORM:
                     for image in range(IMAGES):
-                        B[image] = part[image] + UNIFORM_R
+                        B[image] = part[image] + float_of(UNIFORM_R)
                 else:
                     logits(C, V, scale, center, bias)
                     for s in range(SCALARS):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from numbacaps.device.launch import ceil_div
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 MOST_ROWS = 4  # D1
@@ -173,8 +174,9 @@ def make_where(fragments):
     and ``element(lane, i, tile, quarter)`` its number d1 D3 + d3 in the vote, -1 of what is filled up; ``i`` is the row block.
     """
     f = fragments
-    D1, D3, ROWS, SPLIT, COLUMNS = f.D1, f.D3, f.rows, f.split, f.columns
-    GROUPS, TOGETHER, BESIDE = f.groups, f.together, f.beside
+    D1, D3, ROWS = map(specialized, (f.D1, f.D3, f.rows))
+    SPLIT, COLUMNS, GROUPS = map(specialized, (f.split, f.columns, f.groups))
+    TOGETHER, BESIDE = map(specialized, (f.together, f.beside))
 
     @cuda.jit(device=True, forceinline=True)
     def place(lane, quarter):
@@ -200,9 +202,10 @@ def make_slot(fragments):
     They are (warps' places, warps that share the parents, row blocks and tiles, 32 lanes, 4).
     """
     f = fragments
-    D3, ROWS, SPLIT, COLUMNS, PLACES = f.D3, f.rows, f.split, f.columns, f.places
-    GROUPS, TOGETHER, BESIDE, TILES = f.groups, f.together, f.beside, f.tiles
-    ACROSS, BLOCKS = f.across, f.down * f.tiles
+    D3, ROWS, PLACES = map(specialized, (f.D3, f.rows, f.places))
+    SPLIT, COLUMNS, GROUPS = map(specialized, (f.split, f.columns, f.groups))
+    TOGETHER, BESIDE, TILES = map(specialized, (f.together, f.beside, f.tiles))
+    ACROSS, BLOCKS = map(specialized, (f.across, f.down * f.tiles))
 
     @cuda.jit(device=True, forceinline=True)
     def slot(m, p, e):

@@ -9,6 +9,7 @@ import numpy as np
 
 from numbacaps.device.instructions import load_run, meet, meet_at, short, shuffle
 from numbacaps.device.powers import exp2
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 LOWEST = np.float32(np.finfo(np.float32).min)  # of which minus infinity can be taken away
@@ -23,7 +24,7 @@ def words_of_sharing(fragments, rows, sets):
 @cache
 def make_over_lanes(split):
     """Device functions ``(sum_over, largest_over)`` of the lanes of a row that have different parents."""
-    SPLIT = split
+    SPLIT = specialized(split)
 
     @cuda.jit(device=True, forceinline=True)
     def sum_over(value):
@@ -51,7 +52,7 @@ def make_over_lanes(split):
 @cache
 def make_sum_of_parent(split):
     """Device function ``whole(value)``: the sum over the lanes that share a parent."""
-    SPLIT = split
+    SPLIT = specialized(split)
 
     @cuda.jit(device=True, forceinline=True)
     def whole(value):
@@ -74,10 +75,11 @@ def make_softmax(fragments, rows, sets, words):
     parents, ``turn`` the calls. Warps meet from word ``words`` of shared memory on.
     """
     f = fragments
-    IMAGES, SCALARS, ACROSS, PLACES, SPLIT = f.images, f.scalars, f.across, f.places, f.split
-    GROUPS, WORDS, THREADS = rows * sets, words, 32 * f.across
+    IMAGES, SCALARS, PLACES = map(specialized, (f.images, f.scalars, f.places))
+    ACROSS, GROUPS = map(specialized, (f.across, rows * sets))
+    WORDS, THREADS = map(specialized, (words, 32 * f.across))
     ZERO = np.float32(0)
-    sum_over, largest_over = make_over_lanes(SPLIT)
+    sum_over, largest_over = make_over_lanes(f.split)
 
     @cuda.jit(device=True, forceinline=True)
     def softmax(B, top, total, shared, group, warp, turn):

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.instructions import cp_async, short
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -17,10 +18,10 @@ def make_swizzle(fragments):
     """Device function ``swizzle(d2)``: what the numbers of a row's 16 bytes are exclusive-ored with; 0 where a lane reads
     more than 16 bytes in a run.
     """
-    WIDTH = fragments.width
-    chunks = WIDTH // 4
+    chunks = fragments.width // 4
     is_power = chunks > 0 and chunks & (chunks - 1) == 0
-    MASK = chunks - 1 if is_power and fragments.beside <= 4 else 0
+    mask = chunks - 1 if is_power and fragments.beside <= 4 else 0
+    WIDTH, MASK = map(specialized, (fragments.width, mask))
 
     @cuda.jit(device=True, forceinline=True)
     def swizzle(d2):
@@ -38,15 +39,17 @@ def make_copies_of_w(tile):
     before ``last``, to word ``to``.
     """
     g, f = tile.geometry, tile.fragments
-    THREADS, CHILDREN, OF_CHILD, P = tile.threads, tile.children, f.of_child, g.P
-    DEPTH, WIDTH, D2, D3 = f.depth, f.width, f.D2, f.D3
-    RUN, EACH = tile.runs[1], tile.runs[1] // 4
-    PIECES = D2 * D3 // EACH
-    ACROSS, COUNT = CHILDREN * PIECES, count_of_w(tile)
-    APART = max(1, THREADS // ACROSS)  # parents that the block's threads copy at once
-    COPIES = -(-P // APART)
-    OF_PARENT, SLOTS_APART = g.Q * D2 * D3, APART * DEPTH * WIDTH
-    OF_STAGE, NEVER = CHILDREN * D2 * D3, CHILDREN
+    each, matrix = tile.runs[1] // 4, f.D2 * f.D3
+    pieces = matrix // each
+    across = tile.children * pieces
+    apart = max(1, tile.threads // across)  # parents that the block's threads copy at once
+    THREADS, CHILDREN, OF_CHILD = map(specialized, (tile.threads, tile.children, f.of_child))
+    DEPTH, WIDTH, D2, D3, P = map(specialized, (f.depth, f.width, f.D2, f.D3, g.P))
+    RUN, EACH, PIECES = map(specialized, (tile.runs[1], each, pieces))
+    ACROSS, COUNT, APART = map(specialized, (across, count_of_w(tile), apart))
+    COPIES = specialized(-(-g.P // apart))
+    OF_PARENT, SLOTS_APART = map(specialized, (g.Q * matrix, apart * f.depth * f.width))
+    OF_STAGE, NEVER = map(specialized, (tile.children * matrix, tile.children))
     swizzle = make_swizzle(f)
 
     @cuda.jit(device=True, forceinline=True)
@@ -93,16 +96,21 @@ def make_copies_of_x(tile, has_activations):
     last)``: with activations, those of the capsules come behind them.
     """
     g, f = tile.geometry, tile.fragments
-    H, W, KH, KW, OW, L = g.H, g.W, g.KH, g.KW, g.OW, g.L
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    THREADS, CHILDREN, PLACES = tile.threads, tile.children, tile.places
-    PITCH, DEPTH, D2, E1, CAPSULES = f.pitch, f.depth, f.D2, g.E1, g.C * g.H * g.W
-    BEHIND, ACTIVATIONS = f.pitch - 4, has_activations
-    RUN, EACH = tile.runs[0], tile.runs[0] // 4
-    PIECES = E1 // EACH
-    ACROSS, COUNT, COPIES = CHILDREN * PIECES, *counts_of_x(tile)
-    APART = max(1, THREADS // ACROSS)  # places that the block's threads copy at once
-    NEVER, NOWHERE = CHILDREN, -(1 << 20)  # a row that no tap brings back
+    H, W, KH, KW, OW, L = map(specialized, (g.H, g.W, g.KH, g.KW, g.OW, g.L))
+    SH, SW, PH, PW, DH, DW = map(specialized, (*g.stride, *g.padding, *g.dilation))
+    each = tile.runs[0] // 4
+    pieces = g.E1 // each
+    across = tile.children * pieces
+    apart = max(1, tile.threads // across)  # places that the block's threads copy at once
+    THREADS, CHILDREN, PLACES = map(specialized, (tile.threads, tile.children, tile.places))
+    PITCH, DEPTH, D2, E1 = map(specialized, (f.pitch, f.depth, f.D2, g.E1))
+    CAPSULES, BEHIND = map(specialized, (g.C * g.H * g.W, f.pitch - 4))
+    ACTIVATIONS = has_activations
+    RUN, EACH, PIECES = map(specialized, (tile.runs[0], each, pieces))
+    ACROSS, APART = map(specialized, (across, apart))
+    COUNT, COPIES = map(specialized, counts_of_x(tile))
+    NEVER = specialized(tile.children)
+    NOWHERE = -(1 << 20)  # a row that no tap brings back
 
     @cuda.jit(device=True, forceinline=True)
     def begin(mine, block, places):
@@ -171,8 +179,9 @@ def make_copy_stage(tile, has_activations):
     ``begin(mine, sources, block, places, first)``; ``copy(shared, start, stage, x, activations, w, mine, sources, first, last,
     step)`` of the children from ``first`` on, of step ``step``, into a stage of the ring.
     """
-    STAGE, X_FIRST = tile.stage, tile.children * tile.fragments.of_child
-    OF_X = 3 * count_of_w(tile)
+    STAGE = specialized(tile.stage)
+    X_FIRST = specialized(tile.children * tile.fragments.of_child)
+    OF_X = specialized(3 * count_of_w(tile))
     begin_kernel, copy_kernel = make_copies_of_w(tile)
     begin_input, copy_input = make_copies_of_x(tile, has_activations)
 
@@ -195,13 +204,14 @@ def make_copy_stage(tile, has_activations):
 def make_clear_stages(tile):
     """Device function ``clear(shared)``: zeros where no copy comes, of what is filled up."""
     g, f = tile.geometry, tile.fragments
-    WORDS, THREADS = tile.stages * tile.stage, tile.threads
-    IS_WHOLE = f.rows * f.depth == g.E1 and f.parents * f.depth * f.width == g.P * g.E2
+    WORDS, THREADS = map(specialized, (tile.stages * tile.stage, tile.threads))
+    is_whole = f.rows * f.depth == g.E1 and f.parents * f.depth * f.width == g.P * g.E2
+    IS_WHOLE = specialized(is_whole)
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
     def clear(shared):
-        if not IS_WHOLE:
+        if IS_WHOLE == 0:
             for word in range(cuda.threadIdx.x, WORDS, THREADS):
                 shared[at(word)] = ZERO
             cuda.syncthreads()  # before a copy is begun

@@ -14,7 +14,8 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import cut_tf32, load_run, mma, short
+from numbacaps.device.instructions import cut_tf32, load_run, local_array, mma, short
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 from numbacaps.routing.mma_sync.stage import make_swizzle
@@ -27,9 +28,10 @@ def make_load_input(fragments):
     ``a`` has, for every row block and 8 numbers of d2, four words, and, in three terms of more than 4, four low parts.
     """
     f = fragments
-    DOWN, ROWS, PITCH, DEPTH, HALF = f.down, f.rows, f.pitch, f.depth, f.is_half
-    STEPS, THREE = max(1, f.depth // 8), f.terms == 3
-    LOW = 4 * DOWN * STEPS
+    steps = max(1, f.depth // 8)
+    DOWN, ROWS, PITCH, DEPTH = map(specialized, (f.down, f.rows, f.pitch, f.depth))
+    HALF, STEPS, LOW = map(specialized, (f.is_half, steps, 4 * f.down * steps))
+    THREE = f.terms == 3
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
@@ -44,7 +46,7 @@ def make_load_input(fragments):
                 for step in range(STEPS):
                     to = (i * STEPS + step) * 4 + side
                     one = shared[at(first + step * 8)]
-                    if HALF:
+                    if HALF == 1:
                         a[to] = one if THREE else nearer(one)
                         a[to + 2] = one - cut_tf32(one) if THREE else ZERO
                     else:
@@ -73,8 +75,9 @@ def make_places(fragments):
     For each four of d2 the first of its words in the first group; the others follow, those of the next group behind them.
     """
     f = fragments
-    FOURS, DEPTH, WIDTH, SPLIT = f.depth // 4, f.depth, f.width, f.split
-    GROUPS, TOGETHER, BESIDE, COLUMNS = f.groups, f.together, f.beside, f.columns
+    FOURS, DEPTH, WIDTH, SPLIT = map(specialized, (f.depth // 4, f.depth, f.width, f.split))
+    GROUPS, TOGETHER = map(specialized, (f.groups, f.together))
+    BESIDE, COLUMNS = map(specialized, (f.beside, f.columns))
     swizzle = make_swizzle(f)
 
     @cuda.jit(device=True, forceinline=True)
@@ -96,17 +99,19 @@ def make_places(fragments):
 def make_votes(fragments):
     """Device function ``votes(V, a, shared, child, at_words)``: a lane's elements, of the child whose kernel is at a word."""
     f = fragments
-    DOWN, TILES, HALF, STEPS = f.down, f.tiles, f.is_half, max(1, f.depth // 8)
-    GROUPS, BESIDE, FOURS, THREE = f.groups, f.beside, f.depth // 4, f.terms == 3
-    OF_GROUP, LOW, ELEMENTS = f.together * f.depth * f.width, 4 * f.down * STEPS, f.elements
-    RUN = gcd(BESIDE, 4)  # words of one load
-    WORDS, SIDES = BESIDE * FOURS, 1 if f.is_half else 2
+    steps, fours = max(1, f.depth // 8), f.depth // 4
+    DOWN, TILES, HALF, STEPS = map(specialized, (f.down, f.tiles, f.is_half, steps))
+    GROUPS, BESIDE, FOURS = map(specialized, (f.groups, f.beside, fours))
+    OF_GROUP, LOW = map(specialized, (f.together * f.depth * f.width, 4 * f.down * steps))
+    ELEMENTS, WORDS = map(specialized, (f.elements, f.beside * fours))
+    SIDES, THREE = specialized(1 if f.is_half else 2), f.terms == 3
+    RUN = gcd(f.beside, 4)  # words of one load
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, a, shared, child, at_words):
-        words, some = cuda.local.array(WORDS, np.float32), cuda.local.array(RUN, np.float32)
-        high, low = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
+        words, some = local_array(WORDS, np.float32), local_array(RUN, np.float32)
+        high, low = local_array(2, np.float32), local_array(2, np.float32)
         for e in range(ELEMENTS):
             V[e] = ZERO
         for group in range(GROUPS):
@@ -123,12 +128,12 @@ def make_votes(fragments):
                         word = words[beside * FOURS + step * 2 + side]
                         high[side] = word if THREE else nearer(word)
                         low[side] = word - cut_tf32(word)
-                    if HALF:
+                    if HALF == 1:
                         high[1], low[1] = high[0] if THREE else ZERO, ZERO
                     for i in range(DOWN):
                         to, of_a = (i * TILES + tile) * 4, (i * STEPS + step) * 4
                         if THREE:
-                            if not HALF:
+                            if HALF == 0:
                                 mma(V, to, a, LOW + of_a, high, 0)
                             mma(V, to, a, of_a, low, 0)
                         mma(V, to, a, of_a, high, 0)

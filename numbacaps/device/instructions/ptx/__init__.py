@@ -40,6 +40,7 @@ from numbacaps.device.instructions.ptx.registers import (
     cut_tf32,
     expm1,
     fewer_registers,
+    float_of,
     from_bfloat16,
     halves_bfloat16,
     halves_float16,

@@ -19,15 +19,13 @@ meet = with_number("bar.sync 1, {};")
 @intrinsic
 def meet_at(typing_context, barrier, number):
     """The same at one of the block's barriers, 2 to 15."""
-    if not isinstance(number, types.IntegerLiteral):
-        return None
-    text = f"bar.sync $0, {number.literal_value};"
 
     def codegen(context, builder, signature, arguments):
+        text = f"bar.sync $0, {arguments[1].constant};"
         asm(builder, VOID, [builder.trunc(arguments[0], I32)], text, "r,~{memory}")
         return context.get_dummy_value()
 
-    return types.void(types.int64, number), codegen
+    return types.void(types.int64, types.int64), codegen
 
 
 def _on_barrier(text, values=0):

@@ -27,6 +27,16 @@ def permuted_bytes(typing_context, one, other, selector):
 
 
 @intrinsic
+def float_of(typing_context, bits):
+    """The float32 that some bits are: a specialization constant is an integer."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(builder.trunc(arguments[0], I32), F32)
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
 def unforeseen(typing_context, value):
     """``value``, of which LLVM does not know that it is: a loop that counts so it does not unroll."""
 

@@ -44,6 +44,7 @@ from numbacaps.device.instructions.simulated.registers import (
     cut_tf32,
     expm1,
     fewer_registers,
+    float_of,
     from_bfloat16,
     inverse_root,
     larger,

@@ -19,6 +19,11 @@ def fewer_registers(number):
     """Registers are not counted here."""
 
 
+def float_of(bits):
+    """The float32 that some bits are."""
+    return np.uint32(bits).view(np.float32)
+
+
 def unforeseen(value):
     """The value: nothing is unrolled here."""
     return value
