@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing import dynamic
 from numbacaps.routing.em import make_hold_gaussians, make_log_p, make_norms
@@ -30,6 +32,8 @@ def make_couplings(shape, stored, form):
     _, write = conversions(shape.dtype)
     votes, parent = make_votes(shape, stored), make_parent(shape)
     hold, of_child = form.functions
+    L, P, CHILDREN, M, J = map(specialized, (L, P, CHILDREN, M, J))
+    TEAM, TEAMS, ELEMENTS, SCALARS, HELD = map(specialized, (TEAM, TEAMS, ELEMENTS, SCALARS, HELD))
 
     @kept_on_disk
     @cuda.jit
@@ -44,8 +48,8 @@ def make_couplings(shape, stored, form):
         count,  # children of a team
         t,
     ):
-        V, held = cuda.local.array(ELEMENTS, sums), cuda.local.array(HELD, sums)
-        B = cuda.local.array(SCALARS, sums)
+        V, held = local_array(ELEMENTS, sums), local_array(HELD, sums)
+        B = local_array(SCALARS, sums)
         lane = cuda.threadIdx.x % TEAM
         place = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = place < (N + M - 1) // M * L
@@ -85,6 +89,7 @@ class DynamicCouplings:
         logits = dynamic.make_logits(shape)
         over_parents = self.over == "parents"
         couple = (dynamic.make_over_parents if over_parents else dynamic.make_over_children)(shape)
+        E, ELEMENTS = map(specialized, (E, ELEMENTS))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, t, n, l, lane, N):
@@ -116,6 +121,7 @@ class Assignments:
         M, J = shape.images, shape.parents
         gaussians, log_p = make_hold_gaussians(shape), make_log_p(shape)
         norms = make_norms(shape, self.normalise)
+        M, J = map(specialized, (M, J))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, t, n, l, lane, N):
@@ -123,7 +129,7 @@ class Assignments:
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(B, V, held, prior, norm, t, n, l, i, lane, N):
-            of_images = cuda.local.array(M, sums)
+            of_images = local_array(M, sums)
             log_p(B, V, held, lane)
             norms(of_images, B, norm, t, n, l, i, N)
             for m in range(M):

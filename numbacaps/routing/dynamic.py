@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_team_functions
@@ -33,6 +35,7 @@ def make_logits(shape):
     )
     ABSENT = shape.sums.type(-math.inf)
     parent = make_parent(shape)
+    P, E, M, J, TEAM = map(specialized, (P, E, M, J, TEAM))
 
     @cuda.jit(device=True, forceinline=True)
     def logits(B, V, A, prior, i, lane):
@@ -52,6 +55,7 @@ def make_over_parents(shape):
     M, J, sums = shape.images, shape.parents, shape.sums
     LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
     team_sum, team_max = make_team_functions(shape.team)
+    M, J = map(specialized, (M, J))
 
     @cuda.jit(device=True, forceinline=True)
     def couple(B, held, lse):
@@ -75,6 +79,7 @@ def make_over_parents(shape):
 def make_over_children(shape):
     """Device function ``couple(B, held, lse)``: the same over the children; lse begins at an index of ``held``."""
     SCALARS, sums = shape.scalars, shape.sums
+    SCALARS = specialized(SCALARS)
 
     @cuda.jit(device=True, forceinline=True)
     def couple(B, held, lse):
@@ -90,6 +95,7 @@ def make_read(shape, fields):
     L, P, M, J = shape.geometry.L, shape.geometry.P, shape.images, shape.parents
     FIELDS = fields
     parent = make_parent(shape)
+    L, P, M, J, FIELDS = map(specialized, (L, P, M, J, FIELDS))
 
     @cuda.jit(device=True, forceinline=True)
     def read(to, first, array, field, count, t, n, l, lane, N):
@@ -106,10 +112,11 @@ def make_read(shape, fields):
 @cache
 def make_add(fields):
     """Device function ``merge`` of records that are sums."""
+    FIELDS = specialized(fields)
 
     @cuda.jit(device=True, forceinline=True)
     def merge(record, other, first):
-        for r in range(fields):
+        for r in range(FIELDS):
             record[first + r] += other[r]
 
     return merge
@@ -118,11 +125,11 @@ def make_add(fields):
 @cache
 def make_zero(count, sums):
     """Device function that sets ``count`` numbers to zero."""
-    ZERO = sums.type(0)
+    COUNT, ZERO = specialized(count), sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
     def clear(record):
-        for r in range(count):
+        for r in range(COUNT):
             record[r] = ZERO
 
     return clear
@@ -148,6 +155,8 @@ class OverParents:
         SCALARS, ZERO = shape.scalars, sums.type(0)
         read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
         couple = make_over_parents(shape)
+        clear, merge = make_zero(SCALARS * E, sums), make_add(E)
+        E, SCALARS = map(specialized, (E, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, slopes, t, n, l, lane, N):
@@ -155,7 +164,7 @@ class OverParents:
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
-            B = cuda.local.array(SCALARS, sums)
+            B = local_array(SCALARS, sums)
             logits(B, V, held, prior, i, lane)
             couple(B, held, 0)
             for s in range(SCALARS):
@@ -163,8 +172,7 @@ class OverParents:
                 for e in range(E):
                     record[s * E + e] += c * V[s * E + e]
 
-        clear = make_zero(SCALARS * E, sums)
-        return hold, clear, absorb, make_add(E)
+        return hold, clear, absorb, merge
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,8 @@ class OverChildren:
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
         LOWEST = sums.type(-math.inf)
         read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
+        merge = make_merge_shifted(E, sums)
+        E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, slopes, t, n, l, lane, N):
@@ -202,7 +212,7 @@ class OverChildren:
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
-            B = cuda.local.array(SCALARS, sums)
+            B = local_array(SCALARS, sums)
             logits(B, V, held, prior, i, lane)
             for s in range(SCALARS):
                 first = s * SIZE
@@ -219,13 +229,13 @@ class OverChildren:
                     record[first + e] += share * V[s * E + e]
                 record[first + E + 1] += share
 
-        return hold, clear, absorb, make_merge_shifted(E, sums)
+        return hold, clear, absorb, merge
 
 
 @cache
 def make_merge_shifted(E, sums):
     """Device function ``merge`` of records (s, top, total)."""
-    ZERO = sums.type(0)
+    E, ZERO = specialized(E), sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
     def merge(record, other, first):

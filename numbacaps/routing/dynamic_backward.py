@@ -12,6 +12,8 @@ Where the logits are detached, du = c ds of the last iteration is all.
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.routing.dynamic import (
     make_add,
@@ -37,6 +39,7 @@ def make_hold(shape):
     E, ELEMENTS, SCALARS = shape.geometry.E3, shape.elements, shape.scalars
     of_states, of_slopes = state_fields(E)
     read_state, read_slope = make_read(shape, of_states), make_read(shape, of_slopes)
+    E, ELEMENTS, SCALARS = map(specialized, (E, ELEMENTS, SCALARS))
 
     @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
@@ -57,6 +60,8 @@ def make_slopes(shape, over):
     OVER_PARENTS, ZERO = over == "parents", sums.type(0)
     logits, (team_sum, _) = make_logits(shape), make_team_functions(shape.team)
     couple = (make_over_parents if OVER_PARENTS else make_over_children)(shape)
+    E, M, J, ELEMENTS, SCALARS = map(specialized, (E, M, J, ELEMENTS, SCALARS))
+    LSE, DOT = map(specialized, (LSE, DOT))
 
     @cuda.jit(device=True, forceinline=True)
     def slopes_of(B, D, V, held, prior, i, lane):
@@ -100,17 +105,19 @@ class Earlier:
         shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
         slopes_of = make_slopes(shape, self.over)
+        clear, merge = make_zero(SCALARS * E, sums), make_add(E)
+        E, SCALARS = map(specialized, (E, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
-            B, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            B, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             slopes_of(B, D, V, held, prior, i, lane)
             for s in range(SCALARS):
                 db = D[s] if live else ZERO
                 for e in range(E):
                     record[s * E + e] += db * V[s * E + e]
 
-        return make_hold(shape), make_zero(SCALARS * E, sums), absorb, make_add(E)
+        return make_hold(shape), clear, absorb, merge
 
 
 @dataclass(frozen=True)
@@ -128,11 +135,12 @@ class DynamicGradient:
         SCALARS, ELEMENTS = shape.scalars, shape.elements
         HELD, FULL = held_numbers(shape), not self.detach
         slopes_of, hold = make_slopes(shape, self.over), make_hold(shape)
+        E, SCALARS, ELEMENTS, HELD = map(specialized, (E, SCALARS, ELEMENTS, HELD))
 
         @cuda.jit(device=True, forceinline=True)
         def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
-            held = cuda.local.array(HELD, sums)
-            B, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            held = local_array(HELD, sums)
+            B, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             for t in range(first, end):
                 hold(held, states, slopes, t, n, l, lane, N)
                 slopes_of(B, D, V, held, prior, i, lane)

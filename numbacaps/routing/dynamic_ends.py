@@ -12,7 +12,9 @@ import math
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add, make_merge_shifted, state_fields
 from numbacaps.routing.ends import make_merged
@@ -21,7 +23,7 @@ from numbacaps.routing.ends import make_merged
 @cache
 def make_length(E, sums):
     """Device function ``length(s)``."""
-    ZERO = sums.type(0)
+    E, ZERO = specialized(E), sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
     def length(s):
@@ -62,6 +64,7 @@ def make_finish(shape, over):
     _, write = conversions(shape.dtype)
     length, shrunk = make_length(E, sums), make_shrunk(sums)
     merged = make_merged(shape, SIZE, merge)
+    L, P, E, SIZE, FIELDS = map(specialized, (L, P, E, SIZE, FIELDS))
 
     @kept_on_disk
     @cuda.jit
@@ -77,7 +80,7 @@ def make_finish(shape, over):
         places = N * L
         if thread >= places * P:
             return
-        record = cuda.local.array(SIZE, sums)
+        record = local_array(SIZE, sums)
         p, place = thread % P, thread // P
         merged(record, partial, place, p, places, blocks)
         old, new = (t * places + place) * FIELDS, ((t + 1) * places + place) * FIELDS
@@ -105,10 +108,11 @@ def make_squash_slope(shape):
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, ONE = state_fields(E), sums.type(0), sums.type(1)
     length, shrunk = make_length(E, sums), make_shrunk(sums)
+    P, E, FIELDS, SLOPES = map(specialized, (P, E, FIELDS, SLOPES))
 
     @cuda.jit(device=True, forceinline=True)
     def squash_slope(dv, states, slopes, t, place, p, places):
-        s = cuda.local.array(E, sums)
+        s = local_array(E, sums)
         old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
         for e in range(E):
             s[e] = states[at((old + E + e) * P + p)]
@@ -137,6 +141,7 @@ def make_begin_backward(shape):
     SLOPES, ZERO = state_fields(E)[1], sums.type(0)
     read, _ = conversions(shape.dtype)
     squash_slope = make_squash_slope(shape)
+    L, P, E, SLOPES = map(specialized, (L, P, E, SLOPES))
 
     @kept_on_disk
     @cuda.jit
@@ -151,7 +156,7 @@ def make_begin_backward(shape):
         places = N * L
         if thread >= places * P:
             return
-        dv = cuda.local.array(E, sums)
+        dv = local_array(E, sums)
         p, place = thread % P, thread // P
         where = ((place // L * P + p) * L + place % L) * E
         for e in range(E):
@@ -168,6 +173,7 @@ def make_finish_backward(shape):
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
     SLOPES = state_fields(E)[1]
     squash_slope, merged = make_squash_slope(shape), make_merged(shape, E, make_add(E))
+    L, P, E, SLOPES = map(specialized, (L, P, E, SLOPES))
 
     @kept_on_disk
     @cuda.jit
@@ -183,7 +189,7 @@ def make_finish_backward(shape):
         places = N * L
         if thread >= places * P:
             return
-        dv = cuda.local.array(E, sums)
+        dv = local_array(E, sums)
         p, place = thread % P, thread // P
         merged(dv, partial, place, p, places, blocks)
         for e in range(E):

@@ -19,6 +19,8 @@ import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
@@ -40,6 +42,8 @@ def make_log_p(shape):
     )
     ELEMENTS, sums = shape.elements, shape.sums
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
+    P, E, M, J, TEAM = map(specialized, (P, E, M, J, TEAM))
+    ELEMENTS = specialized(ELEMENTS)
 
     @cuda.jit(device=True, forceinline=True)
     def log_p(B, V, held, lane):
@@ -62,6 +66,7 @@ def make_norms(shape, normalise):
     LOWEST, ZERO, NOWHERE = sums.type(-math.inf), sums.type(0), sums.type(math.inf)
     OF_CAPSULES, capsule, CAPSULES = normalise == "all", make_capsule(shape), shape.capsules
     team_sum, team_max = make_team_functions(shape.team)
+    M, J, CAPSULES = map(specialized, (M, J, CAPSULES))
 
     @cuda.jit(device=True, forceinline=True)
     def norms(norm, B, given, t, n, l, i, N):
@@ -88,6 +93,7 @@ def make_activations(shape):
     """Device function ``activation(prior, n, l, i, N)``; 0 in the padding."""
     capsule, CAPSULES = make_capsule(shape), shape.capsules
     ZERO = shape.sums.type(0)
+    CAPSULES = specialized(CAPSULES)
 
     @cuda.jit(device=True, forceinline=True)
     def activation(prior, n, l, i, N):
@@ -118,6 +124,7 @@ def make_hold_gaussians(shape):
     """Device function ``hold``: mu, 1 / variance and bias of the parents, before iteration t."""
     E, ELEMENTS = shape.geometry.E3, shape.elements
     read = make_read(shape, state_fields(E)[0])
+    E, ELEMENTS = map(specialized, (E, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
@@ -151,6 +158,8 @@ class MStep:
         log_p, log = make_log_p(shape), make_log(sums)
         norms = make_norms(shape, self.normalise)
         activation = make_activations(shape)
+        merge = make_merge_moments(E, sums)
+        E, M, J, SCALARS, SIZE = map(specialized, (E, M, J, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)
         def clear(record):
@@ -161,7 +170,7 @@ class MStep:
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, given, total, t, n, l, i, lane, live, N):
-            B, norm = cuda.local.array(SCALARS, sums), cuda.local.array(M, sums)
+            B, norm = local_array(SCALARS, sums), local_array(M, sums)
             log_p(B, V, held, lane)
             norms(norm, B, given, t, n, l, i, N)
             for m in range(M):
@@ -189,13 +198,13 @@ class MStep:
                         record[first + e] += part * away
                         record[first + E + e] += rest * away * away
 
-        return make_hold_gaussians(shape), clear, absorb, make_merge_moments(E, sums)
+        return make_hold_gaussians(shape), clear, absorb, merge
 
 
 @cache
 def make_merge_moments(E, sums):
     """Device function ``merge`` of records (mean, squares, top, total)."""
-    ZERO = sums.type(0)
+    E, ZERO = specialized(E), sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
     def merge(record, other, first):
@@ -233,10 +242,11 @@ class Norms:
         shape, SCALARS = self.shape, self.shape.scalars
         sums = shape.sums
         log_p, norms = make_log_p(shape), make_norms(shape, "window")
+        SCALARS = specialized(SCALARS)
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
-            B = cuda.local.array(SCALARS, sums)
+            B = local_array(SCALARS, sums)
             log_p(B, V, held, lane)
             norms(found, B, given, t, n, l, i, N)
 

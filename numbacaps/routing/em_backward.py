@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add, make_read, make_zero
 from numbacaps.routing.em import (
@@ -45,6 +47,7 @@ def make_hold(shape):
     read_state, read_slope = make_read(shape, of_states), make_read(shape, of_slopes)
     before = make_hold_gaussians(shape)
     MU = 2 * ELEMENTS + SCALARS
+    E, ELEMENTS, SCALARS, MU = map(specialized, (E, ELEMENTS, SCALARS, MU))
 
     @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
@@ -75,10 +78,12 @@ def make_shares(shape, normalise):
     log_p, log = make_log_p(shape), make_log(sums)
     norms = make_norms(shape, normalise)
     activation = make_activations(shape)
+    E, M, J, MU, LOG_S = map(specialized, (E, M, J, MU, LOG_S))
+    DMU, DVAR, GAMMA = map(specialized, (DMU, DVAR, GAMMA))
 
     @cuda.jit(device=True, forceinline=True)
     def shares(R, omega, D, part, V, held, prior, given, t, n, l, i, lane, N):
-        norm = cuda.local.array(M, sums)
+        norm = local_array(M, sums)
         log_p(R, V, held, lane)
         norms(norm, R, given, t, n, l, i, N)
         for m in range(M):
@@ -108,6 +113,7 @@ def make_of_logs(shape, normalise):
     OF_CAPSULES, ZERO = normalise == "all", sums.type(0)
     capsule, CAPSULES = make_capsule(shape), shape.capsules
     team_sum, _ = make_team_functions(shape.team)
+    M, J, CAPSULES = map(specialized, (M, J, CAPSULES))
 
     @cuda.jit(device=True, forceinline=True)
     def of_logs(D, R, total, t, n, l, i, N):
@@ -148,11 +154,13 @@ class EarlierGaussians:
         SCALARS, SIZE, ZERO = shape.scalars, self.fields, sums.type(0)
         how = shape, self.normalise
         shares, of_logs = make_shares(*how), make_of_logs(*how)
+        clear, merge = make_zero(SCALARS * SIZE, sums), make_add(SIZE)
+        E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
-            R, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
-            omega, part = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
+            omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
             shares(R, omega, D, part, V, held, prior, norm, t, n, l, i, lane, N)
             of_logs(D, R, total, t, n, l, i, N)
             for s in range(SCALARS):
@@ -163,7 +171,7 @@ class EarlierGaussians:
                     record[s * SIZE + E + e] += d_log * away * away
                 record[s * SIZE + 2 * E] += d_log
 
-        return make_hold(shape), make_zero(SCALARS * SIZE, sums), absorb, make_add(SIZE)
+        return make_hold(shape), clear, absorb, merge
 
 
 @dataclass(frozen=True)
@@ -184,12 +192,14 @@ class EMGradient:
         DMU, DVAR = MU + ELEMENTS + SCALARS, MU + 2 * ELEMENTS + SCALARS
         how = shape, self.normalise
         shares, of_logs, hold = make_shares(*how), make_of_logs(*how), make_hold(shape)
+        E, SCALARS, ELEMENTS, HELD, MU = map(specialized, (E, SCALARS, ELEMENTS, HELD, MU))
+        DMU, DVAR = map(specialized, (DMU, DVAR))
 
         @cuda.jit(device=True, forceinline=True)
         def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
-            held = cuda.local.array(HELD, sums)
-            R, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
-            omega, part = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            held = local_array(HELD, sums)
+            R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
+            omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
             for t in range(first, end):
                 hold(held, states, slopes, t, n, l, lane, N)
                 shares(R, omega, D, part, V, held, prior, norm, t, n, l, i, lane, N)
@@ -223,11 +233,12 @@ class Shares:
         M, J, SCALARS, ZERO = shape.images, shape.parents, shape.scalars, sums.type(0)
         shares = make_shares(shape, "all")
         team_sum, _ = make_team_functions(shape.team)
+        M, J, SCALARS = map(specialized, (M, J, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
-            R, D = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
-            omega, part = cuda.local.array(SCALARS, sums), cuda.local.array(SCALARS, sums)
+            R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
+            omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
             shares(R, omega, D, part, V, held, prior, given, t, n, l, i, lane, N)
             for m in range(M):
                 q = ZERO

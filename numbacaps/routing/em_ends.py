@@ -12,8 +12,9 @@ import math
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import let_next_start, wait_for_last
+from numbacaps.device.instructions import let_next_start, local_array, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add
 from numbacaps.routing.em import make_merge_moments, state_fields
@@ -41,11 +42,12 @@ def make_finish(shape):
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
     SIZE, FIELDS = 2 * E + 2, state_fields(E)[0]
     ZERO, HALF, ONE = sums.type(0), sums.type(0.5), sums.type(1)
-    MANY, CONSTANT = sums.type(E), sums.type(0.5 * E * math.log(2 * math.pi))
+    CONSTANT = 0.5 * math.log(2 * math.pi)  # for each element
     NEVER = sums.type(math.inf)
     _, write = conversions(shape.dtype)
     merged = make_merged(shape, SIZE, make_merge_moments(E, sums))
     log_sigmoid = make_log_sigmoid(sums)
+    L, P, E, SIZE, FIELDS = map(specialized, (L, P, E, SIZE, FIELDS))
 
     @kept_on_disk
     @cuda.jit
@@ -68,7 +70,7 @@ def make_finish(shape):
         places = N * L
         if thread >= places * P:
             return
-        record = cuda.local.array(SIZE, sums)
+        record = local_array(SIZE, sums)
         p, place = thread % P, thread // P
         merged(record, partial, place, p, places, blocks)
         new = ((t + 1) * places + place) * FIELDS
@@ -86,9 +88,9 @@ def make_finish(shape):
             states[at((new + e) * P + p)] = record[e]
             states[at((new + E + e) * P + p)] = ONE / variance
             y[at(where * E + e)] = write(record[e])
-        z = lam * (beta_a[at(p)] - S * (MANY * beta_u[at(p)] + spread))
+        z = lam * (beta_a[at(p)] - S * (sums.type(E) * beta_u[at(p)] + spread))
         log_a = log_sigmoid(z)
-        states[at((new + 2 * E) * P + p)] = log_a - spread - CONSTANT
+        states[at((new + 2 * E) * P + p)] = log_a - spread - sums.type(CONSTANT * E)
         states[at((new + 2 * E + 1) * P + p)] = log_S
         states[at((new + 2 * E + 2) * P + p)] = z
         a_out[at(where)] = write(sums.type(math.exp(log_a)))
@@ -101,7 +103,8 @@ def make_slope(shape):
     """Device function that writes the slope of iteration t, from dmu, dvar and dz."""
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, HALF = state_fields(E), sums.type(0), sums.type(0.5)
-    MANY, ONE, NEVER = sums.type(E), sums.type(1), sums.type(math.inf)
+    ONE, NEVER = sums.type(1), sums.type(math.inf)
+    P, E, FIELDS, SLOPES = map(specialized, (P, E, FIELDS, SLOPES))
 
     @cuda.jit(device=True, forceinline=True)
     def slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t, place, p, places):
@@ -118,9 +121,9 @@ def make_slope(shape):
             gamma -= of_variance * (ONE / inverse - epsilon)
             slopes[at((new + e) * P + p)] = dmu[e]
             slopes[at((new + E + e) * P + p)] = of_variance
-        gamma += S * d_cost * (MANY * beta_u[at(p)] + spread)
+        gamma += S * d_cost * (sums.type(E) * beta_u[at(p)] + spread)
         slopes[at((new + 2 * E) * P + p)] = gamma
-        slopes[at((new + 2 * E + 1) * P + p)] = d_cost * S * MANY
+        slopes[at((new + 2 * E + 1) * P + p)] = d_cost * S * sums.type(E)
         slopes[at((new + 2 * E + 2) * P + p)] = -d_cost
 
     return slope
@@ -133,6 +136,7 @@ def make_begin_backward(shape):
     FIELDS, ZERO = state_fields(E)[0], sums.type(0)
     read, _ = conversions(shape.dtype)
     slope, log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
+    L, P, E, FIELDS = map(specialized, (L, P, E, FIELDS))
 
     @kept_on_disk
     @cuda.jit
@@ -151,7 +155,7 @@ def make_begin_backward(shape):
         places = N * L
         if thread >= places * P:
             return
-        dmu, dvar = cuda.local.array(E, sums), cuda.local.array(E, sums)
+        dmu, dvar = local_array(E, sums), local_array(E, sums)
         p, place = thread % P, thread // P
         where = (place // L * P + p) * L + place % L
         for e in range(E):
@@ -170,6 +174,7 @@ def make_finish_backward(shape):
     SIZE, FIELDS, HALF = 2 * E + 1, state_fields(E)[0], sums.type(0.5)
     slope, log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
     merged = make_merged(shape, SIZE, make_add(SIZE))
+    L, P, E, SIZE, FIELDS = map(specialized, (L, P, E, SIZE, FIELDS))
 
     @kept_on_disk
     @cuda.jit
@@ -188,8 +193,8 @@ def make_finish_backward(shape):
         places = N * L
         if thread >= places * P:
             return
-        record = cuda.local.array(SIZE, sums)
-        dmu, dvar = cuda.local.array(E, sums), cuda.local.array(E, sums)
+        record = local_array(SIZE, sums)
+        dmu, dvar = local_array(E, sums), local_array(E, sums)
         p, place = thread % P, thread // P
         merged(record, partial, place, p, places, blocks)
         d_log = record[2 * E]
@@ -210,6 +215,7 @@ def make_sum_betas(shape):
     """Kernel that adds what reaches beta_u and beta_a; a block a parent and beta, its threads meet in their order."""
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     SLOPES, ZERO, THREADS = state_fields(E)[1], sums.type(0), SUM_THREADS
+    P, E, SLOPES = map(specialized, (P, E, SLOPES))
 
     @kept_on_disk
     @cuda.jit

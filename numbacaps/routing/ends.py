@@ -2,6 +2,8 @@
 
 from functools import cache
 
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -9,10 +11,11 @@ from numbacaps.device.target import at, cuda
 def make_merged(shape, size, merge):
     """Device function ``merged(record, partial, place, p, places, blocks)``; ``partial`` is (blocks, N * L, size, P)."""
     P, SIZE, sums = shape.geometry.P, size, shape.sums
+    P, SIZE = map(specialized, (P, SIZE))
 
     @cuda.jit(device=True, forceinline=True)
     def merged(record, partial, place, p, places, blocks):
-        other = cuda.local.array(SIZE, sums)
+        other = local_array(SIZE, sums)
         for r in range(SIZE):
             record[r] = partial[at((place * SIZE + r) * P + p)]
         for block in range(1, blocks):

@@ -17,7 +17,9 @@ Nothing is added by two threads at once, and everything in one order.
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.team import make_team_functions
 from numbacaps.routing.votes import make_capsule, make_parent, make_votes
@@ -28,6 +30,7 @@ def make_reach(shape, stored, form):
     """Device function ``reach``: a child's votes, and by a form's gradient what reaches them and the child's prior."""
     ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
     votes, gradient = make_votes(shape, stored), form.function
+    ELEMENTS, SCALARS = map(specialized, (ELEMENTS, SCALARS))
 
     @cuda.jit(device=True, forceinline=True)
     def reach(
@@ -56,6 +59,12 @@ def make_input_gradient(shape, form):
     _, write = conversions(shape.dtype)
     reach, parent = make_reach(shape, False, form), make_parent(shape)
     team_sum, _ = make_team_functions(TEAM)
+    C, H, W, KH, KW = map(specialized, (C, H, W, KH, KW))
+    OH, OW, P, G, D1 = map(specialized, (OH, OW, P, G, D1))
+    D2, D3, E1, E2, E3 = map(specialized, (D2, D3, E1, E2, E3))
+    SH, SW, PH, PW, DH = map(specialized, (SH, SW, PH, PW, DH))
+    DW, M, J, TEAM, TEAMS = map(specialized, (DW, M, J, TEAM, TEAMS))
+    ELEMENTS, SCALARS, OWN, ROW, TAPS = map(specialized, (ELEMENTS, SCALARS, OWN, ROW, TAPS))
 
     @kept_on_disk
     @cuda.jit
@@ -73,13 +82,13 @@ def make_input_gradient(shape, form):
         first,
         end,
     ):
-        V, dV = cuda.local.array(ELEMENTS, sums), cuda.local.array(ELEMENTS, sums)
+        V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
         dp, own, d_own = (
-            cuda.local.array(SCALARS, sums),
-            cuda.local.array(OWN, sums),
-            cuda.local.array(M, sums),
+            local_array(SCALARS, sums),
+            local_array(OWN, sums),
+            local_array(M, sums),
         )
-        row = cuda.local.array(ROW, sums)
+        row = local_array(ROW, sums)
         lane = cuda.threadIdx.x % TEAM
         units = (N + M - 1) // M * C
         across = (units + TEAMS - 1) // TEAMS  # blocks at one (h, w)
@@ -152,6 +161,11 @@ def make_kernel_gradient(shape, form, rows):
     read, _ = conversions(shape.dtype)
     reach, parent = make_reach(shape, False, form), make_parent(shape)
     capsule, CAPSULES = make_capsule(shape), shape.capsules
+    L, P, Q, CHILDREN, TAPS = map(specialized, (L, P, Q, CHILDREN, TAPS))
+    G, D1, D2, D3, E1 = map(specialized, (G, D1, D2, D3, E1))
+    E2, E3, M, J, TEAM = map(specialized, (E2, E3, M, J, TEAM))
+    TEAMS, ELEMENTS, SCALARS, ROWS, OWN = map(specialized, (TEAMS, ELEMENTS, SCALARS, ROWS, OWN))
+    CAPSULES = specialized(CAPSULES)
 
     @kept_on_disk
     @cuda.jit
@@ -171,11 +185,11 @@ def make_kernel_gradient(shape, form, rows):
         end,
         more,  # sums go on from what lies there
     ):
-        V, dV = cuda.local.array(ELEMENTS, sums), cuda.local.array(ELEMENTS, sums)
+        V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
         dp, own, d_own = (
-            cuda.local.array(SCALARS, sums),
-            cuda.local.array(OWN, sums),
-            cuda.local.array(J, sums),
+            local_array(SCALARS, sums),
+            local_array(OWN, sums),
+            local_array(J, sums),
         )
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
@@ -244,6 +258,8 @@ def make_votes_gradient(shape, form):
     _, write = conversions(shape.dtype)
     reach, parent = make_reach(shape, True, form), make_parent(shape)
     team_sum, _ = make_team_functions(TEAM)
+    L, P, CHILDREN, E3, M = map(specialized, (L, P, CHILDREN, E3, M))
+    J, TEAM, TEAMS, ELEMENTS, SCALARS = map(specialized, (J, TEAM, TEAMS, ELEMENTS, SCALARS))
 
     @kept_on_disk
     @cuda.jit
@@ -264,8 +280,8 @@ def make_votes_gradient(shape, form):
         end,
         more,  # sums go on from what lies there
     ):
-        V, dV = cuda.local.array(ELEMENTS, sums), cuda.local.array(ELEMENTS, sums)
-        dp, d_own = cuda.local.array(SCALARS, sums), cuda.local.array(J, sums)
+        V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+        dp, d_own = local_array(SCALARS, sums), local_array(J, sums)
         lane = cuda.threadIdx.x % TEAM
         i = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = i < CHILDREN

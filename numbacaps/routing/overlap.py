@@ -13,7 +13,9 @@ Thread mapping: a team a child of some images at a position; then one thread a c
 import math
 from functools import cache
 
+from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.votes import make_votes
 
@@ -28,6 +30,8 @@ def make_of_children(shape, stored, form):
     ELEMENTS, HELD, sums = shape.elements, form.held, shape.sums
     votes = make_votes(shape, stored)
     hold, of_child = form.functions
+    L, CHILDREN, M, TEAM, TEAMS = map(specialized, (L, CHILDREN, M, TEAM, TEAMS))
+    ELEMENTS, HELD = map(specialized, (ELEMENTS, HELD))
 
     @kept_on_disk
     @cuda.jit
@@ -43,8 +47,8 @@ def make_of_children(shape, stored, form):
         count,  # children of a team
         t,
     ):
-        V, held = cuda.local.array(ELEMENTS, sums), cuda.local.array(HELD, sums)
-        number = cuda.local.array(M, sums)
+        V, held = local_array(ELEMENTS, sums), local_array(HELD, sums)
+        number = local_array(M, sums)
         lane = cuda.threadIdx.x % TEAM
         place = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = place < (N + M - 1) // M * L
@@ -72,6 +76,9 @@ def make_of_capsules(shape, exponential):
     (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
     CHILDREN, L, sums = shape.children, g.L, shape.sums
     ZERO, LOWEST, LOGARITHMS = sums.type(0), sums.type(-math.inf), exponential
+    C, H, W, KH, KW = map(specialized, (C, H, W, KH, KW))
+    OH, OW, SH, SW, PH = map(specialized, (OH, OW, SH, SW, PH))
+    PW, DH, DW, CHILDREN, L = map(specialized, (PW, DH, DW, CHILDREN, L))
 
     @kept_on_disk
     @cuda.jit

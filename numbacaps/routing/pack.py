@@ -9,13 +9,14 @@ from functools import cache
 
 from numbacaps.device.dtypes import conversions, sum_dtype
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
 @cache
 def make_pack(P, dtype):
     """Kernel that packs."""
-    read, _ = conversions(dtype)
+    P, (read, _) = specialized(P), conversions(dtype)
 
     @kept_on_disk
     @cuda.jit
@@ -35,7 +36,7 @@ def make_pack(P, dtype):
 @cache
 def make_unpack(P, dtype):
     """Kernel that adds splits, in their order, and writes them in the kernel's own layout."""
-    _, write = conversions(dtype)
+    P, (_, write) = specialized(P), conversions(dtype)
     ZERO = sum_dtype(dtype).type(0)
 
     @kept_on_disk

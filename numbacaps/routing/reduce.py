@@ -13,7 +13,9 @@ that share the images meet in shared memory, blocks in ``partial``; both are mer
 
 from functools import cache
 
+from numbacaps.device.instructions import local_array, shared_array
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.shape import TEAM_THREADS
 from numbacaps.routing.votes import make_parent, make_votes
@@ -35,6 +37,11 @@ def make_reduce(shape, stored, form, joined):
     votes = make_votes(shape, stored)
     parent = make_parent(shape)
     hold, clear, absorb, merge = form.functions
+    L, P, CHILDREN, M, J = map(specialized, (L, P, CHILDREN, M, J))
+    TEAM, ELEMENTS, SCALARS, PLACES, JOINED = map(
+        specialized, (TEAM, ELEMENTS, SCALARS, PLACES, JOINED)
+    )
+    SIZE, HELD, RECORD, SHARED = map(specialized, (SIZE, HELD, RECORD, SHARED))
 
     @kept_on_disk
     @cuda.jit
@@ -51,9 +58,9 @@ def make_reduce(shape, stored, form, joined):
         count,  # children of a team
         t,
     ):
-        V, held = cuda.local.array(ELEMENTS, sums), cuda.local.array(HELD, sums)
-        record, other = cuda.local.array(RECORD, sums), cuda.local.array(SIZE, sums)
-        shared = cuda.shared.array(SHARED, sums)
+        V, held = local_array(ELEMENTS, sums), local_array(HELD, sums)
+        record, other = local_array(RECORD, sums), local_array(SIZE, sums)
+        shared = shared_array(SHARED, sums)
         lane, team = cuda.threadIdx.x % TEAM, cuda.threadIdx.x // TEAM
         place = cuda.blockIdx.x * PLACES + team % PLACES
         groups = (N + M - 1) // M * L

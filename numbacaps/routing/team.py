@@ -3,6 +3,7 @@
 from functools import cache
 
 from numbacaps.device.instructions import shuffle
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
@@ -10,6 +11,7 @@ from numbacaps.device.target import cuda
 def make_team_functions(team):
     """Device functions ``(team_sum, team_max)`` of a number that each lane has; all lanes of the warp take part."""
     BITS = team.bit_length() - 1
+    BITS = specialized(BITS)
 
     @cuda.jit(device=True, forceinline=True)
     def team_sum(value):

@@ -12,6 +12,8 @@ Lanes without a parent compute the last parent again; the result is not read.
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import local_array
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -19,6 +21,7 @@ from numbacaps.device.target import at, cuda
 def make_parent(shape):
     """Device function ``parent(lane, j)``: number of a lane's j-th parent, the last one's where there is none."""
     P, TEAM = shape.geometry.P, shape.team
+    P, TEAM = map(specialized, (P, TEAM))
 
     @cuda.jit(device=True, forceinline=True)
     def parent(lane, j):
@@ -35,6 +38,9 @@ def make_capsule(shape):
     SH, SW = g.stride
     PH, PW = g.padding
     DH, DW = g.dilation
+    H, W, KH, KW, OW = map(specialized, (H, W, KH, KW, OW))
+    SH, SW, PH, PW, DH = map(specialized, (SH, SW, PH, PW, DH))
+    DW = specialized(DW)
 
     @cuda.jit(device=True, forceinline=True)
     def capsule(l, q):
@@ -61,10 +67,13 @@ def make_computed(shape):
     ZERO, ELEMENTS = sums.type(0), shape.elements
     read, _ = conversions(shape.dtype)
     capsule, parent = make_capsule(shape), make_parent(shape)
+    G, D1, D2, D3, E1 = map(specialized, (G, D1, D2, D3, E1))
+    E2, E3, P, CAPSULES, M = map(specialized, (E2, E3, P, CAPSULES, M))
+    J, ROW, TAPS, ELEMENTS = map(specialized, (J, ROW, TAPS, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
-        row = cuda.local.array(ROW, sums)
+        row = local_array(ROW, sums)
         for e in range(ELEMENTS):
             V[e] = ZERO
         for tap in range(TAPS):
@@ -98,6 +107,8 @@ def make_stored(shape):
     M, J = shape.images, shape.parents
     read, _ = conversions(shape.dtype)
     parent = make_parent(shape)
+    L, P, E3, CHILDREN, M = map(specialized, (L, P, E3, CHILDREN, M))
+    J = specialized(J)
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
