@@ -87,7 +87,8 @@ def _gather(g, name, terms, forward, rng, chosen=None):
 
 
 # Images that stay one turn, or two and change places; warpgroups that share channels, or rows that do not come out
-# even; columns that fill no warpgroup, or two; strides, dilations, groups, edges, and odd capsules of the result.
+# even; columns that fill no warpgroup, or two; strides, dilations (one whose taps are 0, 2 and 1 past a multiple of the
+# stride), groups, edges, and odd capsules of the result.
 SWAPPED = {
     "alone": (Geometry(2, 1, 4, 4, 4, 3, 3, 1, 4, 8, 16), (2, 1, 1, 1)),
     "turns": (Geometry(3, 2, 3, 4, 5, 2, 2, 1, 2, 8, 4), (1, 1, 1, 1)),
@@ -98,7 +99,7 @@ SWAPPED = {
     "channels in turns": (Geometry(5, 2, 2, 3, 3, 2, 2, 1, 4, 8, 2), (2, 2, 1, 2)),
     "a channel each": (Geometry(1, 4, 2, 3, 4, 2, 2, 1, 3, 8, 3), (2, 4, 1, 1)),
     "stride": (Geometry(2, 1, 3, 7, 6, 3, 3, 1, 4, 16, 8, (2, 1), (1, 0)), (2, 1, 1, 1)),
-    "strides": (Geometry(2, 1, 3, 9, 8, 2, 3, 1, 2, 8, 8, (3, 2), 1, (2, 3)), (3, 1, 1, 1)),
+    "strides": (Geometry(2, 1, 3, 9, 8, 3, 3, 1, 2, 8, 8, (3, 2), 1, (2, 3)), (3, 1, 1, 1)),
     "groups": (Geometry(2, 1, 2, 3, 4, 2, 2, 2, 2, 32, 6), (2, 1, 1, 1)),
     "two tiles of columns": (Geometry(2, 1, 9, 3, 3, 2, 2, 1, 4, 8, 8), (2, 1, 1, 1)),
     "columns": (Geometry(2, 1, 4, 3, 4, 2, 2, 1, 4, 8, 3, 1, (0, 1), (1, 2)), (2, 1, 1, 1)),

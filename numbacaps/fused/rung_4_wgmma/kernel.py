@@ -24,6 +24,7 @@ from numbacaps.device.instructions import (
     cp_async_wait,
     descriptor_strides,
     fence_proxy_async,
+    local_array,
     shared_address,
     store_pair,
     wgmma,
@@ -32,6 +33,7 @@ from numbacaps.device.instructions import (
     wgmma_wait,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.epilogue import Epilogue, activate
 from numbacaps.fused.rung_4_wgmma.tile import Stage, chunks_beside, run_bytes
@@ -50,53 +52,51 @@ def make_wgmma(pixels, window, shape, tile, dtype, epilogue=Epilogue()):
     dtype : numpy.dtype
     epilogue : numbacaps.fused.epilogue.Epilogue
     """
-    D, N, K, CHANNEL_STEP = shape.D, shape.N, shape.K, shape.channel_step
-    TH, TW, BN, CHUNKS, PIXELS = tile.TH, tile.TW, tile.BN, tile.CHUNKS, tile.pixels
-    THREADS = tile.threads
-    ROWS, COLUMNS, D1 = pixels.rows, pixels.columns, pixels.D1
-    A_IMAGE, A_D1 = pixels.gathered[0], pixels.gathered[3]
-    A_ROW, A_COLUMN = pixels.unit
-    C_IMAGE, C_ROW, C_COLUMN, C_D1 = pixels.other
-    C_FIRST = pixels.first
-    A_G, _, C_G = pixels.steps
-    HEIGHT, WIDTH = pixels.extent
-    ROW_STEP, COLUMN_STEP = pixels.top[0], pixels.left[0]
-    TOP, LEFT = pixels.top[1] + window.first[0], pixels.left[1] + window.first[1]
-    TAP_ROWS, TAP_COLUMNS = window.taps
-    TAP_TOP, TAP_LEFT = window.start
-    TAP_DOWN, TAP_ACROSS = window.step
-    SLOT_ROWS, SLOT_COLUMNS = window.patch(pixels, tile)
-    SLOTS = SLOT_ROWS * SLOT_COLUMNS
-    DOWN, ACROSS = -(-ROWS // TH), -(-COLUMNS // TW)  # patches
-    IMAGES = 64 // D1
-    FILLED = IMAGES * D1  # rows of the 64
-    BESIDE = chunks_beside(D, dtype.itemsize)
-    stage = Stage.of(SLOTS, TAP_ROWS * TAP_COLUMNS, tile, BESIDE)
-    STAGES, PENDING = tile.STAGES, tile.STAGES - 2
-    STAGE, A_BYTES, PAIR = stage.bytes, stage.a, stage.pair // 16
-    HALF = stage.along_k
+    d1, (rows, columns) = pixels.D1, window.patch(pixels, tile)
+    slots, beside = rows * columns, chunks_beside(shape.D, dtype.itemsize)
+    stage = Stage.of(slots, window.taps[0] * window.taps[1], tile, beside)
+    groups = tile.threads // (64 * beside)
+    copies = tile.CHUNKS // beside * slots  # of a group of threads
+    turns, b_turns = -(-copies // groups), -(-stage.pieces // tile.threads)
     ELEMENTS = CHUNK // dtype.itemsize  # of a chunk
-    RUN = run_bytes(D, dtype.itemsize)
+    RUN = run_bytes(shape.D, dtype.itemsize)
     RUN_ELEMENTS, RUNS = RUN // dtype.itemsize, CHUNK // RUN
-    GROUPS = THREADS // (64 * BESIDE)
-    COPIES = CHUNKS // BESIDE * SLOTS  # of a group of threads
-    TURNS = -(-COPIES // GROUPS)
-    OFFSETS = TURNS * RUNS
-    DEPTH = shape.channels * D
-    STAGE_DEPTH = CHUNKS * ELEMENTS
-    STEPS = -(-DEPTH // STAGE_DEPTH)
-    WHOLE = DEPTH % STAGE_DEPTH == 0
-    PIECES = stage.pieces
-    B_TURNS = -(-PIECES // THREADS)
-    PAIRS = CHUNKS // 2
-    A_MATRIX = descriptor_strides(stage.along_k, 128)
-    B_MATRIX = descriptor_strides(BN * CHUNK, 128)
-    SUMS = BN // 2
-    ALL_SUMS = SUMS * PIXELS
-    PAIRED = C_D1 % 2 == 0 and N % 2 == 0
-    APART = 1 if PAIRED else 2  # places of a block's columns that a thread holds
-    PLACES = BN // 8 * APART
-    N_TILES = -(-N // BN)
+    depth, stage_depth = shape.channels * shape.D, tile.CHUNKS * ELEMENTS
+    paired = pixels.other[3] % 2 == 0 and shape.N % 2 == 0
+    apart = 1 if paired else 2  # places of a block's columns that a thread holds
+    sums = tile.BN // 2
+    D, N, K = map(specialized, (shape.D, shape.N, shape.K))
+    CHANNEL_STEP, N_TILES = map(specialized, (shape.channel_step, -(-shape.N // tile.BN)))
+    TH, TW, BN, PIXELS = map(specialized, (tile.TH, tile.TW, tile.BN, tile.pixels))
+    THREADS, STAGES, PENDING = specialized(tile.threads), tile.STAGES, tile.STAGES - 2
+    ROWS, COLUMNS, D1 = map(specialized, (pixels.rows, pixels.columns, d1))
+    A_IMAGE, _, _, A_D1 = map(specialized, pixels.gathered)
+    A_ROW, A_COLUMN = map(specialized, pixels.unit)
+    C_IMAGE, C_ROW, C_COLUMN, C_D1 = map(specialized, pixels.other)
+    C_FIRST = specialized(pixels.first)
+    A_G, _, C_G = map(specialized, pixels.steps)
+    HEIGHT, WIDTH = map(specialized, pixels.extent)
+    ROW_STEP, COLUMN_STEP = map(specialized, (pixels.top[0], pixels.left[0]))
+    TOP = specialized(pixels.top[1] + window.first[0])
+    LEFT = specialized(pixels.left[1] + window.first[1])
+    TAP_ROWS, TAP_COLUMNS = map(specialized, window.taps)
+    TAP_TOP, TAP_LEFT = map(specialized, window.start)
+    TAP_DOWN, TAP_ACROSS = map(specialized, window.step)
+    SLOTS, SLOT_COLUMNS = map(specialized, (slots, columns))
+    patches = -(-pixels.rows // tile.TH), -(-pixels.columns // tile.TW)
+    DOWN, ACROSS = map(specialized, patches)
+    IMAGES, FILLED = map(specialized, (64 // d1, 64 // d1 * d1))  # FILLED rows of the 64
+    BESIDE, GROUPS, COPIES = map(specialized, (beside, groups, copies))
+    STAGE, A_BYTES, PAIR = map(specialized, (stage.bytes, stage.a, stage.pair // 16))
+    HALF, PIECES = map(specialized, (stage.along_k, stage.pieces))
+    TURNS, B_TURNS, OFFSETS = map(specialized, (turns, b_turns, turns * RUNS))
+    DEPTH, STAGE_DEPTH = map(specialized, (depth, stage_depth))
+    STEPS, WHOLE = map(specialized, (-(-depth // stage_depth), depth % stage_depth == 0))
+    PAIRS = specialized(tile.CHUNKS // 2)
+    A_MATRIX = specialized(descriptor_strides(stage.along_k, 128))
+    B_MATRIX = specialized(descriptor_strides(tile.BN * CHUNK, 128))
+    SUMS, ALL_SUMS = map(specialized, (sums, sums * tile.pixels))
+    PAIRED, APART, PLACES = map(specialized, (paired, apart, tile.BN // 8 * apart))
     SLOT = 64 * CHUNK
     ZERO, dtype_of = np.float32(0), dtype.type
     RESULT, RESULTS = epilogue.results.start, epilogue.results.stop
@@ -115,10 +115,10 @@ def make_wgmma(pixels, window, shape, tile, dtype, epilogue=Epilogue()):
         images,
     ):
         shared = cuda.shared.array(0, dtype)
-        acc = cuda.local.array(ALL_SUMS, np.float32)
-        place = cuda.local.array(PIXELS, np.int64)
-        column_at = cuda.local.array(PLACES, np.int64)
-        offset = cuda.local.array(OFFSETS, np.int32)
+        acc = local_array(ALL_SUMS, np.float32)
+        place = local_array(PIXELS, np.int64)
+        column_at = local_array(PLACES, np.int64)
+        offset = local_array(OFFSETS, np.int32)
         start = (shared_address(shared) + 127) // 128 * 128
         thread = cuda.threadIdx.x
         warpgroup = thread // 128
@@ -185,10 +185,10 @@ def make_wgmma(pixels, window, shape, tile, dtype, epilogue=Epilogue()):
                     if COPIES % GROUPS == 0 or item < COPIES:
                         for run in range(RUNS):
                             ok = inside >> turn & 1 != 0
-                            if not WHOLE:
+                            if WHOLE == 0:
                                 chunk = item // SLOTS * BESIDE + beside
                                 ok = ok and e + chunk * ELEMENTS + run * RUN_ELEMENTS < DEPTH
-                            a_from = source + offset[turn * RUNS + run] if ok or WHOLE else 0
+                            a_from = source + offset[turn * RUNS + run] if ok or WHOLE == 1 else 0
                             a_at = to + a_to + turn * (GROUPS * SLOT) + run * RUN
                             cp_async(RUN, shared, a_at, a, a_from, ok)
                 for turn in range(B_TURNS):
@@ -225,7 +225,7 @@ def make_wgmma(pixels, window, shape, tile, dtype, epilogue=Epilogue()):
                             where = to + column_at[block * APART]
                             first = acc[j * SUMS + block * 4 + half * 2]
                             second = acc[j * SUMS + block * 4 + half * 2 + 1]
-                            if PAIRED:
+                            if PAIRED == 1:
                                 if n < N:
                                     store_pair(result, where, dtype_of(first), dtype_of(second))
                             else:

@@ -30,6 +30,7 @@ from numbacaps.device.instructions import (
     cp_async_wait,
     let_next_start,
     load_run,
+    local_array,
     mma,
     shared_address,
     short,
@@ -37,6 +38,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 from numbacaps.device.tf32 import split as split_tf32
@@ -81,34 +83,37 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
     dtype : numpy.dtype
     """
     INSIDE = inside
-    BM, BN, BK, WM, WN = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN
-    THREADS, STAGES = tile.threads, tile.STAGES
-    ACROSS = BN // WN  # warps
-    A_PITCH, C_PITCH = tile.pitches
-    C_START, STAGE = BK * A_PITCH, BK * (A_PITCH + C_PITCH)  # elements
+    bm, bn, wm, wn, threads = tile.BM, tile.BN, tile.WM, tile.WN, tile.threads
+    BM, BN, WM, WN, BK = map(specialized, (bm, bn, wm, wn, tile.BK))
+    THREADS, STAGES, PENDING = specialized(threads), specialized(tile.STAGES), tile.STAGES - 2
+    ACROSS = specialized(bn // wn)  # warps
+    a_pitch, c_pitch = tile.pitches
+    A_PITCH, C_PITCH = map(specialized, tile.pitches)
+    c_start, stage = tile.BK * a_pitch, tile.BK * (a_pitch + c_pitch)
+    C_START, STAGE = map(specialized, (c_start, stage))  # elements
     A_RUN, C_RUN = runs
     A_ELEMENTS, C_ELEMENTS = (run // dtype.itemsize for run in runs)
     # A thread copies the same runs of every pixel that it takes; OWN of them, every APART pixels.
     A_LANES, C_LANES = (8 // elements for elements in (A_ELEMENTS, C_ELEMENTS))
-    A_OWN, A_APART = tile.share(BM, A_ELEMENTS)
-    C_OWN, C_APART = tile.share(BN, C_ELEMENTS)
-    A_OCTETS, C_OCTETS = BM // 8 // A_OWN, BN // 8 // C_OWN
-    A_TURNS, C_TURNS = BK // A_APART, BK // C_APART
-    BATCH = THREADS // BK  # stages whose pixels are placed at once, one by each thread
-    PLACES = 2 * THREADS
+    (a_own, a_apart), (c_own, c_apart) = tile.share(bm, A_ELEMENTS), tile.share(bn, C_ELEMENTS)
+    A_OWN, A_APART, C_OWN, C_APART = map(specialized, (a_own, a_apart, c_own, c_apart))
+    A_OCTETS, C_OCTETS = map(specialized, (bm // 8 // a_own, bn // 8 // c_own))
+    A_TURNS, C_TURNS = map(specialized, (tile.BK // a_apart, tile.BK // c_apart))
+    # Stages whose pixels are placed at once, one by each thread.
+    BATCH = specialized(threads // tile.BK)
+    PLACES = 2 * threads
     EDGES = 1 if INSIDE else PLACES
-    QUADS_DOWN, QUADS_ACROSS = WM // 32, WN // 32
-    OWN_ROWS, OWN_COLUMNS = WM // 8, WN // 4  # of the result, a thread's
-    DOWN_TILES, ACROSS_TILES = WM // 16, WN // 8
-    SUMS = DOWN_TILES * ACROSS_TILES * 4
-    FRESH = SUMS if terms == 3 else 0  # where the sums of a stage are, after those of all
-    ALL_SUMS = SUMS + FRESH
-    PARTS = 2 if terms == 3 else 1
-    A_PART, B_PART = DOWN_TILES * 4, ACROSS_TILES * 2
-    A_SIZE, B_SIZE = PARTS * A_PART, PARTS * B_PART
+    QUADS_DOWN, QUADS_ACROSS = map(specialized, (wm // 32, wn // 32))
+    OWN_ROWS, OWN_COLUMNS = map(specialized, (wm // 8, wn // 4))  # of the result, a thread's
+    down_tiles, across_tiles = wm // 16, wn // 8
+    DOWN_TILES, ACROSS_TILES = map(specialized, (down_tiles, across_tiles))
+    sums, parts = down_tiles * across_tiles * 4, 2 if terms == 3 else 1
+    fresh = sums if terms == 3 else 0  # where the sums of a stage are, after those of all
+    SUMS, FRESH, ALL_SUMS = map(specialized, (sums, fresh, sums + fresh))
+    A_PART, B_PART = map(specialized, (down_tiles * 4, across_tiles * 2))
+    A_SIZE, B_SIZE = map(specialized, (parts * down_tiles * 4, parts * across_tiles * 2))
     TERMS = terms
     store_sums = make_store_sums(tile, C_RUN > 4, dtype)
-    PENDING = STAGES - 2
     ABSENT = _ABSENT
     ZERO = np.float32(0)
 
@@ -127,16 +132,16 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
         other = cuda.shared.array(PLACES, np.int64)
         top = cuda.shared.array(EDGES, np.int32)
         left = cuda.shared.array(EDGES, np.int32)
-        acc = cuda.local.array(ALL_SUMS, np.float32)
+        acc = local_array(ALL_SUMS, np.float32)
         quad = cuda.local.array(4, np.float32)
-        a_part = cuda.local.array(A_SIZE, np.float32)
-        b_part = cuda.local.array(B_SIZE, np.float32)
-        a_offset = cuda.local.array(A_OWN, np.int64)
-        c_offset = cuda.local.array(C_OWN, np.int64)
-        down = cuda.local.array(A_OWN, np.int32)
-        across = cuda.local.array(A_OWN, np.int32)
-        to_row = cuda.local.array(OWN_ROWS, np.int64)
-        to_column = cuda.local.array(OWN_COLUMNS, np.int64)
+        a_part = local_array(A_SIZE, np.float32)
+        b_part = local_array(B_SIZE, np.float32)
+        a_offset = local_array(A_OWN, np.int64)
+        c_offset = local_array(C_OWN, np.int64)
+        down = local_array(A_OWN, np.int32)
+        across = local_array(A_OWN, np.int32)
+        to_row = local_array(OWN_ROWS, np.int64)
+        to_column = local_array(OWN_COLUMNS, np.int64)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         lane, warp = short(thread % 32), short(thread // 32)
@@ -220,7 +225,7 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
-                if FRESH > 0:
+                if TERMS == 3:
                     for i in range(SUMS):
                         acc[FRESH + i] = ZERO
                 for eight in range(BK // 8):
@@ -249,7 +254,7 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
                             for j in range(ACROSS_TILES):
                                 to = FRESH + (i * ACROSS_TILES + j) * 4
                                 mma(acc, to, a_part, a_low + i * 4, b_part, b_low + j * 2)
-                if FRESH > 0:
+                if TERMS == 3:
                     for i in range(SUMS):
                         acc[i] += acc[FRESH + i]
         b_first = split * of[SIZE] + g * of[B_G]
@@ -269,7 +274,8 @@ def make_store_sums(tile, paired, dtype):
 
     Neighbouring columns go in one store where copies take ``paired`` elements.
     """
-    OWN_ROWS, OWN_COLUMNS, ACROSS_TILES = tile.WM // 8, tile.WN // 4, tile.WN // 8
+    OWN_ROWS, OWN_COLUMNS = map(specialized, (tile.WM // 8, tile.WN // 4))
+    ACROSS_TILES = specialized(tile.WN // 8)
     PAIRED, ABSENT, dtype_of = paired, _ABSENT, dtype.type
 
     @cuda.jit(device=True, inline="always")

@@ -13,6 +13,7 @@ import numpy as np
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import load_run, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
 
@@ -25,18 +26,21 @@ def make_add_tiles(spec):
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.split_k_spec.ReductionSpec
     """
-    (of_x, of_dy), tile, N, K, D = spec.boxes, spec.tile, spec.N, spec.K, spec.D
-    TAP_ROWS, TAP_COLUMNS = tile.tap_rows, spec.window.taps[1]
-    SPLITS, CHANNELS, GROUPS = spec.strips.splits, spec.channels, spec.groups
-    STEP = spec.pixels.steps[1]
-    A_CHANNELS, COLUMNS_FILLED = of_x.channels, of_dy.channels * spec.pixels.other[3]
-    DOWN, ACROSS = -(-CHANNELS // A_CHANNELS), -(-N // COLUMNS_FILLED)
-    PAIR, PAIRS = tile.PAIR, D // tile.PAIR
-    ROWS_OF_WARP, FILLED = 16 // PAIR, A_CHANNELS * PAIRS
-    THREADS, BLOCKS = TAP_ROWS * 128, tile.BN // 8
-    SPLIT = DOWN * ACROSS * TAP_COLUMNS * BLOCKS * THREADS  # in fours
+    (of_x, of_dy), tile, PAIR = spec.boxes, spec.tile, spec.tile.PAIR
+    columns, threads, blocks = spec.window.taps[1], tile.tap_rows * 128, tile.BN // 8
+    filled = of_dy.channels * spec.pixels.other[3]
+    down, across = -(-spec.channels // of_x.channels), -(-spec.N // filled)
+    split = down * across * columns * blocks * threads  # in fours
+    N, K, D = map(specialized, (spec.N, spec.K, spec.D))
+    TAP_ROWS, TAP_COLUMNS = map(specialized, (tile.tap_rows, columns))
+    SPLITS, CHANNELS, GROUPS = map(specialized, (spec.strips.splits, spec.channels, spec.groups))
+    STEP, A_CHANNELS = map(specialized, (spec.pixels.steps[1], of_x.channels))
+    COLUMNS_FILLED, DOWN, SPLIT = map(specialized, (filled, down, split))
+    PAIRS, ROWS_OF_WARP = map(specialized, (spec.D // PAIR, 16 // PAIR))
+    FILLED = specialized(of_x.channels * (spec.D // PAIR))
+    THREADS, BLOCKS = map(specialized, (threads, blocks))
     AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
-    ROUNDS = -(-SPLITS // LANES)
+    ROUNDS = specialized(-(-spec.strips.splits // LANES))
     ZERO = np.float32(0)
     _, write = conversions(spec.dtype)
 

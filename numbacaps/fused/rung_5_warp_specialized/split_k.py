@@ -31,6 +31,7 @@ from numbacaps.device.instructions import (
     fence_proxy_async,
     fewer_registers,
     let_next_start,
+    local_array,
     map_address,
     more_registers,
     shared_address,
@@ -39,6 +40,7 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.ring import make_init
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_5_warp_specialized.split_k_consumer import make_consume
 from numbacaps.fused.rung_5_warp_specialized.split_k_producer import make_produce
@@ -58,14 +60,14 @@ def make_bulk_reduction(spec):
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.split_k_spec.ReductionSpec
     """
-    CONSUMERS, REGISTERS, ALL_SUMS = spec.consumer_warps, spec.tile.registers, spec.sums
+    CONSUMERS, REGISTERS = spec.consumer_warps, spec.tile.registers
     PRODUCER_WARP = CONSUMERS + TRANSPOSE_WARPS
     init_x, init_dy, init_transposed = map(
         make_init, (spec.x_ring, spec.dy_ring, spec.transposed_ring)
     )
     produce, transpose, consume = make_produce(spec), make_transpose(spec), make_consume(spec)
     part_of_block, store_sums = make_part_of_block(spec), make_store_sums(spec)
-    STRIP_ROWS = spec.strips.rows
+    ALL_SUMS, STRIP_ROWS = map(specialized, (spec.sums, spec.strips.rows))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(spec.tile.threads, 1))
@@ -97,7 +99,7 @@ def make_bulk_reduction(spec):
                 transpose(shared, begin, start, rows, warp, lane)
         else:
             more_registers(REGISTERS)
-            acc = cuda.local.array(ALL_SUMS, np.float32)
+            acc = local_array(ALL_SUMS, np.float32)
             consume(acc, shared, begin, start, rows, warp, lane)
             wait_for_last()  # nobody reads any more what is written now
             store_sums(partial, acc, warp, lane)
@@ -108,8 +110,8 @@ def make_bulk_reduction(spec):
 def make_part_of_block(spec):
     """Device function ``part_of_block()``: the block's channels, columns, g and strips."""
     (of_x, of_dy), strips = spec.boxes, spec.strips
-    A_CHANNELS, B_CHANNELS = of_x.channels, of_dy.channels
-    SPLITS, STRIPS, PER_SPLIT = strips.splits, strips.count, strips.per_split
+    A_CHANNELS, B_CHANNELS = map(specialized, (of_x.channels, of_dy.channels))
+    SPLITS, STRIPS, PER_SPLIT = map(specialized, (strips.splits, strips.count, strips.per_split))
 
     @cuda.jit(device=True, inline="always")
     def part_of_block():
@@ -123,8 +125,9 @@ def make_part_of_block(spec):
 
 def make_store_sums(spec):
     """Device function ``store_sums(partial, acc, warp, lane)``: a thread's sums beside its neighbours', in fours."""
-    ALL_SUMS, THREADS = spec.sums, spec.consumer_warps * 32
-    TILE, FILLED, ROWS_OF_WARP = THREADS * ALL_SUMS, spec.filled_rows, 16 // spec.tile.PAIR
+    threads = spec.consumer_warps * 32
+    ALL_SUMS, THREADS, TILE = map(specialized, (spec.sums, threads, threads * spec.sums))
+    FILLED, ROWS_OF_WARP = map(specialized, (spec.filled_rows, 16 // spec.tile.PAIR))
 
     @cuda.jit(device=True, inline="always")
     def store_sums(partial, acc, warp, lane):

@@ -7,6 +7,7 @@ from numbacaps.device.instructions import (
     CHUNK,
     FRAGMENT_PRODUCTS,
     descriptor_strides,
+    local_array,
     permuted_bytes,
     short,
     wgmma_commit,
@@ -20,6 +21,7 @@ from numbacaps.device.ring import (
     make_release,
     make_wait,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.unrolled import make_in_quarters
 from numbacaps.fused.rung_5_warp_specialized.split_k_transpose import (
@@ -43,18 +45,14 @@ def columns_in(spec):
 def make_consume(spec):
     """Device function ``consume(acc, shared, begin, start, rows, warp, lane)``: the sums of all rows of a block's part."""
     tile, window, strips = spec.tile, spec.window, spec.strips
-    TAP_DOWN, ROW_STEP, STRIP_ROWS, REACH = (
-        window.step[0],
-        spec.pixels.top[0],
-        strips.rows,
-        spec.reach,
-    )
-    MATRIX = descriptor_strides(tile.BN * CHUNK, 128)
-    DATA, PITCH = spec.transposed_ring.data, spec.transposed_ring.pitch
-    X_PITCH, BATCHES = spec.x_ring.pitch // 4, spec.k_groups // tile.GROUPS
-    FRAGMENTS = tile.GROUPS * columns_in(spec) * 4
-    SPLIT, ALL_SUMS = spec.split, spec.sums
-    PART_SUMS = ALL_SUMS if SPLIT else 1
+    TAP_DOWN, ROW_STEP = map(specialized, (window.step[0], spec.pixels.top[0]))
+    STRIP_ROWS, REACH = map(specialized, (strips.rows, spec.reach))
+    MATRIX = specialized(descriptor_strides(tile.BN * CHUNK, 128))
+    DATA, PITCH = map(specialized, (spec.transposed_ring.data, spec.transposed_ring.pitch))
+    X_PITCH, BATCHES = map(specialized, (spec.x_ring.pitch // 4, spec.k_groups // tile.GROUPS))
+    FRAGMENTS = specialized(tile.GROUPS * columns_in(spec) * 4)
+    SPLIT, ALL_SUMS = spec.split, specialized(spec.sums)
+    PART_SUMS = specialized(spec.sums if SPLIT else 1)
     wait_x, release_x, next_x, look_ahead = (
         make(spec.x_ring) for make in (make_wait, make_release, make_advance, make_look_ahead)
     )
@@ -66,8 +64,8 @@ def make_consume(spec):
     # Inlined by Numba: LLVM would copy the sums of three terms from one row to the next, 4 to 8 % of em and caps2.
     @cuda.jit(device=True, inline="always")
     def consume(acc, shared, begin, start, rows, warp, lane):
-        part = cuda.local.array(PART_SUMS, np.float32)
-        fragment = cuda.local.array(FRAGMENTS, np.float32)
+        part = local_array(PART_SUMS, np.float32)
+        fragment = local_array(FRAGMENTS, np.float32)
         own_slot, apart, late = own_slot_of(begin, start, warp, lane)
         tap_row = warp // 4
         clear(acc, ALL_SUMS)
@@ -108,9 +106,12 @@ def make_consume(spec):
 def make_own_slot(spec):
     """Device function ``slot, apart, late = own_slot(begin, start, warp, lane)``: where a lane's part of a slot lies, how
     far from it the other k of a pair is, and whether it reads the two the other way round, as when dy is transposed."""
-    of_x, D1, PAIR, PAIRS = spec.boxes[0], spec.pixels.D1, spec.tile.PAIR, spec.D // spec.tile.PAIR
-    A_IMAGE, A_CHANNEL, FILLED = of_x.image_step, of_x.channel_step, spec.filled_rows
-    A_APART, ROWS_OF_WARP, DATA = 4 // D1 * A_IMAGE + 4 % D1 * PAIRS, 16 // PAIR, spec.x_ring.data
+    of_x, d1, PAIR = spec.boxes[0], spec.pixels.D1, spec.tile.PAIR
+    pairs = spec.D // PAIR
+    D1, PAIRS, FILLED = map(specialized, (d1, pairs, spec.filled_rows))
+    A_IMAGE, A_CHANNEL = map(specialized, (of_x.image_step, of_x.channel_step))
+    A_APART = specialized(4 // d1 * of_x.image_step + 4 % d1 * pairs)
+    ROWS_OF_WARP, DATA = map(specialized, (16 // PAIR, spec.x_ring.data))
 
     @cuda.jit(device=True, forceinline=True)
     def own_slot(begin, start, warp, lane):
@@ -127,15 +128,12 @@ def make_own_slot(spec):
 
 def make_load_column(spec):
     """Device function ``load_column(fragment, shared, which, group, column)``: of a column of slots the k's of a product."""
-    of_x, D1, D, PAIR = spec.boxes[0], spec.pixels.D1, spec.D, spec.tile.PAIR
-    A_IMAGE, A_COLUMN, PAIRS, GROUPS = (
-        of_x.image_step,
-        of_x.column_step,
-        D // PAIR,
-        spec.tile.GROUPS,
-    )
-    BELOW = 8 // D * of_x.channel_step + 8 % D  # from a row of a product to the eighth below it
-    COLUMNS_IN, SPLIT, K_SQUARES = columns_in(spec), spec.split, 4 * PAIR
+    of_x, D, PAIR, SPLIT = spec.boxes[0], spec.D, spec.tile.PAIR, spec.split
+    D1, PAIRS, GROUPS = map(specialized, (spec.pixels.D1, D // PAIR, spec.tile.GROUPS))
+    A_IMAGE, A_COLUMN = map(specialized, (of_x.image_step, of_x.column_step))
+    # From a row of a product to the eighth below it.
+    BELOW = specialized(8 // D * of_x.channel_step + 8 % D)
+    COLUMNS_IN, K_SQUARES = map(specialized, (columns_in(spec), 4 * PAIR))
 
     @cuda.jit(device=True, forceinline=True)
     def load_column(fragment, shared, which, group, column):
@@ -166,11 +164,14 @@ def make_multiply_batch(spec):
     For three terms a thread's part of x is cut in place when the products with its high part are done.
     """
     tile, window = spec.tile, spec.window
-    PW, BN, GROUPS, SPLIT, PARTS = tile.PW, tile.BN, tile.GROUPS, spec.split, spec.parts
-    COLUMN_STEP, TAP_COLUMNS, TAP_ACROSS = spec.pixels.left[0], window.taps[1], window.step[1]
-    COLUMNS_IN, COLUMNS_KEPT = columns_in(spec), kept_columns(spec)
-    ALL_GROUPS, FRAGMENTS, SUMS = spec.k_groups, GROUPS * COLUMNS_IN * 4, BN // 2
-    CHUNKS = 2 * BN  # of one product's second operand
+    PW, BN, GROUPS = map(specialized, (tile.PW, tile.BN, tile.GROUPS))
+    SPLIT, PARTS = spec.split, spec.parts
+    COLUMN_STEP = specialized(spec.pixels.left[0])
+    TAP_COLUMNS, TAP_ACROSS = map(specialized, (window.taps[1], window.step[1]))
+    COLUMNS_IN, COLUMNS_KEPT = map(specialized, (columns_in(spec), kept_columns(spec)))
+    ALL_GROUPS, SUMS = map(specialized, (spec.k_groups, tile.BN // 2))
+    FRAGMENTS = specialized(tile.GROUPS * columns_in(spec) * 4)
+    CHUNKS = specialized(2 * tile.BN)  # of one product's second operand
     multiply, load_column = FRAGMENT_PRODUCTS[spec.dtype.name], make_load_column(spec)
 
     @cuda.jit(device=True, forceinline=True)
@@ -201,7 +202,7 @@ def make_multiply_batch(spec):
                         multiply(BN, acc, s, fragment, k, shared, high, 1)
             wgmma_commit()
 
-    multiply_all = make_in_quarters(multiply_pixels, PW)
+    multiply_all = make_in_quarters(multiply_pixels, tile.PW)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_low(part, fragment, shared, which):

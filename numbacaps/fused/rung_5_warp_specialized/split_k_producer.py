@@ -2,20 +2,20 @@
 
 from numbacaps.device.instructions import short, tensor_copy
 from numbacaps.device.ring import PRODUCER, make_acquire, make_advance
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
 def make_produce(spec):
     """Device function ``produce(shared, start, x_map, dy_map, part)`` of the producer's thread."""
-    (of_x, of_dy), strips, pixels = spec.boxes, spec.strips, spec.pixels
-    PW, IMAGES, REACH = spec.tile.PW, of_x.images, spec.reach
-    (ROW_STEP, TOP), (COLUMN_STEP, LEFT) = pixels.top, pixels.left
-    STRIP_ROWS, DOWN, ACROSS = strips.rows, strips.down, strips.across
-    X_ROWS = (STRIP_ROWS - 1) * ROW_STEP + REACH + 1
-    X_BY_G, X_BY_E, X_BY_COLUMN = (0, of_x.pixel, 0) if of_x.whole_rows else (of_x.pixel, 0, 1)
-    DY_BY_G, DY_BY_E, DY_BY_COLUMN = (
-        (0, of_dy.pixel, 0) if of_dy.whole_rows else (of_dy.pixel, 0, 1)
-    )
+    of_x, strips, pixels = spec.boxes[0], spec.strips, spec.pixels
+    PW, IMAGES, REACH = map(specialized, (spec.tile.PW, of_x.images, spec.reach))
+    ROW_STEP, TOP, COLUMN_STEP, LEFT = map(specialized, (*pixels.top, *pixels.left))
+    STRIP_ROWS, DOWN, ACROSS = map(specialized, (strips.rows, strips.down, strips.across))
+    X_ROWS = specialized((strips.rows - 1) * pixels.top[0] + spec.reach + 1)
+    first_axes = [(0, box.pixel, 0) if box.whole_rows else (box.pixel, 0, 1) for box in spec.boxes]
+    X_BY_G, X_BY_E, X_BY_COLUMN = map(specialized, first_axes[0])
+    DY_BY_G, DY_BY_E, DY_BY_COLUMN = map(specialized, first_axes[1])
     acquire_x, next_x = make_acquire(spec.x_ring), make_advance(spec.x_ring)
     acquire_dy, next_dy = make_acquire(spec.dy_ring), make_advance(spec.dy_ring)
 

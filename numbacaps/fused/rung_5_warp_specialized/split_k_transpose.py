@@ -12,6 +12,7 @@ from numbacaps.device.fragments import nearer_tf32
 from numbacaps.device.instructions import (
     cut_tf32,
     fence_proxy_async,
+    local_array,
     permuted_bytes,
     short,
 )
@@ -24,6 +25,7 @@ from numbacaps.device.ring import (
     make_wait,
     make_wait_empty,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.rung_5_warp_specialized.split_k_tile import TRANSPOSE_WARPS
 
@@ -34,13 +36,16 @@ LOW_HALVES, HIGH_HALVES, LATE_LOW, LATE_HIGH = 0x5410, 0x7632, 0x1054, 0x3276
 def make_transpose(spec):
     """Device function ``transpose(shared, begin, start, rows, warp, lane)`` of the warps behind the consumers."""
     of_dy, tile = spec.boxes[1], spec.tile
-    WARPS, PW, PAIR, D1 = spec.consumer_warps, tile.PW, tile.PAIR, spec.pixels.D1
-    PIXEL = spec.parts * spec.k_groups * spec.matrix_words
-    ALL_K = of_dy.images * D1
-    D1_BITS, K_SQUARES = D1.bit_length() - 1, 4 * PAIR
-    B_IMAGE, B_COLUMN, D3_PAIRS = of_dy.image_step, of_dy.column_step, spec.pixels.other[3] // PAIR
-    DY_DATA, DY_PITCH = spec.dy_ring.data // 4, spec.dy_ring.pitch // 4
-    OUT_DATA, OUT_PITCH = spec.transposed_ring.data // 4, spec.transposed_ring.pitch // 4
+    d1, of_out = spec.pixels.D1, spec.transposed_ring
+    WARPS, PW = map(specialized, (spec.consumer_warps, tile.PW))
+    PIXEL = specialized(spec.parts * spec.k_groups * spec.matrix_words)
+    ALL_K, K_SQUARES = map(specialized, (of_dy.images * d1, 4 * tile.PAIR))
+    D1, D1_BITS, D3_PAIRS = map(
+        specialized, (d1, d1.bit_length() - 1, spec.pixels.other[3] // tile.PAIR)
+    )
+    B_IMAGE, B_COLUMN = map(specialized, (of_dy.image_step, of_dy.column_step))
+    DY_DATA, DY_PITCH = map(specialized, (spec.dy_ring.data // 4, spec.dy_ring.pitch // 4))
+    OUT_DATA, OUT_PITCH = map(specialized, (of_out.data // 4, of_out.pitch // 4))
     wait_dy, release_dy, next_dy = (
         make(spec.dy_ring) for make in (make_wait, make_release, make_advance)
     )
@@ -83,10 +88,11 @@ def make_own_elements(spec):
 
     Half of the lanes read the two k's the other way round: all at once would meet in banks.
     """
-    of_dy, tile, D1 = spec.boxes[1], spec.tile, spec.pixels.D1
-    PAIR, D3_PAIRS = tile.PAIR, spec.pixels.other[3] // tile.PAIR
-    B_IMAGE, B_CHANNEL = of_dy.image_step, of_dy.channel_step
-    B_APART = 4 // D1 * B_IMAGE + 4 % D1 * D3_PAIRS
+    of_dy, PAIR, d1 = spec.boxes[1], spec.tile.PAIR, spec.pixels.D1
+    d3_pairs = spec.pixels.other[3] // PAIR
+    D1, D3_PAIRS = map(specialized, (d1, d3_pairs))
+    B_IMAGE, B_CHANNEL = map(specialized, (of_dy.image_step, of_dy.channel_step))
+    B_APART = specialized(4 // d1 * of_dy.image_step + 4 % d1 * d3_pairs)
 
     @cuda.jit(device=True, forceinline=True)
     def own_elements(lane):
@@ -106,17 +112,18 @@ def make_own_elements(spec):
 
 def make_move_k(spec):
     """Device function ``move_k(shared, read, write, own)``: of some k's a warp's elements of all columns."""
-    of_dy, tile = spec.boxes[1], spec.tile
-    PAIR, SPLIT, B_CHANNEL = tile.PAIR, spec.split, of_dy.channel_step
-    D3, N_SQUARES = spec.pixels.other[3], 8 * PAIR
-    D3_PAIRS, SQUARES = D3 // PAIR, of_dy.channels * D3 // N_SQUARES
-    AT_ONCE = gcd(SQUARES, 4)
-    ROUNDS, LOW = SQUARES // AT_ONCE, spec.k_groups * spec.matrix_words
+    of_dy, PAIR, SPLIT = spec.boxes[1], spec.tile.PAIR, spec.split
+    d3, n_squares = spec.pixels.other[3], 8 * PAIR
+    squares = of_dy.channels * d3 // n_squares
+    at_once = gcd(squares, 4)
+    D3_PAIRS, N_SQUARES, B_CHANNEL = map(specialized, (d3 // PAIR, n_squares, of_dy.channel_step))
+    AT_ONCE, ROUNDS = map(specialized, (at_once, squares // at_once))
+    LOW = specialized(spec.k_groups * spec.matrix_words)
 
     @cuda.jit(device=True, forceinline=True)
     def move_k(shared, read, write, own):
-        values = cuda.local.array(AT_ONCE, np.float32)
-        others = cuda.local.array(AT_ONCE, np.float32)
+        values = local_array(AT_ONCE, np.float32)
+        others = local_array(AT_ONCE, np.float32)
         _, _, apart, first, second, first_halves, second_halves = own
         for some in range(ROUNDS):
             for i in range(AT_ONCE):
@@ -145,7 +152,8 @@ def make_move_k(spec):
 
 def make_place_of_k(spec):
     """Device function ``place_of_k(k)``: where a chunk of k's lies in a transposed pixel: which product, which half of it."""
-    BITS, WORDS, HALF = spec.tile.K.bit_length() - 1, spec.matrix_words, spec.tile.BN * 4
+    BITS, WORDS = map(specialized, (spec.tile.K.bit_length() - 1, spec.matrix_words))
+    HALF = specialized(spec.tile.BN * 4)
 
     @cuda.jit(device=True, forceinline=True)
     def place_of_k(k):

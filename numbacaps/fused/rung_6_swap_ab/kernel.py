@@ -24,6 +24,7 @@ from numbacaps.device.instructions import (
     descriptor_strides,
     fence_proxy_async,
     let_next_start,
+    local_array,
     map_address,
     mbarrier_init,
     mbarrier_wait,
@@ -36,6 +37,7 @@ from numbacaps.device.instructions import (
 )
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.ring import CONSUMER, make_advance
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.rung_4_wgmma.tile import BM
 from numbacaps.fused.rung_6_swap_ab.operands import (
@@ -56,10 +58,12 @@ def make_swapped_wgmma(spec):
     spec : numbacaps.fused.rung_6_swap_ab.spec.SwapSpec
     """
     tile, n = spec.tile, spec.n
-    ROW_PARTS, CHANNEL_PARTS, IMAGES = tile.ROW_PARTS, tile.CHANNEL_PARTS, tile.IMAGES
-    CHANNELS, FRAGMENTS, SUMS = spec.channels, spec.fragments, spec.sums
-    C_FIRST, C_G, C_IMAGE = spec.pixels.first, spec.pixels.steps[2], spec.pixels.other[0]
-    TILES, TH, CAPSULE, BY_CAPSULE = spec.tiles, tile.TH, n.D, n.other
+    ROW_PARTS, CHANNEL_PARTS = map(specialized, (tile.ROW_PARTS, tile.CHANNEL_PARTS))
+    IMAGES, CHANNELS = map(specialized, (tile.IMAGES, spec.channels))
+    FRAGMENTS, SUMS = map(specialized, (spec.fragments, spec.sums))
+    C_FIRST, C_G = map(specialized, (spec.pixels.first, spec.pixels.steps[2]))
+    C_IMAGE, TILES, TH = map(specialized, (spec.pixels.other[0], spec.tiles, tile.TH))
+    CAPSULE, BY_CAPSULE = map(specialized, (n.D, n.other))
     NEARER, ONE = TF32_NEARER, np.float32(1)
     prefetch_operands, fetch = make_prefetch_operands(spec), make_fetch(spec)
     load_kernel, multiply_tile = make_load_kernel(spec), make_multiply_tile(spec)
@@ -96,8 +100,8 @@ def make_swapped_wgmma(spec):
         for i in range(IMAGES):
             if block + i * blocks < count:
                 fetch(shared, start, box_map, i, block + i * blocks, g, warp, lane)
-        fragment = cuda.local.array(FRAGMENTS, np.float32)
-        acc = cuda.local.array(SUMS, np.float32)
+        fragment = local_array(FRAGMENTS, np.float32)
+        acc = local_array(SUMS, np.float32)
         load_kernel(fragment, b, g, n, channel_part, lane)
         place = short(n // CAPSULE * BY_CAPSULE + n % CAPSULE)
         stage, phase = CONSUMER
@@ -127,17 +131,20 @@ def make_multiply_tile(spec):
     ``which`` is (stage, phase, part of the channels, row of tiles). The kernel is brought ``nearer`` to what TF32 cuts
     it to channel by channel, so that no product waits until all of it is loaded.
     """
-    slots, ring, (TAP_ROWS, TAP_COLUMNS) = spec.slots, spec.ring, spec.window.taps
-    TAPS, CHANNEL = np.array(slots.taps, np.int64) // 16, slots.channel
-    CHANNELS, PART_CHANNELS, CHANNEL_PARTS = (
-        spec.channels,
-        spec.part_channels,
-        spec.tile.CHANNEL_PARTS,
-    )
-    OF_CHANNEL, GROUPS, NT = spec.channel_fragments, spec.k_groups, spec.rows
-    TILE_BYTES = spec.tile.TH * slots.columns * slots.slot
-    DATA, PITCH = ring.data, ring.pitch
-    A_MATRIX = descriptor_strides(16, 8 * slots.row) + swizzle_bits(slots.row)
+    slots, ring, window, tile = spec.slots, spec.ring, spec.window, spec.tile
+    across, row = len(slots.phases[1]), slots.columns * slots.slot
+    TAP_ROWS, TAP_COLUMNS = map(specialized, window.taps)
+    TAP_TOP, TAP_LEFT, TAP_DOWN, TAP_ACROSS = map(specialized, (*window.start, *window.step))
+    ROW_STRIDE, COLUMN_STRIDE = map(specialized, (spec.pixels.top[0], spec.pixels.left[0]))
+    ROW_PHASES, COLUMN_PHASES = map(specialized, map(len, slots.phases))
+    # Of 16 bytes: from a row's box to the next row's, and to the next; from a slot below and beside.
+    BOX_DOWN, BOX_ACROSS = map(specialized, (across * slots.box // 16, slots.box // 16))
+    SLOT_DOWN, SLOT_ACROSS = map(specialized, (row // 16, slots.slot // 16))
+    CHANNELS, CHANNEL, TILE_BYTES = map(specialized, (spec.channels, slots.channel, tile.TH * row))
+    PART_CHANNELS, CHANNEL_PARTS = map(specialized, (spec.part_channels, tile.CHANNEL_PARTS))
+    OF_CHANNEL, GROUPS = map(specialized, (spec.channel_fragments, spec.k_groups))
+    NT, DATA, PITCH = map(specialized, (spec.rows, ring.data, ring.pitch))
+    A_MATRIX = specialized(descriptor_strides(16, 8 * slots.row) + swizzle_bits(slots.row))
     multiply = FRAGMENT_PRODUCTS["float32"]
 
     @cuda.jit(device=True, forceinline=True)
@@ -153,11 +160,14 @@ def make_multiply_tile(spec):
             wgmma_fence()
             matrix = A_MATRIX + (first + i * (CHANNEL_PARTS * CHANNEL)) // 16
             for r in range(TAP_ROWS):
+                a_row = matrix + r % ROW_PHASES * BOX_DOWN
+                a_row += (TAP_TOP + r * TAP_DOWN) // ROW_STRIDE * SLOT_DOWN
                 for tap in range(TAP_COLUMNS):
+                    a_tap = a_row + tap % COLUMN_PHASES * BOX_ACROSS
+                    a_tap += (TAP_LEFT + tap * TAP_ACROSS) // COLUMN_STRIDE * SLOT_ACROSS
                     for group in range(GROUPS):
                         k = (((i * TAP_ROWS + r) * TAP_COLUMNS + tap) * GROUPS + group) * 4
-                        a = matrix + TAPS[r, tap] + group * 2
-                        multiply(NT, acc, 0, fragment, k, shared, a, 1)
+                        multiply(NT, acc, 0, fragment, k, shared, a_tap + group * 2, 1)
             wgmma_commit()
         wgmma_wait()
 

@@ -10,13 +10,15 @@ from numbacaps.device.instructions import (
     short,
     tensor_copy,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
 def make_prefetch_operands(spec):
     """Device function ``prefetch_operands(a, b, image, thread)``."""
-    OF_LINE, LINES_AHEAD, A_IMAGE = LINE // 4, spec.ahead // LINE, spec.pixels.gathered[0]
-    THREADS = spec.tile.threads
+    LINES_AHEAD, A_IMAGE = map(specialized, (spec.ahead // LINE, spec.pixels.gathered[0]))
+    OF_LINE = LINE // 4
+    THREADS = spec.tile.threads  # not specialized: what launches are bounded by is part of a form
 
     @cuda.jit(device=True, forceinline=True)
     def prefetch_operands(a, b, image, thread):
@@ -35,11 +37,14 @@ def make_prefetch_operands(spec):
 def make_fetch(spec):
     """Device function ``fetch(shared, start, box_map, stage, image, g, warp, lane)``."""
     slots, pixels, window, ring = spec.slots, spec.pixels, spec.window, spec.ring
-    WARPS, CHANNELS, D1 = spec.tile.warpgroups * 4, spec.channels, pixels.D1
-    TOP, LEFT = pixels.top[1] + window.first[0], pixels.left[1] + window.first[1]
-    ROW_PHASES, COLUMN_PHASES = (np.array(phases, np.int64) for phases in slots.phases)
-    ACROSS, BOXES, BOX, CHANNEL = len(COLUMN_PHASES), slots.boxes, slots.box, slots.channel
-    DATA, PITCH, CHANNEL_BYTES = ring.data, ring.pitch, ring.bytes
+    WARPS, CHANNELS, D1 = map(specialized, (spec.tile.warpgroups * 4, spec.channels, pixels.D1))
+    TOP = specialized(pixels.top[1] + window.first[0])
+    LEFT = specialized(pixels.left[1] + window.first[1])
+    ROW_STRIDE, COLUMN_STRIDE = map(specialized, (pixels.top[0], pixels.left[0]))
+    TAP_TOP, TAP_LEFT, TAP_DOWN, TAP_ACROSS = map(specialized, (*window.start, *window.step))
+    ACROSS, BOXES = map(specialized, (len(slots.phases[1]), slots.boxes))
+    BOX, CHANNEL = map(specialized, (slots.box, slots.channel))
+    DATA, PITCH, CHANNEL_BYTES = map(specialized, (ring.data, ring.pitch, ring.bytes))
 
     @cuda.jit(device=True, forceinline=True)
     def fetch(shared, start, box_map, stage, image, g, warp, lane):
@@ -50,7 +55,8 @@ def make_fetch(spec):
                 to = start + DATA + stage * PITCH + channel * CHANNEL
                 mbarrier_expect(shared, full, CHANNEL_BYTES)
                 for box in range(short(BOXES)):
-                    top, left = TOP + ROW_PHASES[box // ACROSS], LEFT + COLUMN_PHASES[box % ACROSS]
+                    top = TOP + (TAP_TOP + box // ACROSS * TAP_DOWN) % ROW_STRIDE
+                    left = LEFT + (TAP_LEFT + box % ACROSS * TAP_ACROSS) % COLUMN_STRIDE
                     of = image * CHANNELS + channel
                     tensor_copy(shared, to + box * BOX, box_map, 0, g * D1, left, top, of, full)
 
@@ -59,23 +65,24 @@ def make_fetch(spec):
 
 def make_load_kernel(spec):
     """Device function ``load_kernel(fragment, b, g, n, channel_part, lane)``: a thread's part, of all taps, as it lies."""
-    n, steps, (TAP_ROWS, TAP_COLUMNS) = spec.n, spec.steps, spec.window.taps
-    GROUPS, PART_CHANNELS, CHANNEL_PARTS = (
-        spec.k_groups,
-        spec.part_channels,
-        spec.tile.CHANNEL_PARTS,
-    )
-    N, CAPSULE, PAIRED = n.N, n.D, spec.paired
-    KERNEL_CAPSULE = n.kernel[0]  # in which columns lie side by side
-    KERNEL_G, FIRST, BY_CHANNEL = spec.pixels.steps[1], steps.first, steps.channel
-    BY_ROW, BY_COLUMN, BY_D = steps.row, steps.column, steps.d
+    n, steps = spec.n, spec.steps
+    TAP_ROWS, TAP_COLUMNS = map(specialized, spec.window.taps)
+    GROUPS, PART_CHANNELS = map(specialized, (spec.k_groups, spec.part_channels))
+    CHANNEL_PARTS, PAIRED = map(specialized, (spec.tile.CHANNEL_PARTS, spec.paired))
+    last = n.N - 1
+    LAST, LAST_LOADED = map(specialized, (last, last - 1 if spec.paired else last))
+    CAPSULE = specialized(n.D)
+    KERNEL_CAPSULE = specialized(n.kernel[0])  # in which columns lie side by side
+    KERNEL_G, FIRST = map(specialized, (spec.pixels.steps[1], steps.first))
+    BY_CHANNEL, BY_ROW = map(specialized, (steps.channel, steps.row))
+    BY_COLUMN, BY_D = map(specialized, (steps.column, steps.d))
 
     @cuda.jit(device=True, forceinline=True)
     def load_kernel(fragment, b, g, n, channel_part, lane):
         pair = cuda.local.array(2, np.float32)
         # What lies past the columns is multiplied too: by any that there are.
-        column = min(n, short(N - 2 if PAIRED else N - 1))
-        beside = min(short(n + 1), short(N - 1))
+        column = min(n, short(LAST_LOADED))
+        beside = min(short(n + 1), short(LAST))
         from_one = g * KERNEL_G + FIRST + lane % 4 * BY_D + channel_part * BY_CHANNEL
         from_other = from_one + beside // CAPSULE * KERNEL_CAPSULE + beside % CAPSULE
         from_one += column // CAPSULE * KERNEL_CAPSULE + column % CAPSULE
@@ -87,7 +94,7 @@ def make_load_kernel(spec):
                         place = i * CHANNEL_PARTS * BY_CHANNEL + r * BY_ROW + tap * BY_COLUMN
                         place += group * 8 * BY_D
                         for half in range(2):
-                            if PAIRED:
+                            if PAIRED == 1:
                                 load_run(2, pair, b, from_one + place)
                             else:
                                 pair[0] = b[at(from_one + place)]

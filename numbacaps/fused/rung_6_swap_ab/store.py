@@ -9,6 +9,7 @@ from numbacaps.device.instructions import (
     store_quad,
     unforeseen,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.rung_6_swap_ab.tile import BARRIERS
 
@@ -16,15 +17,11 @@ from numbacaps.fused.rung_6_swap_ab.tile import BARRIERS
 def make_store_block(spec):
     """Device function ``store_block(c, to_columns, row0, j, quarter, n, block)``."""
     pixels, n = spec.pixels, spec.n
-    ROWS, COLUMNS, D1, PITCH, USED = (
-        pixels.rows,
-        pixels.columns,
-        pixels.D1,
-        spec.slots.columns,
-        spec.used_rows,
-    )
-    _, C_ROW, C_COLUMN, C_D1 = pixels.other
-    N, CAPSULE, BY_CAPSULE, PAIRED = n.N, n.D, n.other, spec.paired
+    ROWS, COLUMNS, D1 = map(specialized, (pixels.rows, pixels.columns, pixels.D1))
+    PITCH, USED = map(specialized, (spec.slots.columns, spec.used_rows))
+    _, C_ROW, C_COLUMN, C_D1 = map(specialized, pixels.other)
+    N, CAPSULE, BY_CAPSULE = map(specialized, (n.N, n.D, n.other))
+    PAIRED, D1_IS_EVEN = map(specialized, (spec.paired, pixels.D1 % 2 == 0))
 
     @cuda.jit(device=True, forceinline=True)
     def place_of(row, row0):
@@ -37,7 +34,7 @@ def make_store_block(spec):
     @cuda.jit(device=True, forceinline=True)
     def store(c, to, inside, n, one, other):
         """Write two neighbouring columns of a row of a tile's product, where it is a pixel's."""
-        if PAIRED:
+        if PAIRED == 1:
             store_pair_where(inside & (n < N), c, to, one, other)
         elif inside and n < N:
             c[at(to)] = one
@@ -50,7 +47,7 @@ def make_store_block(spec):
         row = np.uint32(j * 8 + quarter)
         to, inside = place_of(row, row0)
         store(c, to_columns + to, inside, n, block[0], block[2])
-        if D1 % 2 == 0:
+        if D1_IS_EVEN == 1:
             store(c, to_columns + to + C_D1, inside, n, block[1], block[3])
         else:
             to, inside = place_of(np.uint32(row + 1), row0)
@@ -65,9 +62,10 @@ def make_store_tile(spec):
     ``own`` is where in shared memory a thread's sums go that others add, ``target`` (where the image's columns lie,
     the tile's row of pixels, n).
     """
-    tile, BLOCKS = spec.tile, spec.rows // 8
-    CHANNEL_PARTS, OWN_BLOCKS = tile.CHANNEL_PARTS, -(-BLOCKS // tile.CHANNEL_PARTS)
-    PARTIAL = (BARRIERS + tile.IMAGES * spec.image_bytes) // 4
+    tile, blocks = spec.tile, spec.rows // 8
+    BLOCKS, CHANNEL_PARTS = map(specialized, (blocks, tile.CHANNEL_PARTS))
+    OWN_BLOCKS = specialized(-(-blocks // tile.CHANNEL_PARTS))
+    PARTIAL = specialized((BARRIERS + tile.IMAGES * spec.image_bytes) // 4)
     store_block = make_store_block(spec)
 
     @cuda.jit(device=True, forceinline=True)

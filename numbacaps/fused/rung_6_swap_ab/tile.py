@@ -144,8 +144,9 @@ class Slots:
 def _apart(start, step, count, stride):
     """(phases, [(which of them, slots on) of each tap]) along an axis whose windows are ``stride`` apart."""
     taps = [start + i * step for i in range(count)]
-    phases = sorted({tap % stride for tap in taps})
-    return tuple(phases), [(phases.index(tap % stride), tap // stride) for tap in taps]
+    # In the order of the taps, so that tap i's phase is the i-th, round and round.
+    phases = tuple(dict.fromkeys(tap % stride for tap in taps))
+    return phases, [(i % len(phases), tap // stride) for i, tap in enumerate(taps)]
 
 
 def product_rows(tile, product, slots):
