@@ -40,6 +40,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.nn.resident.backward_activation import make_activation
 from numbacaps.nn.resident.backward_first import make_first_kernel_gradient
@@ -62,10 +63,10 @@ def make_resident_backward(layout, classes):
         Capsules of the last layer.
     """
     first, gradients, pipeline = layout.first, layout.gradients, layout.pipeline
-    WARPS, STAGES = pipeline.warpgroups * 4, pipeline.stages
-    EMPTY, GATE = pipeline.empty_at, pipeline.gate_at
+    WARPS, THREADS = pipeline.warpgroups * 4, pipeline.consumers
     REGISTERS, COPYING = pipeline.registers, PRODUCER_REGISTERS
-    X, IMAGE, THREADS = first.x, first.layer.image, pipeline.consumers
+    STAGES, EMPTY = map(specialized, (pipeline.stages, pipeline.empty_at))
+    GATE, X, IMAGE = map(specialized, (pipeline.gate_at, first.x, first.layer.image))
     begin_with = make_loss(gradients[-1], pipeline, classes)
     steps, copies = [make_activation(gradients[-1], pipeline)], []
     for layer, before in zip(reversed(layout.layers), reversed(gradients[:-1])):

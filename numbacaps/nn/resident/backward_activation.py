@@ -4,7 +4,9 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import load_run, meet, short, shuffle, store_run
+from numbacaps.device.instructions import load_run, local_array, meet, short, shuffle, store_run
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 _ZERO = np.float32(0)
@@ -16,16 +18,19 @@ _FEW = 2  # parts whose outputs are loaded at once, twice that of many; the code
 def make_activation(gradient, pipeline):
     """Device function that takes the gradient from a layer's output to its sums; lanes share a group."""
     output = gradient.output
-    WIDTH = gcd(output.group, _OWN)
-    RUNS, PARTS, THREADS = WIDTH // 4, output.size // WIDTH, pipeline.consumers
-    BITS = (output.group // WIDTH).bit_length() - 1
-    SIZE, AT, OUTPUT = output.size, gradient.at, output.elements_before
-    SLOPES, GROUPS = output.groups_before, output.groups
-    WRITES, TO = gradient.d_sums_at is not None, gradient.d_sums_at or 0
-    COPIES = gradient.copies
-    SLOPE, PARTS_EACH = np.float32(output.slope), -(-PARTS // THREADS)
-    AHEAD = min(PARTS_EACH, _FEW if PARTS_EACH <= 2 * _FEW else 2 * _FEW)
-    ROUNDS, HELD, PAIRS = -(-PARTS_EACH // AHEAD), AHEAD * WIDTH, AHEAD * 2
+    width, THREADS = gcd(output.group, _OWN), pipeline.consumers
+    parts = output.size // width
+    parts_each = ceil_div(parts, THREADS)
+    ahead = min(parts_each, _FEW if parts_each <= 2 * _FEW else 2 * _FEW)
+    WIDTH, BITS = map(specialized, (width, (output.group // width).bit_length() - 1))
+    RUNS, PARTS = map(specialized, (width // 4, parts))
+    SIZE, AT, OUTPUT = map(specialized, (output.size, gradient.at, output.elements_before))
+    SLOPES, GROUPS = map(specialized, (output.groups_before, output.groups))
+    writes = gradient.d_sums_at is not None
+    WRITES, TO = map(specialized, (writes, gradient.d_sums_at or 0))
+    COPIES, SLOPE = specialized(gradient.copies), np.float32(output.slope)
+    AHEAD, ROUNDS = map(specialized, (ahead, ceil_div(parts_each, ahead)))
+    HELD, PAIRS = map(specialized, (ahead * width, ahead * 2))
 
     @cuda.jit(device=True, forceinline=True)
     def run_of(lane, r):
@@ -35,7 +40,7 @@ def make_activation(gradient, pipeline):
     @cuda.jit(device=True, forceinline=True)
     def load(results, pairs, outputs, slopes, begins, first, lane):
         """A thread's outputs of some parts, and their groups' slopes."""
-        run = cuda.local.array(4, np.float32)
+        run = local_array(4, np.float32)
         output, group = begins
         for one in range(AHEAD):
             part = min(first + one * THREADS, PARTS - 1)
@@ -50,12 +55,12 @@ def make_activation(gradient, pipeline):
     def differentiate(work, stage, phases):
         shared, floats, d_sums, slopes = work.shared, work.floats, work.d_sums, work.slopes
         outputs, image, images, thread = work.outputs, work.image, work.images, work.thread
-        ahead = cuda.local.array(HELD, np.float32)
-        pairs_ahead = cuda.local.array(PAIRS, np.float32)
-        result = cuda.local.array(HELD, np.float32)
-        pairs = cuda.local.array(PAIRS, np.float32)
-        gradient = cuda.local.array(WIDTH, np.float32)
-        run = cuda.local.array(4, np.float32)
+        ahead = local_array(HELD, np.float32)
+        pairs_ahead = local_array(PAIRS, np.float32)
+        result = local_array(HELD, np.float32)
+        pairs = local_array(PAIRS, np.float32)
+        gradient = local_array(WIDTH, np.float32)
+        run = local_array(4, np.float32)
         lane = short(thread & 31)
         begins = OUTPUT * images + image * SIZE, SLOPES * images + image * GROUPS
         load(ahead, pairs_ahead, outputs, slopes, begins, thread, lane)
@@ -96,7 +101,7 @@ def make_activation(gradient, pipeline):
                             run[j] = d_value * scale
                         place = e + run_of(lane, r)
                         store_run(4, shared, floats + AT + place, run)
-                        if WRITES:
+                        if WRITES == 1:
                             store_run(4, d_sums, TO * images + image * SIZE + place, run)
         meet(THREADS)
         return stage, phases

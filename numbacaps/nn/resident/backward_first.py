@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from numbacaps.device.instructions import cp_async_commit, cp_async_wait, meet, short, unforeseen
+from numbacaps.device.instructions import (
+    cp_async_commit,
+    cp_async_wait,
+    local_array,
+    meet,
+    short,
+    unforeseen,
+)
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.nn.resident.pipeline import make_fetch
 
@@ -13,19 +21,22 @@ _PIXELS = 3  # of which a thread takes windows at once
 def make_first_kernel_gradient(first, pipeline):
     """Device function for what images add to the gradient of the first kernel; threads share the pixels."""
     layer, reads, THREADS = first.layer, first.layer.reads, pipeline.consumers
-    N, K, D3, PIXELS, COLUMNS = layer.N, layer.K, layer.N // layer.P, layer.pixels, layer.columns
-    ROW, COLUMN, CHANNEL = reads.row, reads.column, reads.channel
-    TAP_ROW, TAP_COLUMN, FIRST = reads.tap_row, reads.tap_column, reads.first
-    C, KH, KW, D2 = layer.C, layer.KH, layer.KW, layer.D2
-    X, AT, SHARES_AT, SHARES = first.x, first.at, first.shares_at, THREADS // layer.N
-    TO, SIZE = first.partial_at, first.size
-    BEFORE, fetch = first.shares_at + SHARES * first.size, make_fetch(THREADS)
+    shares = THREADS // layer.N
+    N, K, D3 = map(specialized, (layer.N, layer.K, layer.N // layer.P))
+    PIXELS, COLUMNS = map(specialized, (layer.pixels, layer.columns))
+    ROW, COLUMN, CHANNEL = map(specialized, (reads.row, reads.column, reads.channel))
+    tap = reads.tap_row, reads.tap_column, reads.first
+    TAP_ROW, TAP_COLUMN, FIRST = map(specialized, tap)
+    C, KH, KW, D2 = map(specialized, (layer.C, layer.KH, layer.KW, layer.D2))
+    X, AT, TO, SIZE = map(specialized, (first.x, first.at, first.partial_at, first.size))
+    SHARES_AT, SHARES = map(specialized, (first.shares_at, shares))
+    BEFORE, fetch = specialized(first.shares_at + shares * first.size), make_fetch(THREADS)
 
     @cuda.jit(device=True, forceinline=True)
     def compute(work, stage, phases):
         shared, start, floats, partial = work.shared, work.start, work.floats, work.partial
         image, thread = work.image, work.thread
-        total = cuda.local.array(K, np.float32)
+        total = local_array(K, np.float32)
         cp_async_wait(0)
         block = cuda.blockIdx.x
         begins, again = TO * cuda.gridDim.x + block * SIZE, image != block

@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.device.instructions import (
+    local_array,
     mbarrier_arrive,
     mbarrier_arrive_times,
     meet,
@@ -10,6 +11,7 @@ from numbacaps.device.instructions import (
     short,
     unforeseen,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.nn.resident.backward_taps import make_tap_products, make_tap_sums
 from numbacaps.nn.resident.pipeline import ring_functions
@@ -26,14 +28,16 @@ def make_input_gradient(one, pipeline):
     pipeline : numbacaps.nn.resident.shared_memory.Pipeline
     """
     product, schedule = one.product, one.schedule
-    AT_ONCE, HELD_ROWS = schedule.at_once, schedule.at_once * 4 * product.steps
-    ALL_SUMS, ROWS_ADDED = AT_ONCE * (product.columns // 2), 2 * AT_ONCE
-    PLACES, TOGETHER = product.N // 8 // product.wide, product.together
-    IN_TURN, ROUNDS, COPIES = product.taps // TOGETHER, schedule.rounds, schedule.copies
+    at_once, together = schedule.at_once, product.together
+    AT_ONCE, HELD_ROWS = map(specialized, (at_once, at_once * 4 * product.steps))
+    ALL_SUMS, ROWS_ADDED = map(specialized, (at_once * (product.columns // 2), 2 * at_once))
+    PLACES, TOGETHER = map(specialized, (product.N // 8 // product.wide, together))
+    IN_TURN, ROUNDS = map(specialized, (product.taps // together, schedule.rounds))
+    COPIES, THREADS = specialized(schedule.copies), pipeline.consumers
     CHUNKS, WARPGROUPS = 2 if one.layer.terms > 1 else 1, pipeline.warpgroups
-    AT, OUT, SIZE, THREADS = one.at, one.out, one.size, pipeline.consumers
-    EMPTY, STAGES = pipeline.empty_at, one.chunks.stages
-    _, _, following, after = ring_functions(pipeline, STAGES)
+    AT, OUT, SIZE = map(specialized, (one.at, one.out, one.size))
+    EMPTY, STAGES = map(specialized, (pipeline.empty_at, one.chunks.stages))
+    _, _, following, after = ring_functions(pipeline, one.chunks.stages)
     load_tiles, multiply = make_tap_products(one, pipeline)
     prepare, add = make_tap_sums(one, pipeline)
 
@@ -42,10 +46,10 @@ def make_input_gradient(one, pipeline):
         """Warpgroups take taps in turn: in a step one multiplies, the other adds what it multiplied before."""
         shared, start, floats = work.shared, work.start, work.floats
         thread, warp = work.thread, work.warp
-        acc = cuda.local.array(ALL_SUMS, np.float32)
-        held = cuda.local.array(HELD_ROWS, np.float32)
-        column_at = cuda.local.array(PLACES, np.int32)
-        added_at = cuda.local.array(ROWS_ADDED, np.int32)
+        acc = local_array(ALL_SUMS, np.float32)
+        held = local_array(HELD_ROWS, np.float32)
+        column_at = local_array(PLACES, np.int32)
+        added_at = local_array(ROWS_ADDED, np.int32)
         lane = short(thread & 31)
         if stage >= STAGES:
             stage = short(0)
@@ -80,10 +84,10 @@ def make_input_gradient(one, pipeline):
         """A warpgroup takes tiles of its own."""
         shared, start, floats, thread = work.shared, work.start, work.floats, work.thread
         warp = work.warp
-        acc = cuda.local.array(ALL_SUMS, np.float32)
-        held = cuda.local.array(HELD_ROWS, np.float32)
-        column_at = cuda.local.array(PLACES, np.int32)
-        added_at = cuda.local.array(ROWS_ADDED, np.int32)
+        acc = local_array(ALL_SUMS, np.float32)
+        held = local_array(HELD_ROWS, np.float32)
+        column_at = local_array(PLACES, np.int32)
+        added_at = local_array(ROWS_ADDED, np.int32)
         lane = short(thread & 31)
         if stage >= STAGES:
             stage = short(0)

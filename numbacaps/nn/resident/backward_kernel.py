@@ -1,5 +1,7 @@
 """The gradient of a kernel whose input's capsules are, transposed, core matrices: an image's part."""
 
+from math import prod
+
 import numpy as np
 
 from numbacaps.device.instructions import (
@@ -8,6 +10,7 @@ from numbacaps.device.instructions import (
     cut_tf32,
     descriptor_strides,
     fence_proxy_async,
+    local_array,
     meet,
     short,
     to_tf32,
@@ -16,6 +19,8 @@ from numbacaps.device.instructions import (
     wgmma_fragment,
     wgmma_wait,
 )
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.nn.resident.backward_layout import CORE_MATRIX
 
@@ -32,27 +37,30 @@ def make_kernel_gradient(one, pipeline):
     D1, D2 = CORE_MATRIX  # of the input's capsules
     ELEMENTS, CORE = D1 * D2, 4 * D1 * D2  # one of a capsule for each lane; bytes of a core matrix
     OF_CORE = CORE // CHUNK
-    C, (KH, KW), (OH, OW), (H, W) = w.channels, w.taps, w.pixels, w.input
-    (SH, SW), (DH, DW) = w.stride, w.dilation
-    N, D3, BY_CAPSULE = layer.N, layer.D3, layer.by_capsule
-    OUT_ROW, OUT_COLUMN, OUT_D1 = layer.rows.results
+    WARPGROUPS, THREADS, WARPS = pipeline.warpgroups, pipeline.consumers, pipeline.warpgroups * 4
+    columns, (rows, across), capsules = w.taps[1] * D2, w.input, w.channels * prod(w.input)
+    all_capsules, sums = capsules + w.padding // ELEMENTS, w.channels * w.taps[0] * columns // 2
+    C, KH, KW, OW = map(specialized, (w.channels, *w.taps, w.pixels[1]))
+    H, W, SH, SW, DH = map(specialized, (rows, across, *w.stride, w.dilation[0]))
+    N, D3, BY_CAPSULE = map(specialized, (layer.N, layer.D3, layer.by_capsule))
+    OUT_ROW, OUT_COLUMN, OUT_D1 = map(specialized, layer.rows.results)
     SPLIT = layer.terms > 1
     TERMS = 3 if SPLIT else 1
-    PAIRS, BATCHES = w.pairs, w.batches
-    BN, OF_ROW = KW * D2, KW * D2 // 2
-    SUMS = C * KH * OF_ROW
-    PART_SUMS, FRAGMENTS = SUMS if SPLIT else 1, 4 * PAIRS
-    B_MATRIX = descriptor_strides(SW * CORE, DW * CORE)
-    CAPSULES, ALL_CAPSULES = C * H * W, C * H * W + w.padding // ELEMENTS
-    AT, TRANSPOSED, READ, IMAGE = one.at, w.at, w.input_before, C * H * W * ELEMENTS
-    TO, SIZE, E2 = w.partial_at, w.size, D2 * layer.D3
-    WARPGROUPS, THREADS, WARPS = pipeline.warpgroups, pipeline.consumers, pipeline.warpgroups * 4
-    ITEMS, NEARER, AHEAD = OH * BATCHES, TF32_NEARER, min(_IN_FLIGHT, -(-ALL_CAPSULES // WARPS))
+    PAIRS, BATCHES = map(specialized, (w.pairs, w.batches))
+    BN, OF_ROW = map(specialized, (columns, columns // 2))
+    SUMS, PART_SUMS = map(specialized, (sums, sums if SPLIT else 1))
+    FRAGMENTS, ITEMS = map(specialized, (4 * w.pairs, w.pixels[0] * w.batches))
+    B_MATRIX = specialized(descriptor_strides(w.stride[1] * CORE, w.dilation[1] * CORE))
+    CAPSULES, ALL_CAPSULES = map(specialized, (capsules, all_capsules))
+    AT, TRANSPOSED, READ = map(specialized, (one.at, w.at, w.input_before))
+    IMAGE, E2 = map(specialized, (capsules * ELEMENTS, D2 * layer.D3))
+    TO, SIZE = map(specialized, (w.partial_at, w.size))
+    NEARER, AHEAD = TF32_NEARER, specialized(min(_IN_FLIGHT, ceil_div(all_capsules, WARPS)))
 
     @cuda.jit(device=True, forceinline=True)
     def transpose(shared, to, outputs, begin, warp, lane, small):
         """Lay the input's capsules out with d1 along their rows; or what TF32 has not of them."""
-        held = cuda.local.array(AHEAD, np.float32)
+        held = local_array(AHEAD, np.float32)
         place = to + lane % D2 * D1 + lane // D2
         for first in range(warp, ALL_CAPSULES, WARPS * AHEAD):
             for i in range(AHEAD):
@@ -92,11 +100,11 @@ def make_kernel_gradient(one, pipeline):
         shared, start, floats, partial = work.shared, work.start, work.floats, work.partial
         outputs, image, images, thread = work.outputs, work.image, work.images, work.thread
         warp = work.warp
-        acc = cuda.local.array(SUMS, np.float32)
-        part = cuda.local.array(PART_SUMS, np.float32)
-        before = cuda.local.array(SUMS, np.float32)
-        fragment = cuda.local.array(FRAGMENTS, np.float32)
-        loaded = cuda.local.array(FRAGMENTS, np.float32)
+        acc = local_array(SUMS, np.float32)
+        part = local_array(PART_SUMS, np.float32)
+        before = local_array(SUMS, np.float32)
+        fragment = local_array(FRAGMENTS, np.float32)
+        loaded = local_array(FRAGMENTS, np.float32)
         lane = short(thread & 31)
         warpgroup = short(warp >> 2)
         n = np.uint32((warp & 3) * 16 + lane // 4)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.device.instructions import meet, short, unforeseen
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.nn.kernels.margin_loss import MARGIN_ABSENT, MARGIN_PRESENT, WEIGHT_ABSENT
 
@@ -12,8 +13,9 @@ _ZERO = np.float32(0)
 def make_loss(last, pipeline, classes):
     """Device function for what reaches the class capsules."""
     output = last.output
-    SIZE, AT, THREADS, CLASSES = output.size, last.at, pipeline.consumers, classes
-    OF_CAPSULE, OUTPUT = output.size // classes, output.elements_before
+    SIZE, AT, CLASSES = map(specialized, (output.size, last.at, classes))
+    OF_CAPSULE, OUTPUT = map(specialized, (output.size // classes, output.elements_before))
+    THREADS = pipeline.consumers
     PRESENT, ABSENT, WEIGHT = map(np.float32, (MARGIN_PRESENT, MARGIN_ABSENT, WEIGHT_ABSENT))
     TWO = np.float32(2)
 

@@ -8,6 +8,7 @@ from numbacaps.device.instructions import (
     cut_tf32,
     descriptor_strides,
     load_run,
+    local_array,
     mbarrier_wait,
     meet,
     meet_at,
@@ -20,6 +21,7 @@ from numbacaps.device.instructions import (
     wgmma_fragment,
     wgmma_wait,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.nn.resident.pipeline import ring_functions
 
@@ -35,14 +37,16 @@ def make_tap_products(one, pipeline):
     pipeline : numbacaps.nn.resident.shared_memory.Pipeline
     """
     layer, product, rows = one.layer, one.product, one.layer.rows
-    ROWS, D1, COLUMNS = rows.count, rows.D1, rows.columns
-    OUT_ROW, OUT_COLUMN, OUT_D1 = rows.results
-    (BY_ROW, BY_COLUMN, BY_D1), FIRST = rows.reads, rows.first
-    K, CAPSULE, BY_CAPSULE = product.K, layer.D3, layer.by_capsule
-    STEPS, RUN, AT_ONCE = product.steps, product.run, one.schedule.at_once
-    RUNS, FRAGMENTS, SPLIT = 2 * STEPS // RUN, 4 * STEPS, layer.terms > 1
-    BN, PART = product.columns, FRAGMENTS if SPLIT else 1
-    B_MATRIX, STEP, SUMS = descriptor_strides(BN * CHUNK, 128), 2 * BN, BN // 2
+    steps, columns, SPLIT = product.steps, product.columns, layer.terms > 1
+    ROWS, D1, COLUMNS = map(specialized, (rows.count, rows.D1, rows.columns))
+    OUT_ROW, OUT_COLUMN, OUT_D1 = map(specialized, rows.results)
+    BY_ROW, BY_COLUMN, BY_D1, FIRST = map(specialized, (*rows.reads, rows.first))
+    K, CAPSULE, BY_CAPSULE = map(specialized, (product.K, layer.D3, layer.by_capsule))
+    STEPS, AT_ONCE, RUN = *map(specialized, (steps, one.schedule.at_once)), product.run
+    RUNS, FRAGMENTS = map(specialized, (2 * steps // product.run, 4 * steps))
+    BN, PART = map(specialized, (columns, 4 * steps if SPLIT else 1))
+    B_MATRIX = specialized(descriptor_strides(columns * CHUNK, 128))
+    STEP, SUMS = map(specialized, (2 * columns, columns // 2))
     NEARER = TF32_NEARER
     lies_at, phase_of, following, _ = ring_functions(pipeline, one.chunks.stages)
 
@@ -58,7 +62,7 @@ def make_tap_products(one, pipeline):
     @cuda.jit(device=True, forceinline=True)
     def load(held, begin_to, shared, begin, row_at, below_at, lane):
         """A thread's part of a tile's first operand: all k's of two rows."""
-        values = cuda.local.array(RUN, np.float32)
+        values = local_array(RUN, np.float32)
         for i in range(RUNS):
             k = np.uint32((i * 4 + lane % 4) * RUN)
             k = np.uint32(k if k < K else 0)  # multiplied by zeros
@@ -81,8 +85,8 @@ def make_tap_products(one, pipeline):
     @cuda.jit(device=True, forceinline=True)
     def multiply(acc, held, shared, start, stage, phases):
         """The products of all tiles with some taps, whose chunks are next in the ring."""
-        high = cuda.local.array(PART, np.float32)
-        low = cuda.local.array(PART, np.float32)
+        high = local_array(PART, np.float32)
+        low = local_array(PART, np.float32)
         mbarrier_wait(shared, start + stage * 8, phase_of(stage, phases))
         one, bits = following(stage, phases)
         if SPLIT:
@@ -126,15 +130,18 @@ def make_tap_sums(one, pipeline):
     one, pipeline
         As those of :func:`make_tap_products`.
     """
-    product, taps, ROWS = one.product, one.layer.taps, one.layer.rows.count
-    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
-    TAP_COLUMNS, TOGETHER, WIDE, D = taps.columns, product.together, product.wide, product.D
-    SUMS, OF_TAP = product.columns // 2, product.N // 8  # blocks of 8 columns
-    ROWS_ADDED = 2 * one.schedule.at_once
-    ROWS_HELD = 2 if one.layer.terms > 1 else ROWS_ADDED  # as many as registers are left for
-    RUN_OUT, PLACES = 2 * WIDE, OF_TAP // WIDE
-    HELD = ROWS_HELD * PLACES * RUN_OUT
-    OUT, SIZE, COPIES, THREADS = one.out, one.size, one.schedule.copies, pipeline.consumers
+    product, taps, THREADS = one.product, one.layer.taps, pipeline.consumers
+    of_tap, added = product.N // 8, 2 * one.schedule.at_once  # blocks of 8 columns; rows
+    held = 2 if one.layer.terms > 1 else added  # as many rows as registers are left for
+    places, RUN_OUT = of_tap // product.wide, 2 * product.wide
+    ROWS, CHANNEL = map(specialized, (one.layer.rows.count, taps.channel_step))
+    TAP_ROW, TAP_COLUMN = map(specialized, (taps.row_step, taps.column_step))
+    TAP_COLUMNS, TOGETHER = map(specialized, (taps.columns, product.together))
+    WIDE, D = map(specialized, (product.wide, product.D))
+    SUMS, OF_TAP, PLACES = map(specialized, (product.columns // 2, of_tap, places))
+    ROWS_ADDED, ROWS_HELD = map(specialized, (added, held))
+    HELD = specialized(held * places * RUN_OUT)
+    OUT, SIZE, COPIES = map(specialized, (one.out, one.size, one.schedule.copies))
 
     @cuda.jit(device=True, forceinline=True)
     def below(one):
@@ -144,8 +151,8 @@ def make_tap_sums(one, pipeline):
     @cuda.jit(device=True, forceinline=True)
     def add(acc, shared, to, row, added_at, column_at, taps, barrier):
         """Add a thread's sums of some taps, one after the other; others of its warpgroup add theirs."""
-        held = cuda.local.array(HELD, np.float32)
-        run = cuda.local.array(RUN_OUT, np.float32)
+        held = local_array(HELD, np.float32)
+        run = local_array(RUN_OUT, np.float32)
         for j in range(TOGETHER):
             tap = np.uint32(taps * TOGETHER + j)
             tap_at = to + np.uint32(tap // TAP_COLUMNS) * TAP_ROW

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from numbacaps.device.instructions import short, shuffle, unforeseen
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 _ZERO = np.float32(0)
@@ -22,9 +23,11 @@ def make_class_lengths(output, pipeline, classes):
     classes : int
         Capsules.
     """
-    LENGTHS, CLASSES, OF_CAPSULE = output.at, classes, output.size // classes
-    LANES, LANE_BITS, ROUND = _SHARING, _SHARING.bit_length() - 1, pipeline.consumers // _SHARING
-    ROUNDS = -(-classes // ROUND)
+    at_once = pipeline.consumers // _SHARING
+    LENGTHS, CLASSES = map(specialized, (output.at, classes))
+    OF_CAPSULE = specialized(output.size // classes)
+    LANES, LANE_BITS = _SHARING, _SHARING.bit_length() - 1
+    ROUND, ROUNDS = map(specialized, (at_once, -(-classes // at_once)))
 
     @cuda.jit(device=True, forceinline=True)
     def write_lengths(work, lengths):

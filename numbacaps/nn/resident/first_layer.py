@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from numbacaps.device.instructions import load_run, short, store_pair, store_run, unforeseen
+from numbacaps.device.instructions import (
+    load_run,
+    local_array,
+    short,
+    store_pair,
+    store_run,
+    unforeseen,
+)
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 from numbacaps.nn.resident.layer_end import make_end
@@ -20,28 +28,30 @@ def make_first_layer(layer, pipeline, keeps):
     keeps : bool
         The output and its squash's slopes are written to global memory.
     """
-    output = layer.output
-    GROUP = output.group
-    BESIDE, OF_PIXEL = layer.N // layer.P // output.group, layer.N // output.group
-    AT_ONCE = pipeline.consumers // OF_PIXEL  # pixels; what threads are left have none
-    D3, PIXELS, COLUMNS = layer.N // layer.P, layer.pixels, layer.columns
-    reads = layer.reads
-    ROW, COLUMN, CHANNEL = reads.row, reads.column, reads.channel
-    TAP_ROW, TAP_COLUMN, FIRST = reads.tap_row, reads.tap_column, reads.first
-    C, KH, KW, D2, K = layer.C, layer.KH, layer.KW, layer.D2, layer.K
-    X, KERNEL, OUT = layer.x, layer.kernel, output.at
-    KEEPS, SLOPE, GROUPS = keeps, np.float32(output.slope), output.groups
-    REGULARISER, RUN = np.float32(EPSILON), layer.run
-    RUNS, OWN = output.group // layer.run, layer.K * output.group
+    output, reads, d3 = layer.output, layer.reads, layer.N // layer.P
+    of_pixel = layer.N // output.group
+    GROUP, BESIDE = map(specialized, (output.group, d3 // output.group))
+    # Pixels at once; what threads are left have none.
+    OF_PIXEL, AT_ONCE = map(specialized, (of_pixel, pipeline.consumers // of_pixel))
+    D3, PIXELS, COLUMNS = map(specialized, (d3, layer.pixels, layer.columns))
+    ROW, COLUMN, CHANNEL = map(specialized, (reads.row, reads.column, reads.channel))
+    tap = reads.tap_row, reads.tap_column, reads.first
+    TAP_ROW, TAP_COLUMN, FIRST = map(specialized, tap)
+    C, KH, KW = map(specialized, (layer.C, layer.KH, layer.KW))
+    D2, K, OWN = map(specialized, (layer.D2, layer.K, layer.K * output.group))
+    X, KERNEL, OUT = map(specialized, (layer.x, layer.kernel, output.at))
+    KEEPS, GROUPS = map(specialized, (keeps, output.groups))
+    SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
+    RUN, RUNS = layer.run, specialized(output.group // layer.run)
     end = make_end(output, pipeline, keeps)
 
     @cuda.jit(device=True, forceinline=True)
     def compute_first(work):
         shared, floats, slopes, image = work.shared, work.floats, work.slopes, work.image
         thread = work.thread
-        total = cuda.local.array(GROUP, np.float32)
-        run = cuda.local.array(RUN, np.float32)
-        weights = cuda.local.array(OWN, np.float32)
+        total = local_array(GROUP, np.float32)
+        run = local_array(RUN, np.float32)
+        weights = local_array(OWN, np.float32)
         # A thread's groups are the same of every pixel, so it keeps its part of the kernel.
         own = np.uint32(np.uint32(thread) % OF_PIXEL)
         p, d3 = np.uint32(own // BESIDE), np.uint32(own % BESIDE * GROUP)
@@ -72,7 +82,7 @@ def make_first_layer(layer, pipeline, keeps):
                 value = leaky(total[j], SLOPE)
                 square += value * value
             factor, slope = squash_slopes_of_result(square + REGULARISER)
-            if KEEPS:
+            if KEEPS == 1:
                 group = image * GROUPS + np.uint32(e // GROUP)
                 store_pair(slopes, 2 * group, factor, slope)
             for r in range(RUNS):

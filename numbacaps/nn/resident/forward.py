@@ -35,6 +35,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.nn.resident.class_lengths import make_class_lengths
 from numbacaps.nn.resident.first_layer import make_first_layer
@@ -59,10 +60,12 @@ def make_resident_forward(layout, classes, for_gradients):
         Every layer's output is written, and its squash's slopes; otherwise the last output alone.
     """
     first, layers, pipeline = layout.first, layout.layers, layout.pipeline
-    WARPS, THREADS, IMAGE = pipeline.warpgroups * 4, pipeline.consumers, first.image
-    STAGES, EMPTY, GATE = pipeline.stages, pipeline.empty_at, pipeline.gate_at
-    REGISTERS, COPYING, OPENS = pipeline.registers, PRODUCER_REGISTERS, pipeline.late > 0
-    X, KERNEL, WEIGHTS = first.x, first.kernel, first.K * first.N
+    WARPS, THREADS = pipeline.warpgroups * 4, pipeline.consumers
+    REGISTERS, COPYING = pipeline.registers, PRODUCER_REGISTERS
+    STAGES, EMPTY = map(specialized, (pipeline.stages, pipeline.empty_at))
+    GATE, OPENS = map(specialized, (pipeline.gate_at, pipeline.late > 0))
+    IMAGE, WEIGHTS = map(specialized, (first.image, first.K * first.N))
+    X, KERNEL = map(specialized, (first.x, first.kernel))
     compute_first = make_first_layer(first, pipeline, for_gradients)
     compute = in_sequence([_make_layer(layer, pipeline, for_gradients) for layer in layers])
     copies = [make_copy(one.chunks, one.schedule.rounds, pipeline, True) for one in layers]
@@ -103,7 +106,7 @@ def make_resident_forward(layout, classes, for_gradients):
                 opened = short(0)
                 for _ in range(short(cuda.blockIdx.x), short(images), short(cuda.gridDim.x)):
                     stage, phases = copy(CopyWork(shared, start, packed, opened), stage, phases)
-                    if OPENS:  # an image that needed no late stage was let through as well
+                    if OPENS == 1:  # an image that needed no late stage was let through as well
                         mbarrier_wait(shared, start + GATE, opened)
                     opened = short(opened ^ 1)
         else:

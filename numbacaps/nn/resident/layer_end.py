@@ -10,6 +10,7 @@ from numbacaps.device.instructions import (
     bulk_store_read,
     fence_proxy_async,
     load_run,
+    local_array,
     mbarrier_arrive,
     meet,
     short,
@@ -18,6 +19,7 @@ from numbacaps.device.instructions import (
     store_run,
     unforeseen,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 
@@ -28,15 +30,15 @@ _OWN = 8  # elements of a squash group that a thread has, at most; half where ma
 def make_conclude(layer, pipeline, keeps):
     """Device function that a layer ends with, when its sums or shares of them are in shared memory."""
     schedule, output = layer.schedule, layer.output
-    WHOLE, OPENS, GATE = schedule.shares == 1, schedule.opens_late, pipeline.gate_at
-    THREADS, KEEPS = pipeline.consumers, keeps or layer.last
+    WHOLE, THREADS = schedule.shares == 1, pipeline.consumers
+    OPENS, GATE = map(specialized, (schedule.opens_late, pipeline.gate_at))
     add_shares = _make_add_shares(layer, pipeline, keeps)
-    end = make_end(written(output, keeps), pipeline, KEEPS and not WHOLE)
+    end = make_end(written(output, keeps), pipeline, (keeps or layer.last) and not WHOLE)
 
     @cuda.jit(device=True, forceinline=True)
     def conclude(work):
         shared, start, thread = work.shared, work.start, work.thread
-        if OPENS:
+        if OPENS == 1:
             fence_proxy_async()  # TMA may write over what was read here
             bulk_store_read()
             cuda.syncwarp()
@@ -53,19 +55,21 @@ def make_conclude(layer, pipeline, keeps):
 def _make_add_shares(layer, pipeline, keeps):
     """Device function that adds the shares of a layer's sums and squashes them; lanes share a group."""
     output = layer.output
-    SIZE, SHARES, THREADS = output.size, layer.schedule.shares, pipeline.consumers
-    WIDTH = gcd(output.group, _OWN if output.size // _OWN > THREADS // 2 else 4)
-    BITS = (output.group // WIDTH).bit_length() - 1
-    RUNS, PARTS = WIDTH // 4, output.size // WIDTH
-    OUT, SLOPES, GROUPS, KEEPS = output.at, output.groups_before, output.groups, keeps
+    threads = pipeline.consumers
+    width = gcd(output.group, _OWN if output.size // _OWN > threads // 2 else 4)
+    SIZE, SHARES, THREADS = map(specialized, (output.size, layer.schedule.shares, threads))
+    WIDTH, BITS = map(specialized, (width, (output.group // width).bit_length() - 1))
+    RUNS, PARTS = map(specialized, (width // 4, output.size // width))
+    OUT, KEEPS = map(specialized, (output.at, keeps))
+    SLOPES, GROUPS = map(specialized, (output.groups_before, output.groups))
     SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
 
     @cuda.jit(device=True, forceinline=True)
     def add_shares(work):
         shared, floats, slopes, image = work.shared, work.floats, work.slopes, work.image
         images, thread = work.images, work.thread
-        total = cuda.local.array(WIDTH, np.float32)
-        run = cuda.local.array(4, np.float32)
+        total = local_array(WIDTH, np.float32)
+        run = local_array(4, np.float32)
         lane = short(thread & 31)
         first = short(thread - lane)
         while first < PARTS:  # whole warps, because lanes meet
@@ -88,7 +92,7 @@ def _make_add_shares(layer, pipeline, keeps):
             factor, slope = squash_slopes_of_result(square + REGULARISER)
             cuda.syncwarp()  # idle lanes read the last part too
             if inside:
-                if KEEPS and lane & (1 << BITS) - 1 == 0:
+                if KEEPS == 1 and lane & (1 << BITS) - 1 == 0:
                     group = np.uint32((first + lane) >> BITS)
                     to = SLOPES * images + image * GROUPS + group
                     store_pair(slopes, 2 * to, factor, slope)
@@ -103,18 +107,18 @@ def _make_add_shares(layer, pipeline, keeps):
 
 def make_end(output, pipeline, keeps):
     """Device function that writes a layer's output, where it is kept, while the next one is computed."""
-    OUT, SIZE, OUTPUT = output.at, output.size, output.elements_before
-    KEEPS, THREADS = keeps, pipeline.consumers
+    OUT, SIZE, OUTPUT = map(specialized, (output.at, output.size, output.elements_before))
+    KEEPS, THREADS = specialized(keeps), pipeline.consumers
 
     @cuda.jit(device=True, forceinline=True)
     def end(work):
         shared, start, outputs, image = work.shared, work.start, work.outputs, work.image
         images, thread = work.images, work.thread
         bulk_store_read()  # from where the next layer writes
-        if KEEPS:
+        if KEEPS == 1:
             fence_proxy_async()  # TMA may see the output
         meet(THREADS)
-        if KEEPS and thread == 0:
+        if KEEPS == 1 and thread == 0:
             to = OUTPUT * images + image * SIZE
             bulk_store(outputs, to, shared, start + 4 * OUT, 4 * SIZE)
 

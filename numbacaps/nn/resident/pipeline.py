@@ -17,6 +17,7 @@ from numbacaps.device.instructions import (
     short,
     unforeseen,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
@@ -37,7 +38,7 @@ def in_sequence(functions):
 
 def make_fetch(threads):
     """Device function by which all of ``threads`` ask for elements, a multiple of 4, of a float32 array."""
-    THREADS = threads
+    THREADS = specialized(threads)
 
     @cuda.jit(device=True, forceinline=True)
     def fetch(shared, address, array, begin, size, thread):
@@ -60,9 +61,9 @@ def ring_functions(pipeline, stages):
     stages : int
         How many of its stages the ring is made of.
     """
-    EARLY, PITCH, STAGES = pipeline.early, pipeline.pitch // CHUNK, stages
-    RING_AT, ALL = pipeline.begin // CHUNK, (1 << stages) - 1
-    GAP = pipeline.gap // CHUNK if stages > pipeline.early else 0
+    EARLY, STAGES, ALL = map(specialized, (pipeline.early, stages, (1 << stages) - 1))
+    RING_AT, PITCH = map(specialized, (pipeline.begin // CHUNK, pipeline.pitch // CHUNK))
+    GAP = specialized(pipeline.gap // CHUNK if stages > pipeline.early else 0)
 
     @cuda.jit(device=True, forceinline=True)
     def lies_at(start, stage):
@@ -91,11 +92,11 @@ def ring_functions(pipeline, stages):
 def make_past(pipeline, stages, count):
     """Device function for the position behind ``count`` chunks, which may be more than the ring has stages."""
     _, _, _, after = ring_functions(pipeline, stages)
-    ALL, ROUNDS, REST = (1 << stages) - 1, count // stages, count % stages
+    ALL, ODD, REST = map(specialized, ((1 << stages) - 1, count // stages % 2, count % stages))
 
     @cuda.jit(device=True, forceinline=True)
     def past(stage, phases):
-        return after(stage, short(phases ^ ALL) if ROUNDS % 2 else phases, REST)
+        return after(stage, short(phases ^ ALL) if ODD == 1 else phases, REST)
 
     return past
 
@@ -111,10 +112,11 @@ def make_copy(chunks, rounds, pipeline, gated):
     gated : bool
         Late stages are filled only behind the gate.
     """
-    ROUNDS, CHUNKS, BYTES = rounds, chunks.count, chunks.bytes
-    OFFSET, ELEMENTS = chunks.packed_at, chunks.bytes // 4
-    STAGES, EMPTY, GATE = chunks.stages, pipeline.empty_at, pipeline.gate_at
-    EARLY, GATED = pipeline.early, gated and chunks.stages > pipeline.early
+    ROUNDS, CHUNKS, BYTES = map(specialized, (rounds, chunks.count, chunks.bytes))
+    OFFSET, ELEMENTS = map(specialized, (chunks.packed_at, chunks.bytes // 4))
+    STAGES, EARLY = map(specialized, (chunks.stages, pipeline.early))
+    EMPTY, GATE = map(specialized, (pipeline.empty_at, pipeline.gate_at))
+    GATED = specialized(gated and chunks.stages > pipeline.early)
     lies_at, phase_of, following, _ = ring_functions(pipeline, chunks.stages)
 
     @cuda.jit(device=True, forceinline=True)
@@ -127,7 +129,7 @@ def make_copy(chunks, rounds, pipeline, gated):
             source, chunk = OFFSET, short(0)
             while chunk < CHUNKS:
                 full = start + stage * 8
-                if GATED and stage >= EARLY:
+                if GATED == 1 and stage >= EARLY:
                     mbarrier_wait(shared, start + GATE, work.opened)  # what lay there was read
                 mbarrier_wait(shared, full + EMPTY, phase_of(stage, phases))
                 mbarrier_expect(shared, full, BYTES)

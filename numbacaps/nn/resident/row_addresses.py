@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.device.instructions import short
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
@@ -14,11 +15,11 @@ def row_addresses(layer):
     layer : numbacaps.nn.resident.layers.ResidentLayer
     """
     rows = layer.rows
-    ROWS, D1, COLUMNS = rows.count, rows.D1, rows.columns
-    BY_ROW, BY_COLUMN, BY_D1 = rows.reads
-    OUT_ROW, OUT_COLUMN, OUT_D1 = rows.results
-    D3, BY_CAPSULE = layer.D3, layer.by_capsule
-    D, RUN, CHANNEL = layer.D, layer.chunks.run, layer.taps.channel_step
+    ROWS, D1, COLUMNS = map(specialized, (rows.count, rows.D1, rows.columns))
+    BY_ROW, BY_COLUMN, BY_D1 = map(specialized, rows.reads)
+    OUT_ROW, OUT_COLUMN, OUT_D1 = map(specialized, rows.results)
+    D3, BY_CAPSULE = map(specialized, (layer.D3, layer.by_capsule))
+    D, RUN, CHANNEL = map(specialized, (layer.D, layer.chunks.run, layer.taps.channel_step))
 
     @cuda.jit(device=True, forceinline=True)
     def input_of(row):

@@ -9,6 +9,7 @@ so sums before the activation need not be kept.
 import numpy as np
 
 from numbacaps.device.instructions import larger, short, shuffle, store_pair_where
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 
@@ -31,11 +32,12 @@ def make_squash_tile(layer, row_address_of, column_address_of, keeps):
         The slopes are written.
     """
     e = layer.epilogue
-    BLOCKS, ACROSS, DOWN = e.blocks, e.lanes, e.mask >> 2
-    N, ROWS, GROUP, SLOPE = layer.N, layer.rows.count, layer.output.group, np.float32(e.slope)
-    GROUPS, FEW_LANES = layer.BN // _COLUMNS // BLOCKS * _ROWS, ACROSS - 1
-    REGULARISER, MONOTONE, KEEPS = np.float32(EPSILON), 0 <= e.slope <= 1, keeps
-    DOWN_BITS = DOWN.bit_length()
+    across, down, groups = e.lanes, e.mask >> 2, layer.BN // _COLUMNS // e.blocks * _ROWS
+    BLOCKS, ACROSS, FEW_LANES = map(specialized, (e.blocks, across, across - 1))
+    DOWN, DOWN_BITS = map(specialized, (down, down.bit_length()))
+    N, ROWS, GROUP = map(specialized, (layer.N, layer.rows.count, layer.output.group))
+    GROUPS, KEEPS = map(specialized, (groups, keeps))
+    SLOPE, REGULARISER, MONOTONE = np.float32(e.slope), np.float32(EPSILON), 0 <= e.slope <= 1
 
     @cuda.jit(device=True, forceinline=True)
     def part_of(group, block):
@@ -61,8 +63,9 @@ def make_squash_tile(layer, row_address_of, column_address_of, keeps):
 
     def squash_from(some):
         """Device function for as many groups as lanes share one, and all behind: of loops the compiler unrolls few."""
-        rest = squash_from(some + ACROSS) if some + ACROSS < GROUPS else None
-        HERE, FIRST, ENDS = min(ACROSS, GROUPS - some), some, rest is None
+        rest = squash_from(some + across) if some + across < groups else None
+        HERE, FIRST = map(specialized, (min(across, groups - some), some))
+        ENDS = rest is None
 
         @cuda.jit(device=True, forceinline=True)
         def squash_some(sums, slopes, before, row, lane):
@@ -84,7 +87,7 @@ def make_squash_tile(layer, row_address_of, column_address_of, keeps):
                 if DOWN >> bit & 1:
                     square += shuffle(square, lane ^ 4 << bit)
             factor, slope = squash_slopes_of_result(square + REGULARISER)
-            if KEEPS:
+            if KEEPS == 1:
                 # A group's number, FIRST + own, is its block's and its row's; in parts the compiler knows more.
                 first = short(row - (lane >> 2 & DOWN) + (own if ACROSS > 1 else FIRST) % _ROWS * 8)
                 n = np.uint32((FIRST // _ROWS + np.uint32(own // _ROWS)) * BLOCKS * _COLUMNS)

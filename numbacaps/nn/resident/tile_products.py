@@ -15,6 +15,7 @@ from numbacaps.device.instructions import (
     descriptor_strides,
     fence_proxy_async,
     load_run,
+    local_array,
     mbarrier_arrive,
     mbarrier_arrive_times,
     mbarrier_wait,
@@ -29,6 +30,7 @@ from numbacaps.device.instructions import (
     wgmma_wait,
     wgmma_wait_but,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.nn.resident.layer_end import written
 from numbacaps.nn.resident.pipeline import ring_functions
@@ -52,22 +54,28 @@ def make_tile_products(layer, pipeline, keeps, conclude):
         What comes behind the last tile.
     """
     chunks, schedule, output = layer.chunks, layer.schedule, written(layer.output, keeps)
-    GROUPS, RUN, BATCH = chunks.groups, chunks.run, schedule.batch
-    RUNS, FRAGMENTS = 2 * GROUPS // RUN, BATCH * layer.taps.columns * GROUPS * 4
-    BN, FIRST, SPLIT = layer.BN, layer.rows.first, layer.terms > 1
-    LOW, SUMS = FRAGMENTS if SPLIT else 1, BN // 2
-    PART_SUMS, B_MATRIX = SUMS if SPLIT else 1, descriptor_strides(BN * CHUNK, 128)
-    TILES, ROUNDS, SHARES = schedule.tiles, schedule.rounds, schedule.shares
+    shares, together, split = schedule.shares, schedule.shares * schedule.batch, layer.terms > 1
+    steps, columns = chunks.count // together, layer.BN
+    fragments = schedule.batch * layer.taps.columns * chunks.groups * 4
+    RUN, BATCH = map(specialized, (chunks.run, schedule.batch))
+    RUNS, FRAGMENTS = map(specialized, (2 * chunks.groups // chunks.run, fragments))
+    FIRST, SPLIT = specialized(layer.rows.first), split
+    LOW, SUMS = map(specialized, (fragments if split else 1, columns // 2))
+    PART_SUMS = specialized(columns // 2 if split else 1)
+    B_MATRIX = specialized(descriptor_strides(columns * CHUNK, 128))
+    TILES, ROUNDS, SHARES = map(specialized, (schedule.tiles, schedule.rounds, shares))
     WARPGROUPS = pipeline.warpgroups
-    STEPS, TOGETHER = chunks.count // (SHARES * BATCH), SHARES * BATCH
-    UNROLLS, OTHERS = STEPS <= _UNROLLED, SHARES > 1 and TOGETHER < chunks.stages
+    STEPS, TOGETHER = map(specialized, (steps, together))
+    UNROLLS = steps <= _UNROLLED
+    WHOLE, OTHERS = shares == 1, specialized(shares > 1 and together < chunks.stages)
     # Steps in turn whose fragments have registers of their own, so that one's products can follow the other's.
-    HALVES = 2 if schedule.overlaps else 1
-    LATER, HELD = HALVES - 1, HALVES * FRAGMENTS
-    IN, OUT, SIZE = layer.input_at, output.at, output.size
-    KEEPS, OUTPUT = keeps or layer.last, output.elements_before
-    WHOLE, SLOPES, GROUPS_OUT = SHARES == 1, output.groups_before, output.groups
-    STAGES, EMPTY, NEARER = chunks.stages, pipeline.empty_at, TF32_NEARER
+    halves = 2 if schedule.overlaps else 1
+    HALVES, LATER, HELD = map(specialized, (halves, halves - 1, halves * fragments))
+    IN, OUT, SIZE = map(specialized, (layer.input_at, output.at, output.size))
+    KEEPS, OUTPUT = map(specialized, (keeps or layer.last, output.elements_before))
+    SLOPES, GROUPS_OUT = map(specialized, (output.groups_before, output.groups))
+    STAGES, EMPTY = map(specialized, (chunks.stages, pipeline.empty_at))
+    NEARER = TF32_NEARER
     lies_at, phase_of, following, after = ring_functions(pipeline, chunks.stages)
     input_of, k_at, result_of, result_of_column = row_addresses(layer)
     store, write_tile = _make_results(layer)
@@ -102,13 +110,13 @@ def make_tile_products(layer, pipeline, keeps, conclude):
         shared, start, floats, slopes = work.shared, work.start, work.floats, work.slopes
         outputs, image, images, thread = work.outputs, work.image, work.images, work.thread
         warp = work.warp
-        acc = cuda.local.array(SUMS, np.float32)
-        part = cuda.local.array(PART_SUMS, np.float32)
-        high = cuda.local.array(HELD, np.float32)
-        low = cuda.local.array(LOW, np.float32)
-        loaded = cuda.local.array(FRAGMENTS, np.float32)
-        run_at = cuda.local.array(RUNS, np.int32)
-        chunk_at = cuda.local.array(BATCH, np.int64)
+        acc = local_array(SUMS, np.float32)
+        part = local_array(PART_SUMS, np.float32)
+        high = local_array(HELD, np.float32)
+        low = local_array(LOW, np.float32)
+        loaded = local_array(FRAGMENTS, np.float32)
+        run_at = local_array(RUNS, np.int32)
+        chunk_at = local_array(BATCH, np.int64)
         lane = short(thread & 31)
         warpgroup = short(warp >> 2)
         for i in range(RUNS):
@@ -144,7 +152,7 @@ def make_tile_products(layer, pipeline, keeps, conclude):
                                 high[half * FRAGMENTS + i] = loaded[i] * NEARER
                         one, bits = stage, phases
                         for r in range(BATCH):
-                            if OTHERS:  # whose chunk may have been there
+                            if OTHERS == 1:  # whose chunk may have been there
                                 chunk = step * TOGETHER + share * BATCH + r
                                 asked = 1 if chunk >= STAGES else 0
                                 empty = start + EMPTY + one * 8
@@ -187,7 +195,7 @@ def make_tile_products(layer, pipeline, keeps, conclude):
                 if WHOLE:
                     squash(acc, slopes, SLOPES * images + image * GROUPS_OUT, row, lane)
                 store(acc, shared, floats + OUT + share * SIZE, row, column)
-                if WHOLE and KEEPS:
+                if WHOLE and KEEPS == 1:
                     fence_proxy_async()  # TMA may see the tile
                     meet_at(2 + warpgroup, 128)
                     if warp & 3 == 0 and lane == 0:
@@ -202,17 +210,19 @@ def make_tile_products(layer, pipeline, keeps, conclude):
 def _make_products(layer):
     """Device functions: one loads a thread's part of the first operand, one queues the products with some chunks."""
     taps, chunks, schedule = layer.taps, layer.chunks, layer.schedule
-    BN, SPLIT = layer.BN, layer.terms > 1
-    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
-    TAP_ROWS, TAP_COLUMNS = taps.rows, taps.columns
-    CHANNELS, GROUPS, RUN = chunks.channels, chunks.groups, chunks.run
-    RUNS, BATCH, PARTS, PART = 2 * GROUPS // RUN, schedule.batch, 2 if SPLIT else 1, 2 * BN
-    STEPS = chunks.count // (schedule.shares * BATCH)
+    BN, PART, SPLIT = *map(specialized, (layer.BN, 2 * layer.BN)), layer.terms > 1
+    CHANNEL, TAP_ROW = map(specialized, (taps.channel_step, taps.row_step))
+    TAP_COLUMN, TAP_ROWS = map(specialized, (taps.column_step, taps.rows))
+    TAP_COLUMNS, CHANNELS = map(specialized, (taps.columns, chunks.channels))
+    GROUPS, RUN = specialized(chunks.groups), chunks.run
+    RUNS, BATCH = map(specialized, (2 * chunks.groups // chunks.run, schedule.batch))
+    PARTS = 2 if SPLIT else 1
+    STEPS = specialized(chunks.count // (schedule.shares * schedule.batch))
 
     @cuda.jit(device=True, forceinline=True)
     def load(to, shared, origin, run_at, rows_at, chunk):
         """A thread's part of the first operand, of chunks: a row of taps of some channels each."""
-        values = cuda.local.array(RUN, np.float32)
+        values = local_array(RUN, np.float32)
         row_at, below_at = rows_at
         for r in range(BATCH):
             one = np.uint32(chunk + r)
@@ -253,9 +263,10 @@ def _make_products(layer):
 
 def _make_results(layer):
     """Device functions: one stores a thread's sums in shared memory, one lets a tile be written to global memory."""
-    BN, N, N_FULL, ROWS = layer.BN, layer.N, layer.N == layer.BN, layer.rows.count
-    D3, BY_CAPSULE, CAPSULES = layer.D3, layer.by_capsule, layer.N // layer.D3
-    OUT = layer.output.at
+    BN, N, N_FULL = map(specialized, (layer.BN, layer.N, layer.N == layer.BN))
+    ROWS, OUT = map(specialized, (layer.rows.count, layer.output.at))
+    D3, BY_CAPSULE = map(specialized, (layer.D3, layer.by_capsule))
+    CAPSULES = specialized(layer.N // layer.D3)
     _, _, result_of, result_of_column = row_addresses(layer)
 
     @cuda.jit(device=True, forceinline=True)
@@ -266,7 +277,7 @@ def _make_results(layer):
                 to = begin + result_of(row + half * 8)
                 for block in range(BN // 8):
                     n, i = column + block * 8, block * 4 + half * 2
-                    if N_FULL or n < N:
+                    if N_FULL == 1 or n < N:
                         store_pair(array, to + result_of_column(n), acc[i], acc[i + 1])
 
     @cuda.jit(device=True, forceinline=True)

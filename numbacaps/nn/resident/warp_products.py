@@ -14,6 +14,7 @@ from numbacaps.device.instructions import (
     cut_tf32,
     load_matrices,
     load_run,
+    local_array,
     mbarrier_arrive_times,
     mbarrier_wait,
     mbarrier_wait_where,
@@ -21,6 +22,7 @@ from numbacaps.device.instructions import (
     short,
     unforeseen,
 )
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.nn.resident.pipeline import make_past, ring_functions
 from numbacaps.nn.resident.row_addresses import row_addresses
@@ -41,19 +43,25 @@ def make_warp_products(layer, pipeline, conclude):
         What comes behind the shares of the sum.
     """
     rows, taps, chunks, output = layer.rows, layer.taps, layer.chunks, layer.output
-    ROWS, N, SIZE, IN, OUT = rows.count, layer.N, output.size, layer.input_at, output.at
-    CHANNEL, TAP_ROW, TAP_COLUMN = taps.channel_step, taps.row_step, taps.column_step
-    TAP_ROWS, TAP_COLUMNS, FIRST = taps.rows, taps.columns, rows.first
-    CHANNELS, GROUPS, CHUNKS = chunks.channels, chunks.groups, chunks.count
-    ARRIVALS = pipeline.warpgroups * WARPS // GROUPS
-    SETS = min(ARRIVALS, chunks.stages)  # of warps, each of which takes a chunk
-    AT_ONCE = min(chunks.run, 2)
-    SPLIT = layer.terms > 1
-    PARTS, LINES = 2 if SPLIT else 1, layer.BN // 16
-    SUMS, FRAGMENTS = LINES * 4, TAP_COLUMNS * 2
-    PART_SUMS, LOW = SUMS if SPLIT else 1, FRAGMENTS if SPLIT else 1
-    HALF, GROUP = layer.BN * CHUNK, layer.BN * CHUNK * 2  # bytes of 4 k's and of 8
-    STAGES, EMPTY, NEARER = chunks.stages, pipeline.empty_at, TF32_NEARER
+    split, lines, fragments = layer.terms > 1, layer.BN // 16, taps.columns * 2
+    arrivals = pipeline.warpgroups * WARPS // chunks.groups
+    ROWS, N, SIZE = map(specialized, (rows.count, layer.N, output.size))
+    IN, OUT = map(specialized, (layer.input_at, output.at))
+    CHANNEL, TAP_ROW = map(specialized, (taps.channel_step, taps.row_step))
+    TAP_COLUMN, TAP_ROWS = map(specialized, (taps.column_step, taps.rows))
+    TAP_COLUMNS, FIRST = map(specialized, (taps.columns, rows.first))
+    CHANNELS, GROUPS = map(specialized, (chunks.channels, chunks.groups))
+    CHUNKS, ARRIVALS = map(specialized, (chunks.count, arrivals))
+    SETS = specialized(min(arrivals, chunks.stages))  # of warps, each of which takes a chunk
+    AT_ONCE, SPLIT, PARTS = min(chunks.run, 2), split, 2 if split else 1
+    LINES, SUMS, FRAGMENTS = map(specialized, (lines, lines * 4, fragments))
+    PART_SUMS = specialized(lines * 4 if split else 1)
+    LOW = specialized(fragments if split else 1)
+    HALF, GROUP = map(
+        specialized, (layer.BN * CHUNK, layer.BN * CHUNK * 2)
+    )  # bytes of 4 k's and of 8
+    STAGES, EMPTY = map(specialized, (chunks.stages, pipeline.empty_at))
+    NEARER = TF32_NEARER
     lies_at, phase_of, _, after = ring_functions(pipeline, chunks.stages)
     past = make_past(pipeline, chunks.stages, chunks.count)
     input_of, k_at, result_of, result_of_column = row_addresses(layer)
@@ -61,7 +69,7 @@ def make_warp_products(layer, pipeline, conclude):
     @cuda.jit(device=True, forceinline=True)
     def load(high, low, shared, begin, run_at):
         """A lane's part of the second operand: of a row, two k's of every tap."""
-        values = cuda.local.array(AT_ONCE, np.float32)
+        values = local_array(AT_ONCE, np.float32)
         for tap in range(TAP_COLUMNS):
             for i in range(2 // AT_ONCE):
                 load_run(AT_ONCE, values, shared, begin + run_at[i] + tap * TAP_COLUMN)
@@ -76,8 +84,8 @@ def make_warp_products(layer, pipeline, conclude):
     @cuda.jit(device=True, forceinline=True)
     def multiply(acc, part, high, low, shared, address):
         """Add the products with a chunk that lies there."""
-        a = cuda.local.array(4, np.float32)
-        a_low = cuda.local.array(4, np.float32)
+        a = local_array(4, np.float32)
+        a_low = local_array(4, np.float32)
         for i in range(PART_SUMS):
             part[i] = _ZERO
         for tap in range(TAP_COLUMNS):
@@ -99,11 +107,11 @@ def make_warp_products(layer, pipeline, conclude):
     def compute(work, stage, phases):
         shared, start, floats, thread = work.shared, work.start, work.floats, work.thread
         warp = work.warp
-        acc = cuda.local.array(SUMS, np.float32)
-        part = cuda.local.array(PART_SUMS, np.float32)
-        high = cuda.local.array(FRAGMENTS, np.float32)
-        low = cuda.local.array(LOW, np.float32)
-        run_at = cuda.local.array(2, np.int32)
+        acc = local_array(SUMS, np.float32)
+        part = local_array(PART_SUMS, np.float32)
+        high = local_array(FRAGMENTS, np.float32)
+        low = local_array(LOW, np.float32)
+        run_at = local_array(2, np.int32)
         lane, mine = short(thread & 31), short(np.uint32(warp) // GROUPS)
         group = short(np.uint32(warp) % GROUPS)
         for i in range(2 // AT_ONCE):
