@@ -114,15 +114,16 @@ def _like(first, function, kinds):
 
 def _introduce():
     """Let Numba's device functions ask here first."""
-    from numba.cuda.dispatcher import CUDADispatcher
+    from numba.cuda import dispatcher
 
-    compile_device = CUDADispatcher.compile_device
+    compile_device = dispatcher.CUDADispatcher.compile_device
 
     def compile_once(self, kinds, return_type=None):
         if kinds in self.overloads or return_type is not None:
             return compile_device(self, kinds, return_type)
         form, constants = _form(self.py_func)
-        form += repr(self.targetoptions), kinds
+        capability = dispatcher.get_current_device().compute_capability
+        form += repr(self.targetoptions), tuple(capability), kinds
         if form in _firsts:
             made = _like((*_firsts[form], constants), self, kinds)
             if made is not None:
@@ -134,7 +135,7 @@ def _introduce():
         _firsts.setdefault(form, (self, found, constants))
         return found
 
-    CUDADispatcher.compile_device = compile_once
+    dispatcher.CUDADispatcher.compile_device = compile_once
 
 
 if not SIMULATED:
