@@ -29,11 +29,14 @@ from types import SimpleNamespace
 
 from numbacaps.device.device_forms import around
 from numbacaps.device.kernel_files import KernelFiles, warn_unkept
+from numbacaps.device.link_time import optimise_once
 from numbacaps.device.specialization import Constant, renumbered
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
 watching = []  # sets that get the kernels that are launched
+if not SIMULATED:
+    optimise_once()
 
 
 def kept_on_disk(kernel):
