@@ -27,12 +27,16 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
+from numbacaps.device.device_forms import around
 from numbacaps.device.kernel_files import KernelFiles, warn_unkept
+from numbacaps.device.link_time import optimise_once
 from numbacaps.device.specialization import Constant, renumbered
 from numbacaps.device.target import SIMULATED
 
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
 watching = []  # sets that get the kernels that are launched
+if not SIMULATED:
+    optimise_once()
 
 
 def kept_on_disk(kernel):
@@ -192,10 +196,7 @@ def _values(function, said=repr):
     """A function's name and what it takes from around it, and the same of the device functions among that."""
     return [
         function.__qualname__,
-        *(
-            _values(v.py_func, said) if hasattr(v, "py_func") else said(v)
-            for v in _around(function)
-        ),
+        *(_values(v.py_func, said) if hasattr(v, "py_func") else said(v) for v in around(function)),
     ]
 
 
@@ -215,11 +216,7 @@ def _form(function, bounds):
 def _files(function):
     """Where it stands, and the device functions that it takes from around it."""
     files = {Path(function.__code__.co_filename)}
-    return files.union(*(_files(v.py_func) for v in _around(function) if hasattr(v, "py_func")))
-
-
-def _around(function):
-    return [cell.cell_contents for cell in function.__closure__ or ()]
+    return files.union(*(_files(v.py_func) for v in around(function) if hasattr(v, "py_func")))
 
 
 @cache

@@ -31,6 +31,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.implicit_gemm import Columns, KernelSteps
 
@@ -236,10 +237,18 @@ def _divide_many(n, d, factor):
 
 def finder(packing):
     """``find(i)`` of :func:`make_find` for a packing that is known when it is compiled."""
-    find, OF = make_find(packing.form), packing.numbers
+    find, numbers = make_find(packing.form), map(specialized, packing.numbers)
+    size, depth, n, first, by_g, by_capsule, by_element, *others = numbers
+    by_channel, by_d, by_row, by_column, bn, over_bn, pairs, over_pairs, *others = others
+    taps, over_taps, steps, over_steps, n_tiles, over_n_tiles, *others = others
+    run, over_run, capsule, over_capsule, d, over_d, columns, over_columns = others
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def find_known(i):
-        return find(i, OF)
+        sizes = size, depth, n, first, by_g
+        by = by_capsule, by_element, by_channel, by_d, by_row, by_column
+        tile = bn, over_bn, pairs, over_pairs, taps, over_taps, steps, over_steps
+        over = n_tiles, over_n_tiles, run, over_run, capsule, over_capsule
+        return find(i, (*sizes, *by, *tile, *over, d, over_d, columns, over_columns))
 
     return find_known

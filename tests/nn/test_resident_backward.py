@@ -203,8 +203,11 @@ def test_kernel(name, precision, monkeypatch):
 )
 def test_packing(name, precision, monkeypatch):
     from numba import float32, types
+    from numba.cuda import dispatcher
 
+    gpu = SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(devices, "current", lambda: devices.H100)
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
     kernel = make_pack_network(packings(placed, layout_of(placed), True))
     array = types.Array(float32, 1, "C")

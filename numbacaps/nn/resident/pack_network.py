@@ -10,6 +10,7 @@ import numpy as np
 
 from numbacaps.device.instructions import let_next_start, to_tf32, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
@@ -24,7 +25,8 @@ def make_pack_network(packings):
         weights the kernel begins); finders as :func:`numbacaps.fused.pack.finder`.
     """
     find = _first_of(packings)
-    SIZE, ZERO = sum(elements for _, _, elements, _ in packings), np.float32(0)
+    SIZE = specialized(sum(elements for _, _, elements, _ in packings))
+    ZERO = np.float32(0)
 
     @kept_on_disk
     @cuda.jit
@@ -51,10 +53,10 @@ def make_pack_network(packings):
 def _first_of(packings):
     """Device function for elements of the first packed kernel, and of those behind it."""
     (finder, arguments, elements, begin), *others = packings
-    own, ELEMENTS, BEGIN = finder(*arguments), elements, begin
+    own, ELEMENTS, BEGIN = finder(*arguments), *map(specialized, (elements, begin))
     if not others:
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True, forceinline=True)
         def find(i):
             place, part, filled = own(i)
             return BEGIN + place, part, filled
@@ -63,7 +65,7 @@ def _first_of(packings):
 
     rest = _first_of(others)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def find_any(i):
         if i < ELEMENTS:
             place, part, filled = own(i)

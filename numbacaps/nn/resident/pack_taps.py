@@ -9,6 +9,7 @@ rounding took away is multiplied first, so it comes first.
 
 import numpy as np
 
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
 
@@ -23,12 +24,13 @@ def taps_finder(product, D3, parts):
     parts : int
         2 in three terms, otherwise 1.
     """
-    STEPS, RUN, WIDE, PARTS = product.steps, product.run, product.wide, parts
-    DEPTH, CAPSULE, WIDTH, ROW = product.K, D3, product.N, product.D
-    COLUMNS, TAPS, TOGETHER = product.columns, product.taps, product.together
-    OF_CAPSULE = WIDTH * TAPS * D3
+    STEPS, RUN, WIDE = map(specialized, (product.steps, product.run, product.wide))
+    PARTS, DEPTH, CAPSULE = map(specialized, (parts, product.K, D3))
+    WIDTH, ROW, TAPS = map(specialized, (product.N, product.D, product.taps))
+    COLUMNS, TOGETHER = map(specialized, (product.columns, product.together))
+    OF_CAPSULE = specialized(product.N * product.taps * D3)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True, forceinline=True)
     def find(i):
         element, rest = np.uint32(i % 4), np.uint32(i // 4)
         column, rest = np.uint32(rest % COLUMNS), np.uint32(rest // COLUMNS)
