@@ -62,7 +62,7 @@ def _form(function):
             parts.append(repr(value) if isinstance(value, _VALUES) else id(value))
 
     def say_function(function):
-        parts.append(function.__code__)
+        parts.append((function.__module__, function.__code__))
         for value in around(function):
             say(value)
 

@@ -160,7 +160,7 @@ def test_without_a_folder_to_write_a_kernel_is_a_kernel_still(monkeypatch):
 
     asked, name = [], function.__qualname__
     monkeypatch.setattr(kernel_cache, "_portable", lambda: refuse)
-    kernel = SimpleNamespace(py_func=function)
+    kernel = SimpleNamespace(py_func=function, targetoptions={})
     assert kernel_cache.kept_on_disk(kernel) is kernel and function.__qualname__ == name
     assert asked and asked[0] != name
 
