@@ -154,7 +154,7 @@ def test_without_a_folder_to_write_a_kernel_is_a_kernel_still(monkeypatch):
     def function():
         pass
 
-    def refuse(function, form):
+    def refuse(function, form, constants):
         asked.append(function.__qualname__)
         raise RuntimeError("cannot cache function: no locator available")
 
