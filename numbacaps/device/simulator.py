@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 
 _NOTHING = nullcontext()
-_UNWRITTEN = 255  # every byte of shared memory that nobody has written: NaN in all types
 
 
 def complete(cuda, at_first=None):
@@ -24,7 +23,7 @@ def complete(cuda, at_first=None):
     from numba.cuda.simulator import kernel, kernelapi
     from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
-    from numbacaps.device.instructions.simulated.block import sync_warp
+    from numbacaps.device.instructions.simulated.block import FRESH, sync_warp
     from numbacaps.device.turns import Block, this_block, this_thread
 
     def first_block(*arguments):
@@ -43,7 +42,7 @@ def complete(cuda, at_first=None):
     def begin(self):
         """Shared memory as a block finds it."""
         self._allocations.clear()
-        self._dynshared.view(np.uint8)[:] = _UNWRITTEN
+        self._dynshared.view(np.uint8)[:] = FRESH
 
     kernel.swapped_cuda_module = _swapped(cuda)
     kernelapi.threading = SimpleNamespace(
@@ -93,6 +92,8 @@ def _shared_array(original):
     from numba.cuda.np import numpy_support
     from numba.cuda.types import Type
 
+    from numbacaps.device.instructions.simulated.block import fresh_array
+
     @wraps(original)
     def array(self, shape, dtype, alignment=None):
         if shape == 0:
@@ -102,8 +103,7 @@ def _shared_array(original):
         line = frame.f_code.co_filename, frame.f_lineno
         if line not in self._allocations:
             made = numpy_support.as_dtype(dtype) if isinstance(dtype, Type) else np.dtype(dtype)
-            self._allocations[line] = np.empty(shape, made)
-            self._allocations[line].view(np.uint8).fill(_UNWRITTEN)
+            self._allocations[line] = fresh_array(shape, made)
         return self._allocations[line]
 
     return array

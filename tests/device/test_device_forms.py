@@ -1,13 +1,9 @@
 """Device functions that differ in specialization constants alone: Numba types one of them, and each does what is its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-_ROOT = Path(__file__).parents[2]
+from tests.support.scripts import run_script
+
 _SCRIPT = r"""
 import re
 from experiments import ahead
@@ -125,10 +121,4 @@ assert typed.count("layer") == typed.count("scale") == 4
 
 @pytest.mark.tiers("ptx")
 def test_a_form_is_typed_once(tmp_path):
-    path = tmp_path / "script.py"  # Numba reads a function's source
-    path.write_text(_SCRIPT)
-    paths = os.pathsep.join([str(_ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path)}
-    how = {"capture_output": True, "text": True, "timeout": 300, "cwd": _ROOT}
-    found = subprocess.run([sys.executable, path], env=environment, **how)
-    assert found.returncode == 0, found.stderr
+    run_script(_SCRIPT, tmp_path)

@@ -1,13 +1,9 @@
 """Kernels are not compiled to PTX on their way to code, and whoever asks for PTX gets it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-_ROOT = Path(__file__).parents[2]
+from tests.support.scripts import run_script
+
 _SCRIPT = """
 from experiments import ahead
 
@@ -36,10 +32,4 @@ assert "st.global" in made.inspect_asm((9, 0, "a"))
 
 @pytest.mark.tiers("ptx")
 def test_a_kernel_is_compiled_without_ptx(tmp_path):
-    path = tmp_path / "script.py"  # Numba reads a function's source
-    path.write_text(_SCRIPT)
-    paths = os.pathsep.join([str(_ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path)}
-    how = {"capture_output": True, "text": True, "timeout": 300, "cwd": _ROOT}
-    found = subprocess.run([sys.executable, path], env=environment, **how)
-    assert found.returncode == 0, found.stderr
+    run_script(_SCRIPT, tmp_path)

@@ -1,16 +1,11 @@
 """Specialization constants: what Numba compiles once serves all their values, and gives each the code that is its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from numbacaps.device.specialization import Constant, specialized
 from numbacaps.device.target import SIMULATED
+from tests.support.scripts import run_script
 
-_ROOT = Path(__file__).parents[2]
 _BEGIN = """
 import re
 from experiments import ahead
@@ -120,20 +115,10 @@ assert text(make_two(specialized(5), specialized(7))) == wanted
 )
 
 
-def _run(script, folder):
-    paths = os.pathsep.join([str(_ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(folder)}
-    how = {"capture_output": True, "text": True, "timeout": 300}
-    found = subprocess.run([sys.executable, "-c", script], env=environment, cwd=_ROOT, **how)
-    assert found.returncode == 0, found.stderr
-
-
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize("script", (_VALUES, _SHARED), ids=("values", "one number twice"))
 def test_a_form_serves_all_numbers(script, tmp_path):
-    path = tmp_path / "script.py"  # Numba reads a function's source
-    path.write_text(script)
-    _run(f"import runpy; runpy.run_path({str(path)!r})", tmp_path)
+    run_script(script, tmp_path)
 
 
 @pytest.mark.tiers("simulator", "ptx")

@@ -18,7 +18,7 @@ def make_prefetch_operands(spec):
     """Device function ``prefetch_operands(a, b, image, thread)``."""
     LINES_AHEAD, A_IMAGE = map(specialized, (spec.ahead // LINE, spec.pixels.gathered[0]))
     OF_LINE = LINE // 4
-    THREADS = spec.tile.threads  # not specialized: what launches are bounded by is part of a form
+    THREADS = spec.tile.threads
 
     @cuda.jit(device=True, forceinline=True)
     def prefetch_operands(a, b, image, thread):

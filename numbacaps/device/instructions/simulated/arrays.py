@@ -4,9 +4,7 @@ import sys
 
 import numpy as np
 
-from numbacaps.device.instructions.simulated.block import block
-
-_UNWRITTEN = 255  # every byte that nobody has written: NaN in all types
+from numbacaps.device.instructions.simulated.block import block, fresh_array
 
 
 def local_array(size, dtype):
@@ -19,6 +17,5 @@ def shared_array(size, dtype):
     frame, arrays = sys._getframe(1), block()
     line = frame.f_code.co_filename, frame.f_lineno
     if line not in arrays:
-        arrays[line] = np.empty(size, dtype)
-        arrays[line].view(np.uint8).fill(_UNWRITTEN)
+        arrays[line] = fresh_array(size, dtype)
     return arrays[line]

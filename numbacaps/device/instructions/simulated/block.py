@@ -8,6 +8,16 @@ import numpy as np
 from numbacaps.device.turns import Meeting, this_block, this_thread
 
 
+FRESH = 255  # each byte of shared memory that no thread has written yet; a float made of such bytes is NaN
+
+
+def fresh_array(shape, dtype):
+    """Shared memory as a block finds it."""
+    made = np.empty(shape, dtype)
+    made.view(np.uint8).fill(FRESH)
+    return made
+
+
 def memory(array):
     """An array's bytes."""
     return np.asarray(getattr(array, "_ary", array)).reshape(-1).view(np.uint8)
