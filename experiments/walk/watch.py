@@ -25,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 
 from numbacaps.device import instructions
-from numbacaps.device.turns import Block, this_thread
+from numbacaps.device.turns import Block, this_block, this_thread
 
 KINDS = READ, WRITE, ATOMIC = range(3)
 WARP, SECTOR, LINE = 32, 32, 128  # threads, bytes, bytes
@@ -123,6 +123,8 @@ def watching(names):
     """
     from numba.cuda.simulator import kernel, kernelapi
 
+    from numbacaps.device.instructions.simulated import arrays
+
     launches, run = [], kernel.FakeCUDAKernel.__call__
 
     def watched_run(self, *arguments):
@@ -133,12 +135,16 @@ def watching(names):
         def shared_array(block, shape, dtype, alignment=None):
             return watch.share(block._allocations, shape, dtype, sys._getframe(1))
 
+        def array_of_line(frame, size, dtype):
+            return watch.share(this_block().common, size, dtype, frame)
+
         def atomic_add(_, array, index, value):
             return watch.add(array, index, value, sys._getframe(1))
 
         with (
             patch.object(kernel, "FakeWithinKernelCUDAArray", watch.wrap),
             patch.object(kernelapi.FakeCUDAShared, "array", shared_array),
+            patch.object(arrays, "array_of_line", array_of_line),
             patch.object(kernelapi.FakeCUDAAtomic, "add", atomic_add),
             patch.object(kernel, "BlockManager", partial(_Block, watch)),
         ):

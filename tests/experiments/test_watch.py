@@ -7,7 +7,7 @@ from experiments.walk.page.addresses import runs, written_short
 from experiments.walk.watch import ATOMIC, READ, WRITE, watching
 from numbacaps import Geometry
 from numbacaps.algorithms.registry import device_algorithms
-from numbacaps.device.instructions import store_run
+from numbacaps.device.instructions import shared_array, store_run
 from numbacaps.device.target import cuda
 from numbacaps.plan import Plan
 
@@ -31,6 +31,15 @@ def reverse_kernel(source, target):
 @cuda.jit
 def sum_kernel(source, total):
     cuda.atomic.add(total, 0, source[cuda.grid(1)])
+
+
+@cuda.jit
+def swap_kernel(source, target):
+    tile = shared_array(16, np.float32)
+    t = cuda.threadIdx.x
+    tile[t] = source[t]
+    cuda.syncthreads()
+    target[t] = tile[15 - t]
 
 
 def device(count):
@@ -78,10 +87,12 @@ def test_copy(step, sectors, lines):
     assert launch.count(READ, True) == 0
 
 
-def test_shared_memory_and_barrier():
+@pytest.mark.parametrize("kernel", [reverse_kernel, swap_kernel])
+def test_shared_memory_and_barrier(kernel):
+    """Numba's shared arrays and those of :mod:`numbacaps.device.instructions` alike."""
     source, target = device(16), device(16)
     with watching({}) as launches:
-        reverse_kernel[1, 16](source, target)
+        kernel[1, 16](source, target)
     (launch,) = launches
     assert np.array_equal(target.copy_to_host(), np.arange(16)[::-1])
     tile = next(memory for memory in launch.memories if memory.shared)

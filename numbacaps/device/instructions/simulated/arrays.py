@@ -14,8 +14,12 @@ def local_array(size, dtype):
 
 def shared_array(size, dtype):
     """An array that the block's threads share: the same one wherever they come by the same line."""
-    frame, arrays = sys._getframe(1), block()
-    line = frame.f_code.co_filename, frame.f_lineno
+    return array_of_line(sys._getframe(1), size, dtype)
+
+
+def array_of_line(frame, size, dtype):
+    """The block's array for the line that a frame is at. Who watches a kernel stands in for this."""
+    line, arrays = (frame.f_code.co_filename, frame.f_lineno), block()
     if line not in arrays:
         arrays[line] = fresh_array(size, dtype)
     return arrays[line]
