@@ -272,9 +272,7 @@ def warp_split_k_ptx(dtype, terms, a_run, c_run, paired, tile, cc):
 
 # What runs before the warps' kernels and behind them: PTX for a dtype and a compute capability.
 WARP_HELPERS = {
-    "pack_pixels": lambda dtype, cc: _of_dtypes(
-        make_pack_pixels(dtype), (dtype, dtype, np.int32), 8, cc
-    ),
+    "pack_pixels": lambda dtype, cc: _of_dtypes(make_pack_pixels(dtype), (dtype, dtype), 11, cc),
     "pack_matrix": lambda dtype, cc: _of_dtypes(
         make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
     ),

@@ -52,6 +52,7 @@ bulk_store = chosen.bulk_store
 bulk_store_read = chosen.bulk_store_read
 bulk_store_wait = chosen.bulk_store_wait
 clock = chosen.clock
+copy_chunk = chosen.copy_chunk
 cp_async = chosen.cp_async
 cp_async_cached = chosen.cp_async_cached
 cp_async_commit = chosen.cp_async_commit

@@ -23,6 +23,7 @@ from numbacaps.fused.mma_sync.packing import (
     PixelPacking,
     round_up,
     seen_as,
+    why_not_packed,
 )
 from numbacaps.fused.mma_sync.table import Walk, make_table, packed_walk, why_not
 from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES, Sizes, choose_tile
@@ -93,6 +94,8 @@ def choose(products, images, G, dtype, terms, packs=None, tile=None, whole=True)
     for way in WAYS if packs is None else (packs,):
         walks = walks_of(products, images, dtype, way)
         reason = why_not(walks, images, LARGEST_BM)
+        if "pixels" in way:
+            reason = reason or why_not_packed(first, G, dtype)
         if reason:
             continue
         K, p = max(walk.K for walk in walks), first.pixels

@@ -6,12 +6,15 @@ import numpy as np
 
 from numbacaps.device.bfloat16 import stored
 from numbacaps.device.compiled import Compiled, as_argument, run_as_argument
+from numbacaps.device.gpu import SHARED_WITHOUT_ASKING
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.launch import MAX_GRID_Y, ceil_div
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.mma_sync import pack
 from numbacaps.fused.mma_sync.table import ABSENT
+
+_ELEMENTS = 4096  # of a block that packs pixels
 
 
 def seen_as(workspace, dtype):
@@ -38,25 +41,41 @@ class PixelPacking:
     """
 
     def __init__(self, product, images, G, dtype):
-        p, each = product.pixels, CHUNK // dtype.itemsize
-        H, W = p.extent
-        k = np.arange(round_up(product.channels * product.D, each))
-        lies = k // product.D * product.channel_steps[0] + k % product.D
-        table = np.where(k < product.channels * product.D, lies, ABSENT)
-        self._table = uploaded(table.astype(np.int32))
-        self._argument = as_argument(self._table)
-        pixels, image = H * W * p.D1, product.channels * H * W * G * p.D1 * product.D
-        self.elements = G * images * pixels * k.size
-        blocks = ceil_div(pixels, pack.PIXELS)
-        self._numbers = pixels, p.D1, G, product.D, image, k.size, blocks
-        grid = blocks * images * G, min(ceil_div(k.size, each * pack.LANES), MAX_GRID_Y)
-        types = dtype, dtype, np.int32
-        made = Compiled(pack.make_pack_pixels(dtype), types, 8, early=True)
-        self._launch = made.on(grid, pack.THREADS)
+        p, each, C, D = product.pixels, CHUNK // dtype.itemsize, product.channels, product.D
+        row = round_up(C * D, each)
+        capsules = p.extent[0] * p.extent[1] * G * p.D1
+        self.elements = images * capsules * row
+        of_block, channels, pitch = _block(C, D, each)
+        self._numbers = images, C, capsules, p.D1, G, D, row, of_block, channels, pitch
+        grid = ceil_div(capsules, of_block) * ceil_div(C, channels) * images
+        shared = of_block * pitch * dtype.itemsize
+        made = Compiled(pack.make_pack_pixels(dtype), (dtype, dtype), 11, shared, early=True)
+        self._launch = made.on(grid, pack.THREADS, shared)
 
     def __call__(self, source, packed, first, stream):
         """Launch it; it writes from element ``first`` on."""
-        self._launch(stream, (*source, *packed, *self._argument, *self._numbers, first))
+        self._launch(stream, (*source, *packed, *self._numbers, first))
+
+
+def _block(C, D, each):
+    """(capsules, channels, pitch) of a block that packs pixels.
+
+    A thread has one element of a channel's capsules where these are short. Rows of capsules begin on banks of their own.
+    """
+    of_block = max(1, pack.THREADS // D)
+    most = max(1, _ELEMENTS // (of_block * D * pack.CHANNELS)) * pack.CHANNELS
+    channels = round_up(ceil_div(C, ceil_div(C, most)), pack.CHANNELS)
+    return of_block, channels, (channels * D // each | 1) * each
+
+
+def why_not_packed(product, G, dtype):
+    """Why the array that a product gathers is not packed; None where it is."""
+    p, each = product.pixels, CHUNK // dtype.itemsize
+    if p.extent[0] * p.extent[1] * G * p.D1 * product.D >= 2**28:
+        return "2^28 elements of a channel or more"
+    if (pack.CHANNELS * product.D + each) * dtype.itemsize > SHARED_WITHOUT_ASKING:
+        return f"capsules of {product.D} elements, which a block's shared memory does not take"
+    return None
 
 
 class MatrixPacking:

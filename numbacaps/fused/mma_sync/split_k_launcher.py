@@ -13,7 +13,7 @@ from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.mma_sync import split_k_tile
 from numbacaps.fused.mma_sync.add_splits import AddSplits
-from numbacaps.fused.mma_sync.packing import PixelPacking, round_up, seen_as
+from numbacaps.fused.mma_sync.packing import PixelPacking, round_up, seen_as, why_not_packed
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.mma_sync.table import (
     Walk,
@@ -68,6 +68,9 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
     for packing in (False, True) if packs is None else (packs,):
         walk = packed_walk(product, images, each) if packing else Walk.of(product)
         reason = why_not([walk], images, LARGEST_BM)
+        if packing:
+            both = product, _as_gathered(product, G)
+            reason = reason or next(filter(None, (why_not_packed(p, G, dtype) for p in both)), None)
         if reason:
             continue
         M, N = product.M(images), product.N

@@ -19,6 +19,7 @@ from numbacaps.device.instructions.ptx.copies import (
     bulk_store,
     bulk_store_read,
     bulk_store_wait,
+    copy_chunk,
     cp_async,
     cp_async_cached,
     cp_async_commit,

@@ -289,3 +289,19 @@ def store_words(typing_context, array, index, first, second, third, fourth):
         return context.get_dummy_value()
 
     return types.void(array, types.int64, *[types.float32] * 4), codegen
+
+
+@intrinsic
+def copy_chunk(typing_context, source, begin, target, to):
+    """The 16 bytes from source[begin] on to target[to] on, in one load and one store; both lie at multiples of 16."""
+
+    def codegen(context, builder, signature, arguments):
+        source, begin, target, to = arguments
+        kinds, chunk = signature.args, ir.VectorType(F32, 4).as_pointer()
+        place = builder.gep(pointer_to(context, builder, kinds[0], source), [begin])
+        loaded = builder.load(builder.bitcast(place, chunk), align=16)
+        place = builder.gep(pointer_to(context, builder, kinds[2], target), [to])
+        builder.store(loaded, builder.bitcast(place, chunk), align=16)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), codegen

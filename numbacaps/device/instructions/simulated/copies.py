@@ -121,3 +121,12 @@ def store_words(array, index, first, second, third, fourth):
     assert at % 16 == 0, "misaligned"
     words = np.array((first, second, third, fourth), np.float32)
     memory(array)[at : at + 16] = words.view(np.uint8)
+
+
+def copy_chunk(source, begin, target, to):
+    """16 bytes from one array to another."""
+    begin, to = (
+        int(index) * array.dtype.itemsize for array, index in ((source, begin), (target, to))
+    )
+    assert begin % 16 == 0 and to % 16 == 0, "misaligned"
+    memory(target)[to : to + 16] = memory(source)[begin : begin + 16]

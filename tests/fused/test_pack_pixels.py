@@ -1,0 +1,67 @@
+"""The packing of a gathered array, channels last, against NumPy's transposition."""
+
+import numpy as np
+import pytest
+
+from numbacaps import Geometry
+from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.compiled import as_argument
+from numbacaps.fused import implicit_gemm
+from numbacaps.fused.mma_sync.launcher import choose
+from numbacaps.fused.mma_sync.packing import PixelPacking, seen_as
+from numbacaps.fused.mma_sync.split_k_launcher import choose_split_k
+from numbacaps.fused.precision import has_tensor_cores
+from tests.support.cases import nan
+
+_SHAPES = {  # N, C, H, W, G, D1, D
+    "odd capsules": (2, 3, 2, 3, 1, 2, 5),
+    "channels of several blocks": (2, 45, 3, 3, 1, 1, 7),
+    "rows of one element": (1, 2, 9, 16, 1, 1, 1),
+    "several g": (2, 9, 2, 3, 3, 2, 3),
+    "capsules longer than a block": (1, 9, 1, 2, 2, 1, 150),
+    "last capsules of a block": (3, 10, 5, 7, 1, 3, 4),
+}
+_BEGIN = 16  # elements before the packed array
+
+
+def _geometry(N, C, H, W, G, D1, D):
+    return Geometry(N, C, 1, H, W, 1, 1, G, D1, D, 1)
+
+
+def _expected(x, each):
+    """(G, N, H, W, D1, row), rows filled up with zeros."""
+    N, C, H, W, G, D1, D = x.shape
+    rows = x.transpose(4, 0, 2, 3, 5, 1, 6).reshape(G, N, H, W, D1, C * D)
+    return np.pad(rows, [(0, 0)] * 5 + [(0, -C * D % each)])
+
+
+@pytest.mark.tiers("simulator", "gpu")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_rows_are_the_pixels_channels(shape, dtype):
+    if not has_tensor_cores():
+        pytest.skip("this GPU has no products of warps, and packs nothing")
+    shape, dtype = _SHAPES[shape], dtype_of(dtype)
+    N, *_, G, _, _ = shape
+    x = (np.arange(np.prod(shape)) % 251 - 125).reshape(shape).astype(dtype)
+    product = implicit_gemm.forward(_geometry(*shape))
+    packing = PixelPacking(product, N, G, dtype)
+    want = _expected(x, 16 // dtype.itemsize)
+    assert packing.elements == want.size
+    room = nan(-(-(_BEGIN + want.size) * dtype.itemsize // 16) * 4, np.float32)
+    workspace = as_argument(room)
+    packing(as_argument(to_device(x.ravel())), seen_as(workspace, dtype), _BEGIN, None)
+    packed = room.copy_to_host().view(dtype)[_BEGIN : _BEGIN + want.size]
+    assert packed.reshape(want.shape).tobytes() == want.tobytes()
+
+
+@pytest.mark.tiers("simulator", "gpu")
+def test_capsules_that_shared_memory_does_not_take_are_read_as_they_lie():
+    g = _geometry(2, 3, 4, 4, 1, 1, 3000)
+    product, dtype = implicit_gemm.forward(g), np.dtype(np.float32)
+    how, _ = choose([product], g.N, g.G, dtype, 1)
+    assert "pixels" not in how.packs
+    how, reason = choose([product], g.N, g.G, dtype, 1, packs=("pixels", "matrix"))
+    assert how is None and "capsules of 3000 elements" in reason
+    how, reason = choose_split_k(product, g.N, g.G, 3 * 3000, dtype, 1, packs=True)
+    assert how is None and "capsules of 3000 elements" in reason
