@@ -177,7 +177,7 @@ class Run:
             why, sound = repr(error), _is_a_refusal(error)
         self.found["next"] = number + 1
         self.found["checked"] += 1
-        self.found["seconds"] = round(self.found["seconds"] + time.monotonic() - begun, 2)
+        self.found["seconds"] = round(self.found["seconds"] + time.monotonic() - begun, 6)
         if why is not None:
             self.found["failed"].append({"number": number, "why": why})
             tqdm.write(f"{self.name}:{number}: {why}", file=sys.stderr)

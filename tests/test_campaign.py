@@ -422,7 +422,7 @@ def test_memory_is_flat():
 @pytest.mark.parametrize("where", [0, 1])
 def test_what_is_left_behind_is_found(where, monkeypatch):
     grown = iter([(0, 0), tuple((at == where) << 30 for at in range(2))])
-    monkeypatch.setattr(memory, "_turn", lambda seed, number: None)
+    monkeypatch.setattr(memory, "_turn", lambda seed, number, use: None)
     monkeypatch.setattr(memory, "used", lambda: next(grown))
     place = ("device", "host")[where]
     with pytest.raises(AssertionError, match=f"networks left 1073741824 bytes on the {place}"):

@@ -13,6 +13,7 @@ import numbacaps
 from experiments.measuring import device_memory
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn import CapsNet, Layer
+from tests.support.campaign.networks import compile_step
 from tests.support.campaign.part import Part
 
 _GEOMETRIES = 4 if SIMULATED else 1000  # of a case
@@ -39,26 +40,30 @@ def _convolve(rng):
     numbacaps.capsule_conv2d_backward(x, w, y, **how)
 
 
-def _train(rng):
-    """Make a network of a drawn number of channels, and take a few steps and an inference."""
+def _network(rng):
+    """A network of a drawn number of channels, and how many images it takes at a time."""
     P, N = int(rng.integers(1, 4)), int(rng.integers(1, 5))
     layers = (Layer(P, (1, 4), stride=2, capsule=(2, 2), squash=2), Layer(3, (2, 2), window=2))
-    net = CapsNet(layers, (1, 5, 5, 1, 1), seed=int(rng.integers(1 << 30)))
-    x = rng.standard_normal((N, *net.input_shape)).astype(net.dtype)
+    return CapsNet(layers, (1, 5, 5, 1, 1), seed=int(rng.integers(1 << 30))), N
+
+
+def _train(net, N):
+    """Take a few steps and an inference."""
+    x = np.random.default_rng(N).standard_normal((N, *net.input_shape)).astype(net.dtype)
     data = net.place(x, np.arange(N) % 3)
     for _ in range(3):
         net.step_rows(data, np.arange(N))
     net.forward(x)
 
 
-def _turn(seed, number):
-    """The geometries and networks of a case, once."""
-    rng = np.random.default_rng((seed, number))
+def _turn(seed, number, use):
+    """The geometries and networks of a case, once; ``use(net, N)`` says what for."""
     every = _GEOMETRIES // _NETWORKS
     for at in range(_GEOMETRIES):
+        rng = np.random.default_rng((seed, number, at))
         _convolve(rng)
         if at % every == 0:
-            _train(rng)
+            use(*_network(rng))
 
 
 def used():
@@ -81,9 +86,9 @@ def _resident():
 
 def check(seed, number):
     """Take the turns and compare what is held behind each."""
-    _turn(seed, number)
+    _turn(seed, number, _train)
     before = used()
-    _turn(seed, number)
+    _turn(seed, number, _train)
     device, host = (after - one for after, one in zip(used(), before))
     most = max(_HOST_AT_LEAST, _HOST * (_GEOMETRIES + _NETWORKS))
     what = f"{_GEOMETRIES} geometries and {_NETWORKS} networks left"
@@ -92,10 +97,16 @@ def check(seed, number):
     return f"{_GEOMETRIES} geometries", f"{_NETWORKS} networks"
 
 
+def compile_turn(seed, number):
+    """Compile what a turn takes, inference left out."""
+    _turn(seed, number, compile_step)
+
+
 PART = Part(
     summary=f"memory over {_GEOMETRIES} geometries and {_NETWORKS} networks, again and again",
     unit="turn",
     check=check,
+    compile=compile_turn,
     amount=10,
     few=1,
     alone=True,

@@ -119,7 +119,11 @@ def check(seed, number):
 
 def compile_network(seed, number):
     """Compile what a network's step takes."""
-    net, N = draw(seed, number)
+    compile_step(*draw(seed, number))
+
+
+def compile_step(net, N):
+    """Compile what a step of a network takes."""
     x = cuda.device_array((N, *net.input_shape), net.dtype)
     batch = SimpleNamespace(x=x, labels=cuda.device_array(N, np.int64))
     net._training(N)._step.launch(batch)
