@@ -27,20 +27,6 @@ def make_pixel_of(pixels):
     return pixel_of
 
 
-@cuda.jit(device=True, inline="always")
-def pixel_of_row(m, rows, columns, D1):
-    """(images further on, row, column, d1) of row m, counted from where an image begins.
-
-    A block finds the image that it begins in once. From there on 32 bits are enough, and dividing them takes a third
-    of the instructions.
-    """
-    m = np.uint32(m)
-    d1, m = np.uint32(m % D1), np.uint32(m // D1)
-    column, m = np.uint32(m % columns), np.uint32(m // columns)
-    row, image = np.uint32(m % rows), np.uint32(m // rows)
-    return short(image), short(row), short(column), short(d1)
-
-
 def make_gathered_at(pixels):
     """``gathered_at(g, image, row, column, d1)``: where a pixel's window begins in the gathered array."""
     G, _, _ = pixels.steps
@@ -131,7 +117,10 @@ def numbers_of(pixels):
 
 @cuda.jit(device=True, inline="always")
 def find_pixel(m, of):
-    """(images further on, row, column, d1) of row m, as :func:`pixel_of_row`."""
+    """(images further on, row, column, d1) of row m, counted from where an image begins.
+
+    A block finds the image that it begins in once. From there on 32 bits are enough.
+    """
     m, d1 = divide(m, of[D1], of[OVER_D1])
     m, column = divide(m, of[COLUMNS], of[OVER_COLUMNS])
     image, row = divide(m, of[ROWS], of[OVER_ROWS])

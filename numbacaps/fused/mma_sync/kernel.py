@@ -32,10 +32,10 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
+from numbacaps.fused.mma_sync.pixels import pixel_of_row
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
@@ -183,10 +183,8 @@ def make_mma_sync(spec):
         m0 = short(cuda.blockIdx.x * BM)
         if m0 >= M:
             return
-        rows = np.uint32(table[at(head + PIXEL_ROWS)])
-        columns = np.uint32(table[at(head + PIXEL_COLUMNS)])
-        D1 = np.uint32(table[at(head + PIXEL_D1)])
-        image_rows = np.uint32(rows * columns * D1)
+        rows = table[at(head + PIXEL_ROWS)] * table[at(head + PIXEL_COLUMNS)]
+        image_rows = np.uint32(rows * table[at(head + PIXEL_D1)])
         image0 = np.uint32(np.uint32(m0) // image_rows)
         m_image = np.uint32(m0) - image0 * image_rows
         a_image = table[at(head + A_IMAGE)]
@@ -200,7 +198,7 @@ def make_mma_sync(spec):
         b_lane, b_row = thread % B_LANES, thread // B_LANES
         for i in range(A_COPIES):
             row = short(a_row + i * A_APART)
-            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), rows, columns, D1)
+            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), table, head)
             base[i] = short(
                 image * a_image
                 + h * table[at(head + A_ROW)]
@@ -275,7 +273,7 @@ def make_mma_sync(spec):
         c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
             row = short(warp // ACROSS * WM + i * 8 + lane // 4)
-            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), rows, columns, D1)
+            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), table, head)
             to_row[i] = (
                 c_from
                 + np.int64(image) * table[at(head + C_IMAGE)]

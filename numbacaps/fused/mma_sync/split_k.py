@@ -27,10 +27,10 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.addressing import pixel_of_row
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k
+from numbacaps.fused.mma_sync.pixels import pixel_of_row
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
@@ -52,9 +52,6 @@ from numbacaps.fused.mma_sync.table import (
     KERNEL_AT,
     LEFT_START,
     LEFT_STEP,
-    PIXEL_COLUMNS,
-    PIXEL_D1,
-    PIXEL_ROWS,
     TAPS_AT,
     TOP_START,
     TOP_STEP,
@@ -167,8 +164,6 @@ def make_mma_sync_split_k(spec):
         split = short(cuda.blockIdx.z % splits)
         g = cuda.blockIdx.z // splits
         M, N, K = table[at(0)], table[at(1)], table[at(2)]
-        rows, columns = np.uint32(table[at(PIXEL_ROWS)]), np.uint32(table[at(PIXEL_COLUMNS)])
-        D1 = np.uint32(table[at(PIXEL_D1)])
         extent = short((table[at(HEIGHT)] << 16) + table[at(WIDTH)])
         first = short(split * per_split)
         last = min(M, short(first + per_split))
@@ -208,7 +203,7 @@ def make_mma_sync_split_k(spec):
             if np.uint32(after % BATCH) == 0:
                 m = short(first + after * BK + thread)
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
-                image, h, w, d1 = pixel_of_row(m, rows, columns, D1)
+                image, h, w, d1 = pixel_of_row(m, table, 0)
                 base[at(place)] = (
                     a_start
                     + np.int64(image) * table[at(A_IMAGE)]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numbacaps.device.division import divisor
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused.mma_sync.edges import FARTHEST, NOWHERE
 
-HEADER = 32  # numbers of a product's header
+HEADER = 36  # numbers of a product's header
 (
     ROWS_OF_PRODUCT,
     COLUMNS_OF_PRODUCT,
@@ -44,6 +45,8 @@ HEADER = 32  # numbers of a product's header
     B_COLUMNS_AT,
     C_COLUMNS_AT,
 ) = range(28)
+# What divides by a number of pixels: the factor of numbacaps.device.division, its lower half, then its upper one.
+OVER_D1, OVER_COLUMNS, OVER_ROWS = range(28, 34, 2)
 
 ABSENT = -1  # the offset of a column, or of a row of the kernel, that there is not
 _PADDED = 256  # entries behind a table's end that copies may ask for
@@ -205,6 +208,9 @@ def make_table(walks, images, run):
             *walk.steps,
             *starts,
         )
+        for at, pixels in zip((OVER_D1, OVER_COLUMNS, OVER_ROWS), (p.D1, p.columns, p.rows)):
+            _, factor = divisor(max(1, pixels))
+            number[at : at + 2] = factor & 0xFFFFFFFF, factor >> 32
     parts[0] = header.ravel()
     return np.concatenate(parts).astype(np.int32)
 
