@@ -10,12 +10,13 @@ All that leans on how Numba keeps compiled device functions is in this file.
 
 import re
 from copy import copy
+from inspect import isfunction
 from itertools import count
 
 import numpy as np
 
+from numbacaps.device.closures import around, parts
 from numbacaps.device.specialization import Constant, renumbered
-from numbacaps.device.target import SIMULATED
 
 _SHARED = 3  # the address space
 _VALUES = int, float, str, bytes, type(None), np.generic, np.dtype
@@ -39,35 +40,18 @@ class _Renamed:
         return self._own_names.get(name, name)
 
 
-def around(function):
-    """What a function takes from around it."""
-    return [cell.cell_contents for cell in function.__closure__ or ()]
-
-
 def _form(function):
     """(what decides Numba's part of a compilation, constants): of a function and all device functions that it takes."""
-    constants, parts = {}, []
+    constants = {}
 
-    def say(value):
-        if isinstance(value, Constant):
-            parts.append(constants.setdefault(value, len(constants)))
-        elif isinstance(value, tuple):
-            parts.append(("tuple", len(value)))
-            for one in value:
-                say(one)
-        elif hasattr(value, "py_func"):
-            parts.append(repr(value.targetoptions))
-            say_function(value.py_func)
-        else:
-            parts.append(repr(value) if isinstance(value, _VALUES) else id(value))
+    def said(part):
+        if isinstance(part, Constant):
+            return constants.setdefault(part, len(constants))
+        if isfunction(part):
+            return part.__module__, part.__code__
+        return repr(part) if isinstance(part, _VALUES) else id(part)
 
-    def say_function(function):
-        parts.append((function.__module__, function.__code__))
-        for value in around(function):
-            say(value)
-
-    say_function(function)
-    return tuple(parts), list(constants)
+    return tuple(map(said, parts(function))), list(constants)
 
 
 def _called(function):
@@ -112,8 +96,8 @@ def _like(first, function, kinds):
     return compiled._replace(fndesc=fndesc, library=made, entry_point=function.py_func)
 
 
-def _introduce():
-    """Let Numba's device functions ask here first."""
+def type_forms_once():
+    """Let Numba's device functions ask here first from now on."""
     from numba.cuda import dispatcher
 
     compile_device = dispatcher.CUDADispatcher.compile_device
@@ -136,7 +120,3 @@ def _introduce():
         return found
 
     dispatcher.CUDADispatcher.compile_device = compile_once
-
-
-if not SIMULATED:
-    _introduce()

@@ -24,10 +24,12 @@ import os
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
+from inspect import isfunction
 from pathlib import Path
 from types import SimpleNamespace
 
-from numbacaps.device.device_forms import around
+from numbacaps.device.closures import parts
+from numbacaps.device.device_forms import type_forms_once
 from numbacaps.device.kernel_files import KernelFiles, warn_unkept
 from numbacaps.device.link_time import optimise_once
 from numbacaps.device.specialization import Constant, renumbered
@@ -37,6 +39,7 @@ _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
 watching = []  # sets that get the kernels that are launched
 if not SIMULATED:
     optimise_once()
+    type_forms_once()
 
 
 def kept_on_disk(kernel):
@@ -49,7 +52,7 @@ def kept_on_disk(kernel):
         bounds = kernel.targetoptions.get("launch_bounds") or ()
         form, constants = _form(function, bounds)
         name = function.__qualname__  # by which Numba names the files, as it is now
-        function.__qualname__ = f"{function.__name__}-{_specialisation(function, bounds)}"
+        function.__qualname__ = f"{function.__name__}-{_named(function, bounds)}"
         with suppress(RuntimeError):  # nowhere to write
             kernel._cache = _portable()(function, form, constants)
         function.__qualname__ = name
@@ -182,26 +185,17 @@ def _portable():
     return Portable
 
 
-def _specialisation(function, bounds):
-    """A name for the sources and for what the factory was called with, and the kernel's launch bounds."""
-    return _named(function, [*_values(function), *map(repr, bounds)])
-
-
-def _named(function, values):
+def _named(function, bounds, said=repr):
+    """A name for the sources of a kernel, for what its factory was called with, as ``said`` has it, and its launch bounds."""
     sources = _sources(frozenset(_files(function)))
+    values = [
+        part.__qualname__ if isfunction(part) else said(part) for part in parts((function, bounds))
+    ]
     return sha256(f"{sources}{values}".encode()).hexdigest()[:16]
 
 
-def _values(function, said=repr):
-    """A function's name and what it takes from around it, and the same of the device functions among that."""
-    return [
-        function.__qualname__,
-        *(_values(v.py_func, said) if hasattr(v, "py_func") else said(v) for v in around(function)),
-    ]
-
-
 def _form(function, bounds):
-    """(name, constants): as :func:`_specialisation`, but for the values of specialization constants; these, in order."""
+    """(name, constants): as :func:`_named`, but for the values of specialization constants; these, in order."""
     found = {}
 
     def said(value):
@@ -209,14 +203,12 @@ def _form(function, bounds):
             return f"constant {found.setdefault(value, len(found))}"
         return repr(value)
 
-    values = [*_values(function, said), *map(said, bounds)]
-    return _named(function, values), list(found)
+    return _named(function, bounds, said), list(found)
 
 
 def _files(function):
     """Where it stands, and the device functions that it takes from around it."""
-    files = {Path(function.__code__.co_filename)}
-    return files.union(*(_files(v.py_func) for v in around(function) if hasattr(v, "py_func")))
+    return {Path(part.__code__.co_filename) for part in parts(function) if isfunction(part)}
 
 
 @cache

@@ -237,18 +237,10 @@ def _divide_many(n, d, factor):
 
 def finder(packing):
     """``find(i)`` of :func:`make_find` for a packing that is known when it is compiled."""
-    find, numbers = make_find(packing.form), map(specialized, packing.numbers)
-    size, depth, n, first, by_g, by_capsule, by_element, *others = numbers
-    by_channel, by_d, by_row, by_column, bn, over_bn, pairs, over_pairs, *others = others
-    taps, over_taps, steps, over_steps, n_tiles, over_n_tiles, *others = others
-    run, over_run, capsule, over_capsule, d, over_d, columns, over_columns = others
+    find, numbers = make_find(packing.form), tuple(map(specialized, packing.numbers))
 
     @cuda.jit(device=True, forceinline=True)
     def find_known(i):
-        sizes = size, depth, n, first, by_g
-        by = by_capsule, by_element, by_channel, by_d, by_row, by_column
-        tile = bn, over_bn, pairs, over_pairs, taps, over_taps, steps, over_steps
-        over = n_tiles, over_n_tiles, run, over_run, capsule, over_capsule
-        return find(i, (*sizes, *by, *tile, *over, d, over_d, columns, over_columns))
+        return find(i, numbers)
 
     return find_known

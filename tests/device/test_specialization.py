@@ -113,10 +113,46 @@ text(make_two(once, once))  # whose form has one number in both places
 assert text(make_two(specialized(5), specialized(7))) == wanted
 """
 )
+_TUPLES = (
+    _BEGIN
+    + """
+def make_add(numbers):
+    NUMBERS = tuple(map(specialized, numbers))
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(value):
+        first, second = NUMBERS
+        return value * first + second
+
+    return add
+
+
+def make_tuples(one, other, more):
+    add, MORE = make_add((one, other)), (specialized(more), (2,))
+
+    @kept_on_disk
+    @cuda.jit
+    def kernel(out, at):
+        number, (plain,) = MORE
+        out[at] = np.float32(add(at) + number * plain)
+
+    return kernel
+
+
+CASES = (3, 5, 7), (11, 13, 17), (4, 4, 4)
+texts = [text(make_tuples(*case)) for case in CASES]
+assert len(typed) == 1, f"Numba has typed {len(typed)} kernels"
+assert texts == [text_without_a_form(make_tuples(*case)) for case in CASES]
+"""
+)
 
 
 @pytest.mark.tiers("ptx")
-@pytest.mark.parametrize("script", (_VALUES, _SHARED), ids=("values", "one number twice"))
+@pytest.mark.parametrize(
+    "script",
+    (_VALUES, _SHARED, _TUPLES),
+    ids=("values", "one number twice", "numbers in tuples"),
+)
 def test_a_form_serves_all_numbers(script, tmp_path):
     run_script(script, tmp_path)
 
