@@ -19,8 +19,8 @@ Who measures asks which kernels were launched (:func:`launched`), and of which f
 (:func:`sources_of`), so that a time can be known to be older than its kernels.
 """
 
-import ast
 import os
+import re
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
@@ -35,6 +35,7 @@ from numbacaps.device.link_time import optimise_once
 from numbacaps.device.specialization import Constant, renumbered
 from numbacaps.device.target import SIMULATED
 
+_IMPORTS = re.compile(r"^ *(?:from ([\w.]+) )?import (\([^)]*\)|.*)", re.M)
 _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
 watching = []  # sets that get the kernels that are launched
 if not SIMULATED:
@@ -147,6 +148,10 @@ def _portable():
             name = f"{function.__name__}-form-{form}"
             self._forms = KernelFiles(self._cache_path, name, __version__, dumps)
 
+        def load_overload(self, sig, target_context):
+            # Without the tables of types, which Numba reads here, and again before it compiles.
+            return self._load_overload(sig, target_context)
+
         def _load_overload(self, sig, target_context):
             found = super()._load_overload(sig, target_context)
             if found is None and self._constants:
@@ -234,14 +239,15 @@ def _sources(files):
 
 @cache
 def _imported(path):
-    """The files of the package that a file imports, wherever in it."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import, which is not looked for here"
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    """The files of the package that a file imports, wherever in it; parsing it would take a first result's time."""
+    names, code = set(), "".join(path.read_text().split('"""')[::2])
+    for module, imported in _IMPORTS.findall(code):
+        assert not module.startswith("."), (
+            f"{path}: a relative import, which is not looked for here"
+        )
+        within = module and f"{module}."
+        found = re.findall(r"[\w.]+", re.sub(r" as \w+", "", imported))
+        names |= {module, *(within + name for name in found)}
     of_package = (name.split(".") for name in names if name.split(".")[0] == _PACKAGE)
     places = [_ROOT.joinpath(*parts) for parts in of_package]
     files = [file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")]

@@ -1,5 +1,6 @@
 """Kernels on disk: another process finds them, and processes that write at once keep out of each other's way."""
 
+import ast
 import errno
 import os
 import pickle
@@ -78,6 +79,31 @@ for entry in range(int(sys.argv[2])):
         loaded = kept.load_overload(wanted, gather.targetctx)
         assert loaded is not None and loaded.signature.args == wanted, f"{wanted} gave {loaded}"
 """
+_FIND = """
+from experiments import ahead
+
+ahead.pretend((9, 0), 132)
+from hashlib import sha256
+import numpy as np
+from numba import from_dtype
+from numba.core import types
+from numba.cuda.core.base import BaseContext
+from numbacaps.device.strided_copy import make_gather
+
+tables, refresh = [], BaseContext.refresh
+BaseContext.refresh = lambda self: tables.append(refresh(self))
+
+
+def find(dtype):
+    run = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
+    wanted = run, run, types.int64, *[types.UniTuple(types.int64, 2)] * 2
+    return make_gather().compile(wanted)._codelibrary.get_cubin().code
+
+
+code = sha256(find("f4")).hexdigest()
+print(f"{len(tables) > 0} {code}")
+assert find("u1") and tables  # whose kernel is never there
+"""
 _COMPILE = """
 import numbacaps
 for precision in ("ieee", "tf32", "tf32x3"):
@@ -135,6 +161,19 @@ def test_sources_and_not_the_checkout_say_where_a_kernel_is(tmp_path):
     assert moved() == {line.partition("-")[0] for line in here}
 
 
+@pytest.mark.parametrize("path", sorted((_ROOT / "numbacaps").rglob("*.py")), ids=str)
+def test_imports_are_found_as_python_finds_them(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places = [_ROOT.joinpath(*name.split(".")) for name in names if name.startswith("numbacaps")]
+    files = {file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")}
+    assert kernel_cache._imported(path) == {file for file in files if file.is_file()}
+
+
 def _change(path):
     """Leave another source that does the same."""
     with open(path, "a") as file:
@@ -174,6 +213,16 @@ def test_a_second_process_compiles_nothing(tmp_path):
     before = kept()
     _printed(_COMPILE, NUMBA_CACHE_DIR=str(tmp_path))
     assert before and kept() == before
+
+
+@pytest.mark.tiers("ptx")
+def test_a_kernel_that_is_found_is_the_same_and_takes_no_tables_of_types(tmp_path):
+    first = _printed(_FIND, NUMBA_CACHE_DIR=str(tmp_path)).split()
+    for path in tmp_path.rglob("*.nbc"):
+        if b"uint8" in path.read_bytes():
+            path.unlink()
+    assert first[0] == "True"
+    assert _printed(_FIND, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["False", first[1]]
 
 
 @pytest.mark.slow
