@@ -21,6 +21,7 @@ from numba.core import types
 from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.gpu import EARLY_START, SHARED_WITHOUT_ASKING
 from numbacaps.device.kernel_cache import note_launch, watching
+from numbacaps.device.linking import when_linked
 from numbacaps.device.target import SIMULATED, cuda, current_device
 
 _KEPT = 1024  # launch configurations
@@ -50,7 +51,7 @@ class _Compiled:
         self._made = kernel.compile((*kinds, *[types.int64] * integers))
         self._source, self._shared, self._early = kernel, shared, early
         self._of_devices = {}  # device to (kernel as it is loaded there, whether it starts early)
-        self._loaded()
+        when_linked(self._loaded)
 
     def _loaded(self):
         """(kernel, whether it starts early) on the current device, where a block may ask for its shared memory."""

@@ -32,6 +32,7 @@ from numbacaps.device.closures import parts
 from numbacaps.device.device_forms import type_forms_once
 from numbacaps.device.kernel_files import KernelFiles, warn_unkept
 from numbacaps.device.link_time import optimise_once
+from numbacaps.device.linking import link, link_in_blocks, when_linked
 from numbacaps.device.specialization import Constant, renumbered
 from numbacaps.device.target import SIMULATED
 
@@ -40,6 +41,7 @@ _ROOT, _PACKAGE = Path(__file__).parents[2], __name__.partition(".")[0]
 watching = []  # sets that get the kernels that are launched
 if not SIMULATED:
     optimise_once()
+    link_in_blocks()
     type_forms_once()
 
 
@@ -167,17 +169,23 @@ def _portable():
             found = self._impl.rebuild(target_context, payload)
             library, own = found._codelibrary, dict(enumerate(self._constants))
             library._llvm_strs = [renumbered(text, own) for text in library.llvm_strs]
-            library.get_cubin()
-            self._cache_file.save(key, self._impl.reduce(found))
+            link(library)
+            self._save(key, found)
             return found
 
         def save_overload(self, sig, data):
             try:
-                super().save_overload(sig, data)
-                if self._constants:
-                    self._forms.save(self._index_key(sig, data.codegen), self._form_of(data))
+                self._impl.locator.ensure_cache_path()
             except OSError as error:  # of a folder in which nothing can be written any more
                 warn_unkept(self._cache_path, error)
+                return
+            key = self._index_key(sig, data.codegen)
+            if self._constants:
+                self._forms.save(key, self._form_of(data))  # at once, for the next one of this form
+            self._save(key, data)
+
+        def _save(self, key, kernel):
+            when_linked(lambda: self._cache_file.save(key, self._impl.reduce(kernel)))
 
         def _form_of(self, kernel):
             """What :meth:`_specialize_form` loads: the kernel's text, whose placeholders count from 0."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
+from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.streams import Beside, Repeated, Stream
 from numbacaps.device.target import cuda
 from numbacaps.nn.batches import Slot
@@ -16,7 +17,6 @@ from numbacaps.nn.kernels.adam import Adam
 from numbacaps.nn.protocol import Backward
 from numbacaps.nn.resident.passes import backward_pass, forward_pass
 from numbacaps.nn.state import State
-
 
 KEPT = 8  # batch sizes
 
@@ -54,7 +54,8 @@ class Inference:
     def __init__(self, network, N):
         computing = network._computing
         self._slot = Slot((N, *network.input_shape), network.dtype, network._copying, computing)
-        self.forward = forward_pass(network.layers, N, network.dtype, for_gradients=False)
+        with linked_side_by_side():
+            self.forward = forward_pass(network.layers, N, network.dtype, for_gradients=False)
         self._state, self._beside, self._packed = network.state, network._beside, None
         launch = partial(self.forward.launch, self._slot.x, self._state, self._beside)
         self._launch = Repeated(launch, computing, self.forward.capturable)
@@ -104,9 +105,11 @@ class Training:
     def __init__(self, network, N):
         shape = N, *network.input_shape
         self._place = shape, network.dtype, network._copying, network._computing
-        self.forward = forward_pass(network.layers, N, network.dtype)
+        with linked_side_by_side():
+            self.forward = forward_pass(network.layers, N, network.dtype)
+            backward = backward_pass(self.forward)
         where = network._computing, network._beside
-        self._step = _Step(backward_pass(self.forward), network.state, network.adam, *where)
+        self._step = _Step(backward, network.state, network.adam, *where)
         self._turn = 0
         self._row_steps = WeakKeyDictionary()  # (batch of its rows, step on it) by data
 
