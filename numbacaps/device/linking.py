@@ -36,7 +36,9 @@ def linked_side_by_side():
 def link(library):
     """Have machine code made of what Numba has compiled: at once, or in such a block beside what follows."""
     block = _block.get()
-    if block is None:
+    if (
+        block is None or not library._lto
+    ):  # without nvJitLink the driver links, in this thread's context
         library.get_cubin()
         return
     threads, left = block
@@ -44,7 +46,7 @@ def link(library):
     made = threads.submit(library.get_cubin, library._ensure_cc(None))
 
     def wait(capability=None):
-        del library.get_cubin
+        vars(library).pop("get_cubin", None)  # another thread may have waited, too
         made.result()
         return library.get_cubin(capability)
 
