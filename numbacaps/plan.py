@@ -23,6 +23,7 @@ from numbacaps.arrays import (
 )
 from numbacaps.device.handover import Handover
 from numbacaps.device.keeping import keep
+from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
@@ -141,7 +142,8 @@ class Plan:
 
     def make_ready(self):
         """Compile the kernels of every pass and allocate their workspaces; where an algorithm does that at the first call, nothing."""
-        self._plain.make_ready(self._rooms.ahead())
+        with linked_side_by_side():
+            self._plain.make_ready(self._rooms.ahead())
 
     @property
     def activates(self):

@@ -70,12 +70,19 @@ class _Compiled:
         """Launches on a grid of the current device: a function of a stream (of :func:`launch_stream`) and a tuple of
         arguments.
         """
-        (kernel, early), source = self._loaded(), self._source
-        config = _config(grid, block, shared, early)
+        source, ready = self._source, []
+
+        def prepare():
+            kernel, early = self._loaded()
+            ready[:] = kernel, _config(grid, block, shared, early)
+            return ready
+
+        when_linked(prepare)
 
         def launched(stream, arguments):
             if watching:
                 note_launch(source)
+            kernel, config = ready or prepare()
             launch(stream, config, kernel, *arguments)
 
         return launched

@@ -60,7 +60,9 @@ _SAME = (
 with linked_side_by_side():
     made = [compiled(count) for count in (3, 4, 500)]
     assert not finished() and not any(one._of_devices for one in made)
-    made[1].on(1, 1)  # who needs one at once waits for it
+    prepared = [one.on(1, 1) for one in made]
+    assert not any(one._of_devices for one in made)
+    prepared[1](0, ())  # who launches one in the block waits for it
     assert made[1]._of_devices
 assert linked == [False] * 3 and len(finished()) == 3 and all(one._of_devices for one in made)
 codes = [code(one) for one in made]
