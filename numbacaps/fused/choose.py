@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
 from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
 from numbacaps.fused.mma_sync import tile as mma_sync_tiles
+from numbacaps.fused.pixel_packing import of_capsules, why_not_packed
 from numbacaps.fused.precision import TERMS, has_tensor_cores, has_warpgroups, terms_of
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
 from numbacaps.fused.rung_3_register_tiles.launcher import (
@@ -36,6 +37,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
 )
+from numbacaps.fused.rung_5_warp_specialized.packed_launcher import PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
@@ -176,6 +178,18 @@ def _warp_specialized(job, tile=None):
     return Choice("warp_specialized", make, chosen, warp_specialized_tiles.cycles(*which), why)
 
 
+def _warp_specialized_packed(job, tile=None):
+    if job.activation is not None:
+        raise NotPossible("warp_specialized_packed takes no activation")
+    _refuse(why_not_packed(job.product, job.G, job.dtype))
+    read = of_capsules(job.product, job.G, job.dtype)
+    chosen = _warp_specialized(replace(job, product=read), tile)
+    nbytes = job.images * read.pixels.gathered[0] * job.dtype.itemsize
+    takes = chosen.predicted + mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
+    make = partial(PackedLauncher, *job.operands, chosen.tile, chosen.why, job.terms)
+    return Choice("warp_specialized_packed", make, chosen.tile, takes, chosen.why)
+
+
 def _swap_ab(job, tile=None):
     if job.dtype != np.float32 or job.precision != "tf32" or job.activation is not None:
         raise NotPossible("swap_ab takes float32 at precision 'tf32', without an activation")
@@ -255,6 +269,7 @@ GATHERING = {
     "mma_sync": _mma_sync,
     "wgmma": _wgmma,
     "warp_specialized": _warp_specialized,
+    "warp_specialized_packed": _warp_specialized_packed,
     "swap_ab": _swap_ab,
 }
 

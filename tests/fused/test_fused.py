@@ -97,19 +97,20 @@ def _skip_without_tf32():
         pytest.skip("this GPU has no warpgroup products")
 
 
-def _check_passes(g, dtype, precision, rng):
-    """All three passes, as the algorithm runs them, against the oracle."""
+def _check_passes(g, dtype, precision, rng, rungs=()):
+    """All three passes, as the algorithm runs them, against the oracle; the plan."""
     x, w, dy = operands(g, dtype, rng)
     want = oracle(g, x, w, dy)
     X, W, DY = map(to_device, (x, w, dy))
     out, dx, dw = (nan(array.shape, array.dtype) for array in (dy, x, w))
-    plan = Plan(g, x.dtype, "fused", precision)
+    plan = Plan(g, x.dtype, "fused", precision, rungs=rungs)
     plan.launch_forward(X, W, out, 0)
     plan.launch_backward(X, W, DY, dx, dw, 0)
     rounding = dtype if out.dtype.itemsize == 2 else precision
     for array, wanted, terms in zip((out, dx, dw), want, sums(g)):
         have = array.copy_to_host().astype(np.float32)
         reference.assert_close(have, wanted, terms, precision=rounding)
+    return plan
 
 
 @pytest.mark.slow(but=["two-floats-tf32", "three-floats-tf32x3", "groups-*"])
@@ -271,6 +272,31 @@ def test_bulk_copies(case, terms, rng):
             yield gathers, {1: "tf32", 3: "tf32x3"}[terms]
 
     _gathers(make, g, rng)
+
+
+# Capsules that TMA cannot copy: odd ones, strides, edges, groups, capsules longer than a block's threads, results whose
+# rows are odd.
+_PACKED = {
+    "sevens": Geometry(37, 11, 7, 17, 13, 3, 2, 1, 7, 7, 7, (2, 1), (1, 0)),
+    "groups": Geometry(9, 5, 6, 9, 11, 2, 3, 3, 3, 9, 5, (2, 1), (0, 1), (1, 2)),
+    "long": Geometry(5, 3, 9, 6, 7, 3, 3, 1, 4, 131, 13, 1, 1),
+    "one image": Geometry(1, 45, 3, 15, 14, 3, 3, 1, 13, 3, 1),
+}
+
+
+@pytest.mark.slow(but=["groups-*"])
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "tf32"), ("float32", "tf32x3"), ("float16", "ieee"), ("bfloat16", "ieee")],
+)
+@pytest.mark.parametrize("case", _PACKED)
+def test_packed_pixels(case, dtype, precision, rng):
+    _skip_without_tf32()
+    rungs = tuple((one, "warp_specialized_packed", None) for one in ("forward", "backward_input"))
+    plan = _check_passes(_PACKED[case], dtype, precision, rng, rungs)
+    assert plan.explain().count("warp_specialized_packed") > 1
 
 
 # What the kernel in registers tells apart: capsules' rows of 32, 64 and 128 bytes, strides, dilations, edges, groups,

@@ -11,6 +11,7 @@ from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.fused import implicit_gemm
+from numbacaps.fused.pixel_packing import of_capsules
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.flat import FlatWgmma
@@ -18,6 +19,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
 )
+from numbacaps.fused.rung_5_warp_specialized.packed_launcher import PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.flat import FlatSwapped
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
@@ -55,6 +57,27 @@ def test_gathered(case, forward, rng):
     _gather(g, name, terms, forward, rng)
 
 
+# Odd capsules, whose pixels are packed first: strides, groups, edges; channels of several boxes, filled up or not.
+PACKED = {
+    "threes": (Geometry(5, 4, 4, 3, 4, 2, 2, 1, 3, 3, 3), "float32", 1),
+    "strides": (Geometry(3, 5, 3, 6, 5, 3, 2, 1, 5, 5, 2, (2, 1), (1, 0), (1, 2)), "float32", 1),
+    "groups": (Geometry(3, 3, 2, 4, 4, 2, 2, 2, 3, 3, 5, 1, (0, 1)), "float32", 1),
+    "three terms": (Geometry(5, 3, 2, 3, 4, 2, 2, 1, 7, 7, 7), "float32", 3),
+    "one element": (Geometry(17, 24, 5, 3, 3, 2, 2, 1, 2, 1, 1), "float32", 1),
+    "float16": (Geometry(9, 4, 3, 3, 4, 2, 2, 1, 3, 5, 3), "float16", 1),
+    "bfloat16": (Geometry(5, 9, 2, 4, 3, 2, 2, 1, 9, 9, 9, (1, 2)), "bfloat16", 1),
+}
+
+
+@pytest.mark.slow(but=["threes-True"])
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("case", PACKED)
+def test_packed_pixels(case, forward, rng):
+    g, name, terms = PACKED[case]
+    gather = _gather(g, name, terms, forward, rng, packs=True)
+    assert str(gather).startswith("warp_specialized_packed ")
+
+
 @pytest.mark.slow
 def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, rng):
     quick = replace(bulk_tiles.GH100, first_cycles=0)  # or no wave of so few cycles would be cut
@@ -65,7 +88,7 @@ def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, r
     assert "the last 2 tiles of 1x1" in str(gather)
 
 
-def _gather(g, name, terms, forward, rng, chosen=None):
+def _gather(g, name, terms, forward, rng, chosen=None, packs=False):
     """Check a pass, in the tile that is chosen for it or in this one."""
     dtype = dtype_of(name)
     x, w, dy = operands(g, name, rng)
@@ -73,9 +96,11 @@ def _gather(g, name, terms, forward, rng, chosen=None):
     result = nan((dy if forward else x).size, dtype)
     gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
     for product in products:
-        counted = bulk_tiles.counted(product, dtype)
+        counted = of_capsules(product, g.G, dtype) if packs else product
+        counted = bulk_tiles.counted(counted, dtype)
         found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
-        gather = WarpSpecializedLauncher(product, g.N, g.G, dtype, *(chosen or found), terms)
+        make = PackedLauncher if packs else WarpSpecializedLauncher
+        gather = make(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
         stream, arrays = launch_stream(0), (gathered, kernel, result, packed)
         read, factor, wanted, room = map(as_argument, arrays)

@@ -24,9 +24,10 @@ from numbacaps.fused.epilogue import fit
 from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
-from numbacaps.fused.mma_sync.pack import make_pack_matrix, make_pack_pixels
+from numbacaps.fused.mma_sync.pack import make_pack_matrix
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.pack import NUMBERS, Packing, make_pack
+from numbacaps.fused.pack_pixels import make_pack_pixels
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import kernel as register_tiles
@@ -272,7 +273,7 @@ def warp_split_k_ptx(dtype, terms, a_run, c_run, paired, tile, cc):
 
 # What runs before the warps' kernels and behind them: PTX for a dtype and a compute capability.
 WARP_HELPERS = {
-    "pack_pixels": lambda dtype, cc: _of_dtypes(make_pack_pixels(dtype), (dtype, dtype), 11, cc),
+    "pack_pixels": lambda dtype, cc: _of_dtypes(make_pack_pixels(dtype), (dtype, dtype), 16, cc),
     "pack_matrix": lambda dtype, cc: _of_dtypes(
         make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
     ),

@@ -1,6 +1,6 @@
 """The launcher of the warps' tensor core kernel: one launch of products for a pass, whatever its residues.
 
-Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.mma_sync.pack`).
+Operands are read as they lie, or packed first for the widest copies (:mod:`numbacaps.fused.pack_pixels`, :mod:`numbacaps.fused.mma_sync.pack`).
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ from numbacaps.fused.epilogue import Epilogue
 from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.mma_sync.add_splits import AddSplits
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
-from numbacaps.fused.mma_sync.packing import (
-    MatrixPacking,
+from numbacaps.fused.mma_sync.packing import MatrixPacking
+from numbacaps.fused.mma_sync.table import Walk, make_table, packed_walk, why_not
+from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES, Sizes, choose_tile
+from numbacaps.fused.pixel_packing import (
+    Layout,
     PixelPacking,
     round_up,
     seen_as,
     why_not_packed,
 )
-from numbacaps.fused.mma_sync.table import Walk, make_table, packed_walk, why_not
-from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES, Sizes, choose_tile
 
 _SUMS = np.dtype(np.float32)
 
@@ -144,7 +145,8 @@ class MmaSyncLauncher(Launcher):
         self._pixels = self._matrix = None
         walks = walks_of(products, images, dtype, how.packs)
         if "pixels" in how.packs:
-            self._pixels = PixelPacking(first, images, G, dtype)
+            layout = Layout.channels_last(first, images, G, dtype)
+            self._pixels = PixelPacking(first, images, G, dtype, layout)
         if "matrix" in how.packs:
             self._matrix = MatrixPacking(walks, G, dtype)
             walks = self._matrix.walks(walks)

@@ -13,7 +13,6 @@ from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.mma_sync import split_k_tile
 from numbacaps.fused.mma_sync.add_splits import AddSplits
-from numbacaps.fused.mma_sync.packing import PixelPacking, round_up, seen_as, why_not_packed
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
 from numbacaps.fused.mma_sync.table import (
     Walk,
@@ -23,6 +22,13 @@ from numbacaps.fused.mma_sync.table import (
     why_not,
 )
 from numbacaps.fused.mma_sync.tile import LARGEST_BM
+from numbacaps.fused.pixel_packing import (
+    Layout,
+    PixelPacking,
+    round_up,
+    seen_as,
+    why_not_packed,
+)
 
 _SUMS = np.dtype(np.float32)
 
@@ -112,8 +118,10 @@ class MmaSyncSplitK(SplitKLauncher):
         self._pairs = product.n.D % 2 == 0
         pixels = others = 0
         if how.packs:
-            self._pixels = PixelPacking(product, images, G, dtype)
-            self._others = PixelPacking(_as_gathered(product, G), images, G, dtype)
+            self._pixels, self._others = (
+                PixelPacking(one, images, G, dtype, Layout.channels_last(one, images, G, dtype))
+                for one in (product, _as_gathered(product, G))
+            )
             walk = packed_walk(product, images, each)
             row = round_up(product.N, each)
             *steps, g = pixel_rows(_as_gathered(product, G), images, row)

@@ -185,5 +185,10 @@ def _cycles(tile, s, blocks, stages, splits, multiprocessors):
         sums = 4 * s.G * sum(s.M) * s.N * (splits + 1)
         takes += LAUNCH + sums / (_SUMMED * multiprocessors)
     if s.packed:
-        takes += LAUNCH + 2 * s.packed / (_PACKED * multiprocessors)
+        takes += packing_cycles(s.packed, multiprocessors)
     return takes
+
+
+def packing_cycles(nbytes, multiprocessors):
+    """About how many cycles it takes to pack so many bytes in a launch of its own."""
+    return LAUNCH + 2 * nbytes / (_PACKED * multiprocessors)

@@ -31,15 +31,31 @@ class WarpSpecializedLauncher(PackingLauncher):
     """The same by TMA: of float32, in ``terms`` products for each, or of 2 bytes an element.
 
     One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
-    activation it computes where a warpgroup has few enough pixels.
+    activation it computes where a warpgroup has few enough pixels. ``read`` is the product as it reads a gathered array
+    that lies otherwise than in capsule layout.
     """
 
-    def __init__(self, product, images, G, dtype, tile, why, terms, activation=None, follows=False):
+    rung = "warp_specialized"
+
+    def __init__(
+        self,
+        product,
+        images,
+        G,
+        dtype,
+        tile,
+        why,
+        terms,
+        activation=None,
+        follows=False,
+        read=None,
+    ):
         if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
             activation = None
-        p = bulk_tiles.counted(product, dtype)
+        read = read or product
+        p = bulk_tiles.counted(read, dtype)
         box = bulk_tiles.Box.of(p, G, tile)
-        depth, parts = box.channels * product.D, 2 if terms > 1 else 1
+        depth, parts = box.channels * read.D, 2 if terms > 1 else 1
         run = bulk_tiles.run(p.D)
         super().__init__(
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
@@ -62,7 +78,7 @@ class WarpSpecializedLauncher(PackingLauncher):
 
     def __str__(self):
         last = "".join(f", the last {launch}" for launch in self._launches[1:])
-        return f"warp_specialized {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+        return f"{self.rung} {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
 
 
 class PersistentLaunch:
