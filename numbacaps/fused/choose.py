@@ -179,15 +179,24 @@ def _warp_specialized(job, tile=None):
 
 
 def _warp_specialized_packed(job, tile=None):
+    return packed_together([job], tile)
+
+
+def packed_together(jobs, tile=None):
+    """Products of one gathered array and one kernel by TMA, of pixels that are packed once for all."""
+    job = jobs[0]
     if job.activation is not None:
         raise NotPossible("warp_specialized_packed takes no activation")
     _refuse(why_not_packed(job.product, job.G, job.dtype))
-    read = of_capsules(job.product, job.G, job.dtype)
-    chosen = _warp_specialized(replace(job, product=read), tile)
-    nbytes = job.images * read.pixels.gathered[0] * job.dtype.itemsize
-    takes = chosen.predicted + mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
-    make = partial(PackedLauncher, *job.operands, chosen.tile, chosen.why, job.terms)
-    return Choice("warp_specialized_packed", make, chosen.tile, takes, chosen.why)
+    products = [one.product for one in jobs]
+    read = [of_capsules(product, job.G, job.dtype) for product in products]
+    found = [_warp_specialized(replace(job, product=one), tile) for one in read]
+    nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
+    takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
+    takes += sum(one.predicted for one in found)
+    how = [(one.tile, one.why) for one in found]
+    make = partial(PackedLauncher, products, *job.operands[1:], how, job.terms)
+    return Choice("warp_specialized_packed", make, found[0].tile, takes, found[0].why)
 
 
 def _swap_ab(job, tile=None):

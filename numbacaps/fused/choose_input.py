@@ -13,6 +13,7 @@ from numbacaps.fused.choose import (
     forced_tile,
     mma_sync_together,
     much_faster,
+    packed_together,
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
@@ -21,6 +22,7 @@ COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
 _TMA = ("warp_specialized", "swap_ab")
 _PACK = ("wgmma", *_TMA)  # the kernel, each for itself
+_TOGETHER = {"mma_sync": mma_sync_together, "warp_specialized_packed": packed_together}
 _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 
 
@@ -50,8 +52,8 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         return [_columns(jobs[0], geometry, tile)]
     cleared = [choose(job) for job in jobs if job.product.taps == 0]
     jobs = [job for job in jobs if job.product.taps]
-    if rung == "mma_sync" and jobs:
-        return [*cleared, mma_sync_together(jobs, tile)]
+    if rung in _TOGETHER and jobs:
+        return [*cleared, _TOGETHER[rung](jobs, tile)]
     apart = []
     for job in jobs:
         follows = not cleared and any(one.rung in _PACK for one in apart)

@@ -57,12 +57,13 @@ class PackingLauncher(Launcher):
             return self
         if self.epilogue.activates or self.epilogue.differentiates:
             raise ValueError("with an activation, arrays begin at multiples of 16 bytes")
-        return self._unaligned
+        return self.by_ordinary_arithmetic
 
     def pack(self, kernel, packed, stream):
         """Launch the packing of the kernel."""
         self._pack(stream, (*kernel, *packed, *self._numbers))
 
     @cached_property
-    def _unaligned(self):
+    def by_ordinary_arithmetic(self):
+        """The product for arrays that copies cannot take."""
         return RegisterTilesLauncher(*self._ordinary)

@@ -74,8 +74,17 @@ PACKED = {
 @pytest.mark.parametrize("case", PACKED)
 def test_packed_pixels(case, forward, rng):
     g, name, terms = PACKED[case]
-    gather = _gather(g, name, terms, forward, rng, packs=True)
-    assert str(gather).startswith("warp_specialized_packed ")
+    dtype = dtype_of(name)
+    x, w, dy = operands(g, name, rng)
+    products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
+    read = [bulk_tiles.counted(of_capsules(one, g.G, dtype), dtype) for one in products]
+    how = [bulk_tiles.choose_tile(one, g.N, g.G, terms, multiprocessors()) for one in read]
+    gather = PackedLauncher(products, g.N, g.G, dtype, how, terms)
+    result = nan((dy if forward else x).size, dtype)
+    arrays = (to_device(array.ravel()) for array in (x if forward else dy, w))
+    gather(*arrays, result, 0, nan(gather.packed, np.float32))
+    which = 0 if forward else 1
+    _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
 
 
 @pytest.mark.slow
@@ -88,7 +97,7 @@ def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, r
     assert "the last 2 tiles of 1x1" in str(gather)
 
 
-def _gather(g, name, terms, forward, rng, chosen=None, packs=False):
+def _gather(g, name, terms, forward, rng, chosen=None):
     """Check a pass, in the tile that is chosen for it or in this one."""
     dtype = dtype_of(name)
     x, w, dy = operands(g, name, rng)
@@ -96,11 +105,9 @@ def _gather(g, name, terms, forward, rng, chosen=None, packs=False):
     result = nan((dy if forward else x).size, dtype)
     gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
     for product in products:
-        counted = of_capsules(product, g.G, dtype) if packs else product
-        counted = bulk_tiles.counted(counted, dtype)
+        counted = bulk_tiles.counted(product, dtype)
         found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
-        make = PackedLauncher if packs else WarpSpecializedLauncher
-        gather = make(product, g.N, g.G, dtype, *(chosen or found), terms)
+        gather = WarpSpecializedLauncher(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
         stream, arrays = launch_stream(0), (gathered, kernel, result, packed)
         read, factor, wanted, room = map(as_argument, arrays)

@@ -35,8 +35,6 @@ class WarpSpecializedLauncher(PackingLauncher):
     that lies otherwise than in capsule layout.
     """
 
-    rung = "warp_specialized"
-
     def __init__(
         self,
         product,
@@ -78,7 +76,7 @@ class WarpSpecializedLauncher(PackingLauncher):
 
     def __str__(self):
         last = "".join(f", the last {launch}" for launch in self._launches[1:])
-        return f"{self.rung} {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+        return f"warp_specialized {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
 
 
 class PersistentLaunch:

@@ -4,8 +4,12 @@ Packed, an array is what it would be if its capsules had 32 bytes; so the kernel
 (:meth:`numbacaps.fused.pixel_packing.Layout.capsules`).
 """
 
+import numpy as np
+
 from numbacaps.device.compiled import aligned
 from numbacaps.device.instructions import CHUNK
+from numbacaps.fused.epilogue import Epilogue
+from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.pixel_packing import (
     Layout,
     PixelPacking,
@@ -15,32 +19,62 @@ from numbacaps.fused.pixel_packing import (
 )
 from numbacaps.fused.rung_5_warp_specialized.launcher import WarpSpecializedLauncher
 
+_WORDS = np.dtype(np.float32)
 
-class PackedLauncher(WarpSpecializedLauncher):
-    """The same of pixels that it packs itself, behind the packed kernel in the workspace.
+
+class PackedLauncher(Launcher):
+    """The products of a gathering pass, of pixels that are packed once for all of them.
+
+    The workspace has the packed kernel of each product, then the pixels.
 
     Parameters
     ----------
-    product, images, G, dtype, tile, why, terms
-        As those of :class:`WarpSpecializedLauncher`.
+    products : sequence of numbacaps.fused.implicit_gemm.Product
+        Of one gathered array and one kernel.
+    images, G : int
+    dtype : numpy.dtype
+    how : sequence of (numbacaps.fused.rung_5_warp_specialized.tile.BulkTile, str)
+        The tile of each product, and why it was chosen.
+    terms : int
+        1, or 3 of float32.
     """
 
-    rung = "warp_specialized_packed"
+    def __init__(self, products, images, G, dtype, how, terms):
+        self._parts, self._begins, self.packed = [], [], 0
+        for product, (tile, why) in zip(products, how):
+            follows, read = bool(self._parts), of_capsules(product, G, dtype)
+            which = product, images, G, dtype, tile, why, terms
+            self._parts.append(WarpSpecializedLauncher(*which, follows=follows, read=read))
+            self._begins.append(self.packed)
+            self.packed += round_up(self._parts[-1].packed, CHUNK // _WORDS.itemsize)
+        self._dtype, self._pixels_at, first = dtype, self.packed, products[0]
+        layout = Layout.capsules(first, images, G, dtype)
+        self._pixels = PixelPacking(first, images, G, dtype, layout)
+        self.packed += self._pixels.elements * dtype.itemsize // _WORDS.itemsize
+        self.epilogue = Epilogue()
 
-    def __init__(self, product, images, G, dtype, tile, why, terms):
-        read = of_capsules(product, G, dtype)
-        super().__init__(product, images, G, dtype, tile, why, terms, read=read)
-        layout = Layout.capsules(product, images, G, dtype)
-        self._pixels, self._dtype = PixelPacking(product, images, G, dtype, layout), dtype
-        self._pixels_at = round_up(self.packed, CHUNK // 4)
-        self.packed = self._pixels_at + self._pixels.elements * dtype.itemsize // 4
+    def ready_for(self, *arrays):
+        """Itself: it takes every array."""
+        return self
 
-    def ready_for(self, gathered, kernel, result, activated):
-        """Itself, or the product by ordinary arithmetic where the result does not begin as copies want it."""
-        return self if aligned(CHUNK, result) else self._unaligned
+    def pack(self, kernel, packed, stream):
+        """Launch the packing of the kernel for each product."""
+        for part, begin in zip(self._parts, self._begins):
+            part.pack(kernel, seen_as(packed, self._dtype, begin), stream)
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Pack the pixels, and launch the product on arrays as arguments."""
+        """Pack the pixels, and launch the products on arrays as arguments."""
+        if not aligned(CHUNK, result):
+            for part in self._parts:
+                arrays = gathered, kernel, packed, result, activated
+                part.by_ordinary_arithmetic.multiply(*arrays, stream)
+            return
         pixels = seen_as(packed, self._dtype, self._pixels_at)
         self._pixels(gathered, pixels, 0, stream)
-        super().multiply(pixels, kernel, packed, result, activated, stream, ahead=True)
+        for part, begin in zip(self._parts, self._begins):
+            room = seen_as(packed, _WORDS, begin)
+            part.multiply(pixels, kernel, room, result, result, stream, ahead=True)
+
+    def __str__(self):
+        parts = (str(part).removeprefix("warp_specialized ") for part in self._parts)
+        return "warp_specialized_packed " + "; ".join(parts)
