@@ -11,8 +11,10 @@ kernels that differ in these numbers alone.
 
 The size of a :func:`numbacaps.device.instructions.local_array` may be one. So may a number on which the operands of an
 instruction depend: the instruction is then a function whose name ends with the number, and which is
-written when the number is known (:data:`WRITTEN`). What else Numba must know stays Python's, and is part of the form: what
-decides an ``if`` whose other side cannot be compiled, how many elements one load takes.
+written when the number is known (:data:`WRITTEN`): products of so many columns, loads and stores of so many elements.
+Numba hands such a number on as it is within a run of code without branches, so where a call's other operands take a
+branch, they are worked out before. What else Numba must know stays Python's, and is part of the form: what decides an
+``if`` whose other side cannot be compiled.
 
 On the simulator nothing is compiled, and a specialization constant is the number.
 """

@@ -42,7 +42,7 @@ def make_tap_products(one, pipeline):
     OUT_ROW, OUT_COLUMN, OUT_D1 = map(specialized, rows.results)
     BY_ROW, BY_COLUMN, BY_D1, FIRST = map(specialized, (*rows.reads, rows.first))
     K, CAPSULE, BY_CAPSULE = map(specialized, (product.K, layer.D3, layer.by_capsule))
-    STEPS, AT_ONCE, RUN = *map(specialized, (steps, one.schedule.at_once)), product.run
+    STEPS, AT_ONCE, RUN = map(specialized, (steps, one.schedule.at_once, product.run))
     RUNS, FRAGMENTS = map(specialized, (2 * steps // product.run, 4 * steps))
     BN, PART = map(specialized, (columns, 4 * steps if SPLIT else 1))
     B_MATRIX = specialized(descriptor_strides(columns * CHUNK, 128))
@@ -68,7 +68,8 @@ def make_tap_products(one, pipeline):
             k = np.uint32(k if k < K else 0)  # multiplied by zeros
             capsule = np.uint32(k // CAPSULE) * BY_CAPSULE + np.uint32(k % CAPSULE)
             for half in range(2):
-                load_run(RUN, values, shared, begin + capsule + (below_at if half else row_at))
+                place = begin + capsule + (below_at if half else row_at)
+                load_run(RUN, values, shared, place)
                 for j in range(RUN):
                     four = i * RUN + j
                     to = begin_to + four // 2 * 4 + four % 2 * 2 + half
@@ -133,14 +134,14 @@ def make_tap_sums(one, pipeline):
     product, taps, THREADS = one.product, one.layer.taps, pipeline.consumers
     of_tap, added = product.N // 8, 2 * one.schedule.at_once  # blocks of 8 columns; rows
     held = 2 if one.layer.terms > 1 else added  # as many rows as registers are left for
-    places, RUN_OUT = of_tap // product.wide, 2 * product.wide
+    places, run = of_tap // product.wide, 2 * product.wide
     ROWS, CHANNEL = map(specialized, (one.layer.rows.count, taps.channel_step))
     TAP_ROW, TAP_COLUMN = map(specialized, (taps.row_step, taps.column_step))
     TAP_COLUMNS, TOGETHER = map(specialized, (taps.columns, product.together))
     WIDE, D = map(specialized, (product.wide, product.D))
     SUMS, OF_TAP, PLACES = map(specialized, (product.columns // 2, of_tap, places))
     ROWS_ADDED, ROWS_HELD = map(specialized, (added, held))
-    HELD = specialized(held * places * RUN_OUT)
+    RUN_OUT, HELD = map(specialized, (run, held * places * run))
     OUT, SIZE, COPIES = map(specialized, (one.out, one.size, one.schedule.copies))
 
     @cuda.jit(device=True, forceinline=True)

@@ -214,7 +214,7 @@ def _make_products(layer):
     CHANNEL, TAP_ROW = map(specialized, (taps.channel_step, taps.row_step))
     TAP_COLUMN, TAP_ROWS = map(specialized, (taps.column_step, taps.rows))
     TAP_COLUMNS, CHANNELS = map(specialized, (taps.columns, chunks.channels))
-    GROUPS, RUN = specialized(chunks.groups), chunks.run
+    GROUPS, RUN = map(specialized, (chunks.groups, chunks.run))
     RUNS, BATCH = map(specialized, (2 * chunks.groups // chunks.run, schedule.batch))
     PARTS = 2 if SPLIT else 1
     STEPS = specialized(chunks.count // (schedule.shares * schedule.batch))

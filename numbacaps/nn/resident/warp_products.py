@@ -44,7 +44,7 @@ def make_warp_products(layer, pipeline, conclude):
     """
     rows, taps, chunks, output = layer.rows, layer.taps, layer.chunks, layer.output
     split, lines, fragments = layer.terms > 1, layer.BN // 16, taps.columns * 2
-    arrivals = pipeline.warpgroups * WARPS // chunks.groups
+    arrivals, at_once = pipeline.warpgroups * WARPS // chunks.groups, min(chunks.run, 2)
     ROWS, N, SIZE = map(specialized, (rows.count, layer.N, output.size))
     IN, OUT = map(specialized, (layer.input_at, output.at))
     CHANNEL, TAP_ROW = map(specialized, (taps.channel_step, taps.row_step))
@@ -53,7 +53,8 @@ def make_warp_products(layer, pipeline, conclude):
     CHANNELS, GROUPS = map(specialized, (chunks.channels, chunks.groups))
     CHUNKS, ARRIVALS = map(specialized, (chunks.count, arrivals))
     SETS = specialized(min(arrivals, chunks.stages))  # of warps, each of which takes a chunk
-    AT_ONCE, SPLIT, PARTS = min(chunks.run, 2), split, 2 if split else 1
+    AT_ONCE, RUNS = map(specialized, (at_once, 2 // at_once))
+    SPLIT, PARTS = split, 2 if split else 1
     LINES, SUMS, FRAGMENTS = map(specialized, (lines, lines * 4, fragments))
     PART_SUMS = specialized(lines * 4 if split else 1)
     LOW = specialized(fragments if split else 1)
@@ -71,7 +72,7 @@ def make_warp_products(layer, pipeline, conclude):
         """A lane's part of the second operand: of a row, two k's of every tap."""
         values = local_array(AT_ONCE, np.float32)
         for tap in range(TAP_COLUMNS):
-            for i in range(2 // AT_ONCE):
+            for i in range(RUNS):
                 load_run(AT_ONCE, values, shared, begin + run_at[i] + tap * TAP_COLUMN)
                 for j in range(AT_ONCE):
                     to, value = tap * 2 + i * AT_ONCE + j, values[j]
@@ -114,7 +115,7 @@ def make_warp_products(layer, pipeline, conclude):
         run_at = local_array(2, np.int32)
         lane, mine = short(thread & 31), short(np.uint32(warp) // GROUPS)
         group = short(np.uint32(warp) % GROUPS)
-        for i in range(2 // AT_ONCE):
+        for i in range(RUNS):
             run_at[i] = k_at(2 * group + i, lane)
         for i in range(SUMS):
             acc[i] = _ZERO

@@ -6,6 +6,8 @@ from numba.cuda.extending import intrinsic
 
 from numbacaps.device.instructions.ptx.inline import (
     F32,
+    F64,
+    I16,
     I32,
     I64,
     VOID,
@@ -15,6 +17,8 @@ from numbacaps.device.instructions.ptx.inline import (
     with_number,
     written_for,
 )
+
+_BYTES = {I16: 2, I32: 4, I64: 8, F32: 4, F64: 8}  # of elements that a run is of
 
 cp_async_commit = instruction("cp.async.commit_group;")
 
@@ -186,28 +190,63 @@ def tensor_copy(typing_context, shared, address, map, first, second, third, four
     return types.void(shared, *[types.int64] * 8), codegen
 
 
+def _run_functions(name, write):
+    """For each type of elements what calls a function of a run's place and of another's: ``call(builder, length, places)``.
+
+    ``write(builder, run, other, length)`` writes its body; ``run`` points to a vector, ``other`` to an element.
+    """
+
+    def of(element):
+        def body(builder, function, length):
+            place, other = function.args
+            run = ir.VectorType(element, length).as_pointer()
+            write(builder, builder.bitcast(place, run), other, length)
+            builder.ret_void()
+
+        pointer = element.as_pointer()
+        return written_for(f"{name}_{element}", ir.FunctionType(VOID, [pointer, pointer]), body)
+
+    return {element: of(element) for element in _BYTES}
+
+
+def _write_load(builder, run, to, length):
+    loaded = builder.load(run, align=_bytes_of(run))
+    for i in range(length):
+        element = builder.extract_element(loaded, ir.Constant(I32, i))
+        builder.store(element, builder.gep(to, [ir.Constant(I64, i)]))
+
+
+def _write_store(builder, run, values, length):
+    together = ir.Constant(run.type.pointee, ir.Undefined)
+    for i in range(length):
+        element = builder.load(builder.gep(values, [ir.Constant(I64, i)]))
+        together = builder.insert_element(together, element, ir.Constant(I32, i))
+    builder.store(together, run, align=_bytes_of(run))
+
+
+def _bytes_of(run):
+    """Of the vector that it points to."""
+    kind = run.type.pointee
+    return kind.count * _BYTES[kind.element]
+
+
+_load_of = _run_functions("load_run", _write_load)
+_store_of = _run_functions("store_run", _write_store)
+
+
 @intrinsic
 def load_run(typing_context, count, to, array, index):
     """to[:count] = array[index : index + count] in one load; index is a multiple of count (1, 2 or 4)."""
-    if not isinstance(count, types.IntegerLiteral):
-        return None
-    length = count.literal_value
 
     def codegen(context, builder, signature, arguments):
-        _, to, array, index = arguments
+        count, to, array, index = arguments
         _, target, kind, _ = signature.args
-        run = ir.VectorType(context.get_data_type(kind.dtype), length)
         place = builder.gep(pointer_to(context, builder, kind, array), [index])
-        loaded = builder.load(
-            builder.bitcast(place, run.as_pointer()), align=length * kind.dtype.bitwidth // 8
-        )
-        first = pointer_to(context, builder, target, to)
-        for i in range(length):
-            element = builder.extract_element(loaded, ir.Constant(I32, i))
-            builder.store(element, builder.gep(first, [ir.Constant(I64, i)]))
+        operands = [place, pointer_to(context, builder, target, to)]
+        _load_of[place.type.pointee](builder, count, operands)
         return context.get_dummy_value()
 
-    return types.void(count, to, array, types.int64), codegen
+    return types.void(types.int64, to, array, types.int64), codegen
 
 
 def _store(context, builder, signature, arguments):
@@ -258,20 +297,16 @@ def store_quad(typing_context, array, index, first, second, third, fourth):
 @intrinsic
 def store_run(typing_context, count, array, index, values):
     """array[index : index + count] = values[:count] in one store; index is a multiple of count (1, 2 or 4)."""
-    if not isinstance(count, types.IntegerLiteral):
-        return None
 
     def codegen(context, builder, signature, arguments):
-        _, array, index, values = arguments
-        held = pointer_to(context, builder, signature.args[3], values)
-        places = (
-            builder.gep(held, [ir.Constant(I64, i)]) for i in range(signature.args[0].literal_value)
-        )
-        elements = [builder.load(place) for place in places]
-        stored = types.void(signature.args[1], types.int64, *[types.float32] * len(elements))
-        return _store(context, builder, stored, [array, index, *elements])
+        count, array, index, values = arguments
+        _, kind, _, held = signature.args
+        place = builder.gep(pointer_to(context, builder, kind, array), [index])
+        operands = [place, pointer_to(context, builder, held, values)]
+        _store_of[place.type.pointee](builder, count, operands)
+        return context.get_dummy_value()
 
-    return types.void(count, array, types.int64, values), codegen
+    return types.void(types.int64, array, types.int64, values), codegen
 
 
 @intrinsic

@@ -7,7 +7,8 @@ from numba.cuda.extending import intrinsic
 
 from numbacaps.device.specialization import WRITTEN
 
-I32, I64, F32, VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
+I16, I32, I64 = map(ir.IntType, (16, 32, 64))
+F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
 
 
 def pointer_to(context, builder, kind, value):
