@@ -4,9 +4,17 @@ from math import gcd
 
 import numpy as np
 
-from numbacaps.device.instructions import load_run, local_array, meet, short, shuffle, store_run
+from numbacaps.device.instructions import (
+    float_of,
+    load_run,
+    local_array,
+    meet,
+    short,
+    shuffle,
+    store_run,
+)
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.specialization import specialized
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import cuda
 
 _ZERO = np.float32(0)
@@ -28,7 +36,7 @@ def make_activation(gradient, pipeline):
     SLOPES, GROUPS = map(specialized, (output.groups_before, output.groups))
     writes = gradient.d_sums_at is not None
     WRITES, TO = map(specialized, (writes, gradient.d_sums_at or 0))
-    COPIES, SLOPE = specialized(gradient.copies), np.float32(output.slope)
+    COPIES, SLOPE = specialized(gradient.copies), specialized_float32(output.slope)
     AHEAD, ROUNDS = map(specialized, (ahead, ceil_div(parts_each, ahead)))
     HELD, PAIRS = map(specialized, (ahead * width, ahead * 2))
 
@@ -96,7 +104,7 @@ def make_activation(gradient, pipeline):
                     for r in range(RUNS):
                         for j in range(4):
                             value = result[one * WIDTH + r * 4 + j]
-                            scale = _ONE if value > _ZERO else SLOPE
+                            scale = _ONE if value > _ZERO else float_of(SLOPE)
                             d_value = gradient[r * 4 + j] * pairs[2 * one] + value * along
                             run[j] = d_value * scale
                         place = e + run_of(lane, r)

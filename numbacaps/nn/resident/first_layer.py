@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.device.instructions import (
+    float_of,
     load_run,
     local_array,
     short,
@@ -10,7 +11,7 @@ from numbacaps.device.instructions import (
     store_run,
     unforeseen,
 )
-from numbacaps.device.specialization import specialized
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 from numbacaps.nn.resident.layer_end import make_end
@@ -41,7 +42,7 @@ def make_first_layer(layer, pipeline, keeps):
     D2, K, OWN = map(specialized, (layer.D2, layer.K, layer.K * output.group))
     X, KERNEL, OUT = map(specialized, (layer.x, layer.kernel, output.at))
     KEEPS, GROUPS = map(specialized, (keeps, output.groups))
-    SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
+    SLOPE, REGULARISER = specialized_float32(output.slope), np.float32(EPSILON)
     RUN, RUNS = layer.run, specialized(output.group // layer.run)
     end = make_end(output, pipeline, keeps)
 
@@ -79,7 +80,7 @@ def make_first_layer(layer, pipeline, keeps):
                                 total[j] += element * weights[k * GROUP + j]
             square = _ZERO
             for j in range(GROUP):
-                value = leaky(total[j], SLOPE)
+                value = leaky(total[j], float_of(SLOPE))
                 square += value * value
             factor, slope = squash_slopes_of_result(square + REGULARISER)
             if KEEPS == 1:
@@ -87,7 +88,7 @@ def make_first_layer(layer, pipeline, keeps):
                 store_pair(slopes, 2 * group, factor, slope)
             for r in range(RUNS):
                 for j in range(RUN):
-                    run[j] = leaky(total[r * RUN + j], SLOPE) * factor
+                    run[j] = leaky(total[r * RUN + j], float_of(SLOPE)) * factor
                 store_run(RUN, shared, floats + OUT + e + r * RUN, run)
             pixel = unforeseen(pixel + AT_ONCE)
         end(work)

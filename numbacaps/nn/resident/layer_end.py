@@ -9,6 +9,7 @@ from numbacaps.device.instructions import (
     bulk_store,
     bulk_store_read,
     fence_proxy_async,
+    float_of,
     load_run,
     local_array,
     mbarrier_arrive,
@@ -19,7 +20,7 @@ from numbacaps.device.instructions import (
     store_run,
     unforeseen,
 )
-from numbacaps.device.specialization import specialized
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 
@@ -62,7 +63,7 @@ def _make_add_shares(layer, pipeline, keeps):
     RUNS, PARTS = map(specialized, (width // 4, output.size // width))
     OUT, KEEPS = map(specialized, (output.at, keeps))
     SLOPES, GROUPS = map(specialized, (output.groups_before, output.groups))
-    SLOPE, REGULARISER = np.float32(output.slope), np.float32(EPSILON)
+    SLOPE, REGULARISER = specialized_float32(output.slope), np.float32(EPSILON)
 
     @cuda.jit(device=True, forceinline=True)
     def add_shares(work):
@@ -85,7 +86,7 @@ def _make_add_shares(layer, pipeline, keeps):
                     for j in range(4):
                         total[r * 4 + j] += run[j]
             for j in range(WIDTH):
-                value = leaky(total[j], SLOPE)
+                value = leaky(total[j], float_of(SLOPE))
                 square += value * value
             for bit in range(BITS):
                 square += shuffle(square, lane ^ 1 << bit)
@@ -98,7 +99,7 @@ def _make_add_shares(layer, pipeline, keeps):
                     store_pair(slopes, 2 * to, factor, slope)
                 for r in range(RUNS):
                     for j in range(4):
-                        run[j] = leaky(total[r * 4 + j], SLOPE) * factor
+                        run[j] = leaky(total[r * 4 + j], float_of(SLOPE)) * factor
                     store_run(4, shared, floats + OUT + e + r * 4, run)
             first = unforeseen(first + THREADS)
 

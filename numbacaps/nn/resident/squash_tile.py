@@ -8,8 +8,8 @@ so sums before the activation need not be kept.
 
 import numpy as np
 
-from numbacaps.device.instructions import larger, short, shuffle, store_pair_where
-from numbacaps.device.specialization import specialized
+from numbacaps.device.instructions import float_of, larger, short, shuffle, store_pair_where
+from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import EPSILON, leaky, squash_slopes_of_result
 
@@ -37,7 +37,8 @@ def make_squash_tile(layer, row_address_of, column_address_of, keeps):
     DOWN, DOWN_BITS = map(specialized, (down, down.bit_length()))
     N, ROWS, GROUP = map(specialized, (layer.N, layer.rows.count, layer.output.group))
     GROUPS, KEEPS = map(specialized, (groups, keeps))
-    SLOPE, REGULARISER, MONOTONE = np.float32(e.slope), np.float32(EPSILON), 0 <= e.slope <= 1
+    SLOPE, MONOTONE = specialized_float32(e.slope), specialized(0 <= e.slope <= 1)
+    REGULARISER = np.float32(EPSILON)
 
     @cuda.jit(device=True, forceinline=True)
     def part_of(group, block):
@@ -75,8 +76,10 @@ def make_squash_tile(layer, row_address_of, column_address_of, keeps):
                     at = part_of(FIRST + k, block)
                     for i in range(2):
                         value = sums[at + i]
-                        lower = larger(value, SLOPE * value) if MONOTONE else leaky(value, SLOPE)
-                        sums[at + i] = lower
+                        if MONOTONE == 1:
+                            sums[at + i] = larger(value, float_of(SLOPE) * value)
+                        else:
+                            sums[at + i] = leaky(value, float_of(SLOPE))
             square = square_of(sums, FIRST)
             if ACROSS > 1:
                 square = exchange(square, square_of(sums, FIRST + 1), lane, 0)
