@@ -13,8 +13,10 @@ import reference
 from numbacaps import ALGORITHMS, Geometry, capsule_conv2d, capsule_conv2d_backward, capsule_votes
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.addressing import find_pixel, numbers_of, pixel_of_row
+from numbacaps.fused.addressing import find_pixel, numbers_of
 from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k
+from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.table import Walk, make_table
 from numbacaps.fused.pack import Packing, finder
 from numbacaps.fused.rung_3_register_tiles import split_k
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
@@ -238,12 +240,13 @@ def test_pixels_of_the_largest_image(sizes):
     image = ROWS * COLUMNS * D1
     assert image == 2**31
     g = _geometry(H=ROWS, W=COLUMNS, D1=D1, KH=1, KW=1)
-    of = numbers_of(implicit_gemm.forward(g).pixels)
+    product = implicit_gemm.forward(g)
+    of, table = numbers_of(product.pixels), make_table([Walk.of(product)], 1, 1)
     for m in (0, 1, image - 1, image, image + 127, image + mma_tiles._MOST_PIXELS):
         rest, d1 = divmod(m, D1)
         rest, column = divmod(rest, COLUMNS)
         images, row = divmod(rest, ROWS)
-        assert tuple(map(int, pixel_of_row(m, *sizes))) == (images, row, column, d1)
+        assert tuple(map(int, pixel_of_row(m, table, 0))) == (images, row, column, d1)
         assert tuple(map(int, find_pixel(m, of))) == (images, row, column, d1)
 
 
