@@ -124,6 +124,13 @@ FAULTS = [
         f"{_MMA_SYNC} -k test_every_geometry[backward_input-float16-1-gaps]",
     ),
     Fault(
+        "a packed row is filled up with what is not zero",
+        "numbacaps/fused/pack_pixels.py",
+        "source[at(there)] if c + j < C else as_element(ZERO)",
+        "source[at(place)]",
+        "tests/fused/test_pack_pixels.py -k test_rows_are",
+    ),
+    Fault(
         "a tap past the end of the array is read",
         "numbacaps/fused/mma_sync/edges.py",
         "~np.uint32(short(reached - size))",
