@@ -36,9 +36,8 @@ def linked_side_by_side():
 def link(library):
     """Have machine code made of what Numba has compiled: at once, or in such a block beside what follows."""
     block = _block.get()
-    if (
-        block is None or not library._lto
-    ):  # without nvJitLink the driver links, in this thread's context
+    # Without nvJitLink the driver links, in this thread's context.
+    if block is None or not library._lto:
         library.get_cubin()
         return
     threads, left = block

@@ -11,7 +11,8 @@ kernels that differ in these numbers alone.
 
 The size of a :func:`numbacaps.device.instructions.local_array` may be one. So may a number on which the operands of an
 instruction depend: the instruction is then a function whose name ends with the number, and which is
-written when the number is known (:data:`WRITTEN`): products of so many columns, loads and stores of so many elements.
+written when the number is known (:data:`WRITTEN`). Such numbers are the columns of a product, and the elements of a load or
+store.
 Numba hands such a number on as it is within a run of code without branches, so where a call's other operands take a
 branch, they are worked out before. What else Numba must know stays Python's, and is part of the form: what decides an
 ``if`` whose other side cannot be compiled.

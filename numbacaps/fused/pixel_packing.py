@@ -38,7 +38,7 @@ class Layout:
     row : int
         Of a pixel and d1: its channels' elements, filled up.
     filled : int
-        Of which rows are multiples.
+        Rows are filled up with zeros to a multiple of this.
     image, g, pixel, d1 : int
         From one row to the next.
     part, bits : int

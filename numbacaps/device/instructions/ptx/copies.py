@@ -234,19 +234,23 @@ _load_of = _run_functions("load_run", _write_load)
 _store_of = _run_functions("store_run", _write_store)
 
 
-@intrinsic
-def load_run(typing_context, count, to, array, index):
-    """to[:count] = array[index : index + count] in one load; index is a multiple of count (1, 2 or 4)."""
+def _moves(functions, array, other):
+    """Code that moves a run: at these places stand the array, followed by an index, and the array that the thread has."""
 
     def codegen(context, builder, signature, arguments):
-        count, to, array, index = arguments
-        _, target, kind, _ = signature.args
-        place = builder.gep(pointer_to(context, builder, kind, array), [index])
-        operands = [place, pointer_to(context, builder, target, to)]
-        _load_of[place.type.pointee](builder, count, operands)
+        of_thread = pointer_to(context, builder, signature.args[other], arguments[other])
+        begin = pointer_to(context, builder, signature.args[array], arguments[array])
+        place = builder.gep(begin, [arguments[array + 1]])
+        functions[place.type.pointee](builder, arguments[0], [place, of_thread])
         return context.get_dummy_value()
 
-    return types.void(types.int64, to, array, types.int64), codegen
+    return codegen
+
+
+@intrinsic
+def load_run(typing_context, count, to, array, index):
+    """to[:count] = array[index : index + count] in one load; index is a multiple of count."""
+    return types.void(types.int64, to, array, types.int64), _moves(_load_of, 2, 1)
 
 
 def _store(context, builder, signature, arguments):
@@ -296,17 +300,8 @@ def store_quad(typing_context, array, index, first, second, third, fourth):
 
 @intrinsic
 def store_run(typing_context, count, array, index, values):
-    """array[index : index + count] = values[:count] in one store; index is a multiple of count (1, 2 or 4)."""
-
-    def codegen(context, builder, signature, arguments):
-        count, array, index, values = arguments
-        _, kind, _, held = signature.args
-        place = builder.gep(pointer_to(context, builder, kind, array), [index])
-        operands = [place, pointer_to(context, builder, held, values)]
-        _store_of[place.type.pointee](builder, count, operands)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, array, types.int64, values), codegen
+    """array[index : index + count] = values[:count] in one store; index is a multiple of count."""
+    return types.void(types.int64, array, types.int64, values), _moves(_store_of, 1, 3)
 
 
 @intrinsic
