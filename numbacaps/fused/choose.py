@@ -47,6 +47,8 @@ _AROUND = (
     17_500  # cycles: a small product by warps waits for itself, which its model does not count
 )
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
+_STORED = 1.4  # cycles that a multiprocessor takes for an element of what packed pixels give: measured where all else is less
+TMA = ("warp_specialized", "swap_ab")
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def packed_together(jobs, tile=None):
     found = [_warp_specialized(replace(job, product=one), tile) for one in read]
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
-    takes += sum(one.predicted for one in found)
+    takes += sum(one.predicted for one in found) + job.result * _STORED / multiprocessors()
     how = [(one.tile, one.why) for one in found]
     make = partial(PackedLauncher, products, *job.operands[1:], how, job.terms)
     return Choice("warp_specialized_packed", make, found[0].tile, takes, found[0].why)
@@ -307,6 +309,12 @@ def choose(job, rung=None, tile=None):
         return GATHERING[rung](job, tile)
     if job.product.taps == 0:
         return _clear(job)
+    chosen = choose_unpacked(job)
+    return packed_if_much_faster([job], [chosen]) or chosen
+
+
+def choose_unpacked(job):
+    """The same without the rung that packs pixels for TMA."""
     fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])
@@ -322,8 +330,17 @@ def choose(job, rung=None, tile=None):
 
 
 def much_faster(predicted, choices):
-    """Whether cycles by the warps' model are so few beside those of TMA's rungs that the models' errors do not matter."""
+    """Whether cycles are so few beside those of ``choices``, by other models, that the models' errors do not matter."""
     return _SURELY * (predicted + _AROUND) < sum(one.predicted for one in choices)
+
+
+def packed_if_much_faster(jobs, chosen):
+    """Packed pixels and TMA in place of what was chosen for the same products; None where that is as good."""
+    on_hopper = jobs[0].terms and has_warpgroups() and not SIMULATED
+    if not on_hopper or jobs[0].activation or any(one.rung in TMA for one in chosen):
+        return None
+    found = _possible(packed_together, jobs) if all(one.predicted for one in chosen) else None
+    return found if found and much_faster(found.predicted, chosen) else None
 
 
 def _clear(job):
@@ -380,7 +397,8 @@ def _warp_specialized_split_k(job, tile=None):
     _refuse(None if chosen else why)
     how = job.size, job.dtype, job.terms, chosen, strips, why
     make = partial(WarpSpecializedSplitK, *job.operands[:3], *how)
-    return Choice("warp_specialized_split_k", make, chosen, None, why)
+    _, takes = split_k_tiles.choose_strips(chosen, *which)
+    return Choice("warp_specialized_split_k", make, chosen, takes, why)
 
 
 def _mma_sync_split_k(job, tile=None):
@@ -394,7 +412,7 @@ def _mma_sync_split_k(job, tile=None):
     how, why = mma_sync_split_k.choose_split_k(*which, forced)
     _refuse(None if how else why)
     make = partial(mma_sync_split_k.MmaSyncSplitK, *which, how)
-    return Choice("mma_sync_split_k", make, how.tile, None, how.why)
+    return Choice("mma_sync_split_k", make, how.tile, how.predicted, how.why)
 
 
 # The rungs of the kernel's gradient.
@@ -411,15 +429,14 @@ def choose_split_k(job, rung=None, tile=None):
     if rung is not None:
         return SPLIT_K[rung](job, tile)
     on_tensor_cores = job.precision in TERMS
+    found = _possible(_mma_sync_split_k, job) if job.terms and not SIMULATED else None
     if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
         slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
-        found = None if slow else _possible(_warp_specialized_split_k, job)
-        if found:
-            return found
-    if job.terms and not SIMULATED:
-        found = _possible(_mma_sync_split_k, job)
-        if found:
-            return found
+        fast = None if slow else _possible(_warp_specialized_split_k, job)
+        if fast and not (found and much_faster(found.predicted, [fast])):
+            return fast
+    if found:
+        return found
     return _mma_split_k(job) if on_tensor_cores else _register_tiles_split_k(job)
 
 

@@ -7,12 +7,15 @@ from numbacaps.device.target import SIMULATED
 from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.choose import (
     GATHERING,
+    TMA,
     Choice,
     NotPossible,
     choose,
+    choose_unpacked,
     forced_tile,
     mma_sync_together,
     much_faster,
+    packed_if_much_faster,
     packed_together,
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
@@ -20,8 +23,7 @@ from numbacaps.fused.mma_sync.tile import LAUNCH
 
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
-_TMA = ("warp_specialized", "swap_ab")
-_PACK = ("wgmma", *_TMA)  # the kernel, each for itself
+_PACK = ("wgmma", *TMA)  # the kernel, each for itself
 _TOGETHER = {"mma_sync": mma_sync_together, "warp_specialized_packed": packed_together}
 _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 
@@ -57,10 +59,11 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     apart = []
     for job in jobs:
         follows = not cleared and any(one.rung in _PACK for one in apart)
-        apart.append(choose(replace(job, follows=follows), rung, tile))
+        job = replace(job, follows=follows)
+        apart.append(choose(job, rung, tile) if rung else choose_unpacked(job))
     if rung or SIMULATED or not jobs or not jobs[0].terms or jobs[0].activation:
         return [*cleared, *apart]
-    apart_on_hopper = all(one.rung in _TMA for one in apart)
+    apart_on_hopper = all(one.rung in TMA for one in apart)
 
     def wins(one, before):
         """Whether one launch beats ``before``; TMA's rungs have models of their own."""
@@ -73,9 +76,11 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     if together and (not apart_on_hopper or wins(together, apart)):
         best = [together]
     columns = _possible(_columns, jobs[0], geometry)
-    if columns and all(one.predicted for one in best) and wins(columns, best):
+    by_columns = columns and all(one.predicted for one in best) and wins(columns, best)
+    packed = packed_if_much_faster(jobs, [columns] if by_columns else best)
+    if by_columns and not packed:
         return [columns]
-    return [*cleared, *best]
+    return [*cleared, *([packed] if packed else best)]
 
 
 def _possible(how, *arguments):

@@ -18,12 +18,13 @@ from numbacaps.fused.precision import has_warpgroups
 from numbacaps.fused.rung_1_direct import make_direct
 from numbacaps.fused.rung_2_shared_tiles import make_shared_tiles
 from numbacaps.fused.rung_3_register_tiles import tile as tiles
-from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
 from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK, WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import fours_of_block
 from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
@@ -680,21 +681,23 @@ def test_why_the_copy_engine_cannot_be_used_for_the_kernel_gradient(geometry, re
     assert tile is strips is None and reason in why
 
 
+@pytest.mark.parametrize("splits", [1, 2, 3, 9])
 @pytest.mark.parametrize("pair", [1, 2])
-def test_every_sum_of_a_tile_is_written_once(pair):
+def test_every_sum_of_a_tile_is_written_once(pair, splits):
     """Whatever lies in the tile's places that are no element of the gradient."""
     product = implicit_gemm.forward(Geometry(2, 3, 2, 5, 5, 1, 1, 1, 4, 4, 4))
     tile = bulk_reduction_tiles.ReductionTile(1, 1, 1, 8, pair)
-    kernel, count = tile_sums_kernel(product, tile, 3, _F4)
-    partial = np.concatenate([np.arange(count) + 2.0**14 * split for split in range(3)])
+    kernel, count = tile_sums_kernel(product, tile, splits, _F4)
+    partial = np.concatenate([np.arange(count) + 2.0**14 * split for split in range(splits)])
     partial, dw = cuda.to_device(partial.astype(_F4)), nan(product.K * product.N, _F4)
     launch_tiles(
         kernel,
-        ceil_div(count // 4, ADDED),
+        ceil_div(count // 4, fours_of_block(splits)),
         ADD_THREADS,
         (partial, cuda.to_device(product.table), dw),
     )
-    places, rest = np.divmod(dw.copy_to_host() - 3 * 2.0**14, 3)
+    all_splits = 2.0**14 * splits * (splits - 1) / 2
+    places, rest = np.divmod(dw.copy_to_host() - all_splits, splits)
     assert not rest.any() and len(set(places)) == places.size and places.min() >= 0
     assert places.max() < count
     # Neighbours of an even column are the tensor cores' neighbours: (P, C, 1, 1, D2, D3), D3 last.

@@ -45,6 +45,8 @@ class SplitKHow:
     splits, per_split : int
         Parts of the sum, and pixels of each.
     why : str
+    predicted : float
+        Cycles by the model.
     """
 
     packs: bool
@@ -52,6 +54,7 @@ class SplitKHow:
     splits: int
     per_split: int
     why: str
+    predicted: float
 
 
 def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None):
@@ -87,11 +90,11 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
             packed = itemsize * G * (packed + M * round_up(N, each))
         sizes = M, N, walk.K, G, terms, runs, itemsize, packed
         found = split_k_tile.choose_tile(*sizes, tile)
-        if found and (best is None or found[0] < best[0]):
-            best = found[0], SplitKHow(packing, *found[1:])
+        if found and (best is None or found[0] < best.predicted):
+            best = SplitKHow(packing, *found[1:], found[0])
     if best is None:
         return None, reason or "copies that are not shared evenly"
-    return best[1], None
+    return best, None
 
 
 class MmaSyncSplitK(SplitKLauncher):

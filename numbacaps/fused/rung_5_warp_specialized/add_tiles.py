@@ -13,9 +13,15 @@ import numpy as np
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import load_run, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+
+
+def fours_of_block(splits):
+    """Fours of sums that a block adds: the fewer splits there are, the fewer threads share one, and the more it has."""
+    return ADD_THREADS // min(ADD_THREADS // ADDED, 1 << (splits - 1).bit_length())
 
 
 @cache
@@ -39,8 +45,9 @@ def make_add_tiles(spec):
     PAIRS, ROWS_OF_WARP = map(specialized, (spec.D // PAIR, 16 // PAIR))
     FILLED = specialized(of_x.channels * (spec.D // PAIR))
     THREADS, BLOCKS = map(specialized, (threads, blocks))
-    AT_ONCE, LANES, SUMS = ADDED, ADD_THREADS // ADDED, 4 * ADD_THREADS
-    ROUNDS = specialized(-(-spec.strips.splits // LANES))
+    AT_ONCE, SUMS, BLOCK = fours_of_block(spec.strips.splits), 4 * ADD_THREADS, ADD_THREADS
+    LANES, TURNS = ADD_THREADS // AT_ONCE, ceil_div(4 * AT_ONCE, ADD_THREADS)
+    ROUNDS = specialized(ceil_div(spec.strips.splits, LANES))
     ZERO = np.float32(0)
     _, write = conversions(spec.dtype)
 
@@ -55,25 +62,28 @@ def make_add_tiles(spec):
         total = cuda.local.array(4, np.float32)
         four = cuda.local.array(4, np.float32)
         thread = cuda.threadIdx.x
-        # Where one of the block's sums goes, which a thread finds out for itself.
-        i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread // 4)
-        g, rest = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
-        lane, rest = np.uint32(rest % 32), np.uint32(rest // 32)
-        warp, rest = np.uint32(rest % (THREADS // 32)), np.uint32(rest // (THREADS // 32))
-        block, rest = np.uint32(rest % BLOCKS), np.uint32(rest // BLOCKS)
-        tap_column, rest = np.uint32(rest % TAP_COLUMNS), np.uint32(rest // TAP_COLUMNS)
-        half = np.uint32(thread % 4 // 2)
-        row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4 + (half * 8 if PAIR == 1 else 0))
-        channel = np.uint32(rest % DOWN * A_CHANNELS + row // PAIRS)
-        k = np.uint32((channel * TAP_ROWS + warp // 4) * TAP_COLUMNS + tap_column)
-        k = np.uint32(k * D + row % PAIRS * PAIR + (half if PAIR > 1 else 0))
-        column = np.uint32(block * 8 + lane % 4 * 2 + thread % 2)
-        n = np.uint32(rest // DOWN * COLUMNS_FILLED + column)
-        inside = g < GROUPS and row < FILLED and channel < CHANNELS
-        inside = inside and column < COLUMNS_FILLED and n < N and thread < 4 * AT_ONCE
-        to = 0
-        if inside:
-            to = g * STEP + table[at(3 * K + k)] + table[at(4 * K + n)]
+        to = cuda.local.array(TURNS, np.int64)
+        # Where some of the block's sums go, which a thread finds out for itself; -1 is nowhere.
+        for turn in range(TURNS):
+            one = np.uint32(turn * BLOCK + thread)
+            i = np.uint32(cuda.blockIdx.x * AT_ONCE + one // 4)
+            g, rest = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
+            lane, rest = np.uint32(rest % 32), np.uint32(rest // 32)
+            warp, rest = np.uint32(rest % (THREADS // 32)), np.uint32(rest // (THREADS // 32))
+            block, rest = np.uint32(rest % BLOCKS), np.uint32(rest // BLOCKS)
+            tap_column, rest = np.uint32(rest % TAP_COLUMNS), np.uint32(rest // TAP_COLUMNS)
+            half = np.uint32(one % 4 // 2)
+            row = np.uint32(warp % 4 * ROWS_OF_WARP + lane // 4 + (half * 8 if PAIR == 1 else 0))
+            channel = np.uint32(rest % DOWN * A_CHANNELS + row // PAIRS)
+            k = np.uint32((channel * TAP_ROWS + warp // 4) * TAP_COLUMNS + tap_column)
+            k = np.uint32(k * D + row % PAIRS * PAIR + (half if PAIR > 1 else 0))
+            column = np.uint32(block * 8 + lane % 4 * 2 + one % 2)
+            n = np.uint32(rest // DOWN * COLUMNS_FILLED + column)
+            inside = g < GROUPS and row < FILLED and channel < CHANNELS
+            inside = inside and column < COLUMNS_FILLED and n < N and one < 4 * AT_ONCE
+            to[turn] = -1
+            if inside:
+                to[turn] = g * STEP + table[at(3 * K + k)] + table[at(4 * K + n)]
         # What it adds: four neighbours, of some splits.
         i = np.uint32(cuda.blockIdx.x * AT_ONCE + thread % AT_ONCE)
         g, i = np.uint32(i // SPLIT), np.uint32(i % SPLIT)
@@ -90,10 +100,12 @@ def make_add_tiles(spec):
         for j in range(4):
             of_lanes[at(thread * 4 + j)] = total[j]
         cuda.syncthreads()
-        if inside:
-            whole = of_lanes[at(thread)]
-            for lane_of_sum in range(1, LANES):
-                whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + thread)]
-            dw[at(to)] = write(whole)
+        for turn in range(TURNS):
+            if to[turn] >= 0:
+                one = turn * BLOCK + thread
+                whole = of_lanes[at(one)]
+                for lane_of_sum in range(1, LANES):
+                    whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + one)]
+                dw[at(to[turn])] = write(whole)
 
     return add_tiles_kernel

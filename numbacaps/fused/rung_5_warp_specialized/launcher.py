@@ -14,13 +14,13 @@ from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
-from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS
 from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK
 from numbacaps.fused.rung_4_wgmma.tile import Window
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
-from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import fours_of_block, make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
@@ -151,7 +151,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
         spec = ReductionSpec.of(p, G, dtype, terms, tile, strips)
         add = make_add_tiles(spec)
         compiled = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
-        self._add = compiled.on(ceil_div(sums // 4, ADDED), ADD_THREADS)
+        self._add = compiled.on(ceil_div(sums // 4, fours_of_block(strips.splits)), ADD_THREADS)
         self._table = as_argument(self.table)
         self.shared = spec.rings.bytes
         self._maps = TensorMaps(*bulk_reduction_tiles.tensors(tile, p, images, G))
