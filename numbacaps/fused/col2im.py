@@ -15,6 +15,7 @@ from math import gcd
 import numpy as np
 
 from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.division import divide, divisor
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import let_next_start, short, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
@@ -24,23 +25,36 @@ from numbacaps.device.upload import uploaded
 
 MOST_BYTES = 256 << 20  # of columns
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
-_TOGETHER = 3  # columns of a row of taps that a thread loads at once
-# Where the numbers of a geometry stand in their array, and of an axis, in three more places of two.
-N, C, G, D1, D2 = range(5)
-SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(5, 21, 2)
+ELEMENTS = 4  # of a thread
+# Where the numbers of a geometry stand in their array, and of an axis, in two places.
+N, C, G, D1, D2, LANES = range(6)
+SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(6, 22, 2)
+OVER = 22  # so far behind each of them: what divides by it
+# Elements of columns from one tap, or one m, to the next; and from a tap of a pixel to its next one across or down.
+TAP, M, ACROSS, DOWN = range(2 * OVER, 2 * OVER + 4)
 
 
 def numbers_of(geometry):
-    """What the kernel reads of a geometry: an int32 array.
+    """What the kernel reads of a geometry: an int64 array.
 
     Of each axis it has, too, how many taps there are from one that reaches a pixel to the next, and how many output
     positions those lie apart.
     """
     g = geometry
     shared = [gcd(stride, dilation) for stride, dilation in zip(g.stride, g.dilation)]
-    steps = ([one // both for one, both in zip(of, shared)] for of in (g.stride, g.dilation))
-    axes = (g.H, g.W), (g.OH, g.OW), (g.KH, g.KW), g.stride, g.padding, g.dilation, *steps
-    return np.array([g.N, g.C, g.G, g.D1, g.D2, *chain(*axes)], np.int32)
+    taps, outs = ([one // both for one, both in zip(of, shared)] for of in (g.stride, g.dilation))
+    axes = (g.H, g.W), (g.OH, g.OW), (g.KH, g.KW), g.stride, g.padding, g.dilation, taps, outs
+    numbers = [g.N, g.C, g.G, g.D1, g.D2, lanes_of(g), *chain(*axes)]
+    tap, m = g.C * g.D2, g.Q * g.D2
+    across = taps[1] * tap - outs[1] * g.D1 * m
+    down = taps[0] * g.KW * tap - outs[0] * g.OW * g.D1 * m
+    factors = (divisor(max(1, one))[1] for one in numbers)
+    return np.array([*numbers, *factors, tap, m, across, down], np.int64)
+
+
+def lanes_of(geometry):
+    """Threads that share a pixel's d1."""
+    return ceil_div(geometry.C * geometry.D2, ELEMENTS)
 
 
 def columns_of(geometry):
@@ -50,32 +64,44 @@ def columns_of(geometry):
 
 
 @cuda.jit(device=True, inline="always")
+def _divided(n, of, by):
+    """(quotient, rest) by a number of the geometry."""
+    return divide(n, of[at(by)], of[at(OVER + by)])
+
+
+@cuda.jit(device=True, inline="always")
 def taps_that_reach(place, of, axis):
     """(first tap, its output position, how many) of those that reach a pixel's row or column."""
-    stride, dilation = of[STRIDE + axis], of[DILATION + axis]
-    tap_step, out_step = of[TAP_STEP + axis], of[OUT_STEP + axis]
-    reached, tap = short(place + of[PADDING + axis]), short(0)
-    while tap < tap_step and reached >= 0 and np.uint32(reached) % np.uint32(stride) != 0:
+    dilation = short(of[at(DILATION + axis)])
+    tap_step, out_step = short(of[at(TAP_STEP + axis)]), short(of[at(OUT_STEP + axis)])
+    reached, tap = short(place + of[at(PADDING + axis)]), short(0)
+    position, beside = _divided(reached, of, STRIDE + axis)
+    while tap < tap_step and reached >= 0 and beside != 0:
         reached, tap = short(reached - dilation), short(tap + 1)
+        position, beside = _divided(reached, of, STRIDE + axis)
     if tap == tap_step or reached < 0:
         return short(0), short(0), short(0)
-    position = short(np.uint32(reached) // np.uint32(stride))
-    past = short(position - of[OUT + axis] + 1)  # positions behind the last
+    position = short(position)
+    past = short(position - of[at(OUT + axis)] + 1)  # positions behind the last
     if past > 0:
-        skipped = short(np.uint32(past + out_step - 1) // np.uint32(out_step))
+        skipped = short(_divided(past + out_step - 1, of, OUT_STEP + axis)[0])
         tap, position = short(tap + skipped * tap_step), short(position - skipped * out_step)
-    if position < 0 or tap >= of[WINDOW + axis]:
+    before = short(of[at(WINDOW + axis)] - 1 - tap)
+    if position < 0 or before < 0:
         return short(0), short(0), short(0)
-    taps = np.uint32(of[WINDOW + axis] - 1 - tap) // np.uint32(tap_step)
-    positions = np.uint32(position) // np.uint32(out_step)
+    taps, _ = _divided(before, of, TAP_STEP + axis)
+    positions, _ = _divided(position, of, OUT_STEP + axis)
     return tap, position, short(min(taps, positions) + 1)
 
 
 @cache
 def make_col2im(dtype):
-    """Kernel that adds the columns of each pixel; a thread an element, (c, d2) fastest, as columns lie."""
+    """Kernel that adds the columns of each pixel; (c, d2) fastest, as columns lie.
+
+    A thread has a few elements of a pixel's d1, ``lanes`` apart: it finds their taps once, and their loads wait together.
+    """
     _, write = conversions(dtype)
-    BLOCK, TOGETHER = THREADS, _TOGETHER
+    BLOCK, EACH = THREADS, ELEMENTS
     ZERO = np.float32(0)
 
     @kept_on_disk
@@ -88,49 +114,46 @@ def make_col2im(dtype):
         size,  # elements of a split
     ):
         let_next_start()
-        some = cuda.local.array(TOGETHER, np.float32)
+        apart = cuda.local.array(EACH, np.int32)
+        total = cuda.local.array(EACH, np.float32)
         i = np.uint32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
-        c_all, d2_all, d1_all = np.uint32(of[C]), np.uint32(of[D2]), np.uint32(of[D1])
-        g_all, h_all, w_all = np.uint32(of[G]), np.uint32(of[SIZE]), np.uint32(of[SIZE + 1])
-        d2, i = np.uint32(i % d2_all), np.uint32(i // d2_all)
-        c, i = np.uint32(i % c_all), np.uint32(i // c_all)
-        d1, i = np.uint32(i % d1_all), np.uint32(i // d1_all)
-        g, i = np.uint32(i % g_all), np.uint32(i // g_all)
-        w, i = np.uint32(i % w_all), np.uint32(i // w_all)
-        h, n = np.uint32(i % h_all), np.uint32(i // h_all)
+        c_all, d2_all, d1_all, g_all = of[at(C)], of[at(D2)], of[at(D1)], of[at(G)]
+        h_all, w_all = of[at(SIZE)], of[at(SIZE + 1)]
+        i, lane = _divided(i, of, LANES)
+        i, d1 = _divided(i, of, D1)
+        i, g = _divided(i, of, G)
+        i, w = _divided(i, of, SIZE + 1)
+        n, h = _divided(i, of, SIZE)
         kh, oh, rows = taps_that_reach(h, of, 0)
         kw, ow, taps = taps_that_reach(w, of, 1)
-        # From a tap of a pixel to its next one of the same row, and of the next row.
-        tap = np.int64(c_all * d2_all)
-        row = tap * of[WINDOW] * of[WINDOW + 1]  # of m
-        along = of[TAP_STEP + 1] * tap - of[OUT_STEP + 1] * (d1_all * row)
-        down = of[TAP_STEP] * (tap * of[WINDOW + 1]) - of[OUT_STEP] * (of[OUT + 1] * (d1_all * row))
-        m = ((np.int64(g) * of[N] + n) * of[OUT] + oh) * of[OUT + 1] + ow
-        first = (
-            (m * d1_all + d1) * row + (np.int64(kh) * of[WINDOW + 1] + kw) * tap + (c * d2_all + d2)
-        )
-        total = ZERO
+        m = (
+            ((np.int64(g) * of[at(N)] + n) * of[at(OUT)] + oh) * of[at(OUT + 1)] + ow
+        ) * d1_all + d1
+        first = m * of[at(M)] + short(kh * of[at(WINDOW + 1)] + kw) * of[at(TAP)] + lane
+        across, down, lanes = of[at(ACROSS)], of[at(DOWN)], short(of[at(LANES)])
+        left = short(of[at(TAP)] - lane)  # of a tap, from the thread's first element on
+        for j in range(EACH):
+            apart[j] = j * lanes if j * lanes < left else 0
+            total[j] = ZERO
         wait_for_last()  # the columns are there
-        if n < of[N]:
+        if n < of[at(N)]:
             for _ in range(splits):
                 of_row = first
                 for _ in range(rows):
-                    lies, left = of_row, taps
-                    while left >= TOGETHER:  # their loads are under way together
-                        for ahead in range(TOGETHER):
-                            some[ahead] = columns[at(lies)]
-                            lies += along
-                        for ahead in range(TOGETHER):
-                            total += some[ahead]
-                        left = short(left - TOGETHER)
-                    while left > 0:
-                        total += columns[at(lies)]
-                        lies += along
-                        left = short(left - 1)
+                    lies = of_row
+                    for _ in range(taps):
+                        for j in range(EACH):
+                            total[j] += columns[at(lies + apart[j])]
+                        lies += across
                     of_row += down
                 first += size
-            to = ((np.int64(n) * c_all + c) * h_all + h) * w_all + w
-            dx[at(((to * g_all + g) * d1_all + d1) * d2_all + d2)] = write(total)
+            pixel = (np.int64(n) * c_all * h_all + h) * w_all + w
+            to = (pixel * g_all + g) * d1_all + d1  # of channel 0, in rows of D2 elements
+            of_channel = h_all * w_all * g_all * d1_all
+            for j in range(EACH):
+                if j * lanes < left:
+                    c, d2 = _divided(lane + j * lanes, of, D2)
+                    dx[at((to + np.int64(c) * of_channel) * d2_all + d2)] = write(total[j])
 
     return col2im_kernel
 
@@ -152,8 +175,8 @@ class Col2im:
         self._argument = as_argument(self._numbers)
         self._sizes = splits, columns_of(geometry)
         g = geometry
-        grid = ceil_div(g.N * g.C * g.H * g.W * g.E1, THREADS)
-        types = np.dtype(np.float32), dtype, np.int32
+        grid = ceil_div(g.N * g.H * g.W * g.G * g.D1 * lanes_of(g), THREADS)
+        types = np.dtype(np.float32), dtype, np.int64
         self._launch = Compiled(make_col2im(dtype), types, 2, early=True).on(grid, THREADS)
 
     def __call__(self, columns, dx, stream):

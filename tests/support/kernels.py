@@ -281,7 +281,7 @@ WARP_HELPERS = {
         warp_sums.make_add_splits(dtype), (np.float32, dtype), 2, cc
     ),
     "col2im": lambda dtype, cc: _of_dtypes(
-        make_col2im(dtype), (np.float32, dtype, np.int32), 2, cc
+        make_col2im(dtype), (np.float32, dtype, np.int64), 2, cc
     ),
     "clear": lambda dtype, cc: _of_dtypes(
         make_clear(dtype, CHUNK // dtype.itemsize), (dtype,), 1, cc
