@@ -125,10 +125,12 @@ class PixelPacking:
 def _block(C, D, dtype, filled):
     """(capsules, channels, pitch) of a block.
 
-    A thread has one element of a channel's capsules where these are short. Rows of capsules begin on banks of their own.
+    A thread has an element of a channel's capsules where these are short, and several where channels are few. Rows of
+    capsules begin on banks of their own.
     """
     each, some = CHUNK // dtype.itemsize, max(pack_pixels.AT_ONCE, filled)
-    of_block = max(1, pack_pixels.THREADS // D)
+    times = max(1, _ELEMENTS // (pack_pixels.THREADS * round_up(C, some)))
+    of_block = min(pack_pixels.THREADS, max(1, pack_pixels.THREADS * times // D))
     most = max(1, _ELEMENTS // (of_block * D * some)) * some
     channels = round_up(ceil_div(C, ceil_div(C, most)), some)
     return of_block, channels, (channels * D // each | 1) * each

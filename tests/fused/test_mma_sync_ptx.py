@@ -242,7 +242,20 @@ def _of_the_input(g, dtype):
 def test_hopper_takes_them_where_its_copies_cannot(dtype, precision):
     assert _rungs(_EM, dtype, precision) == ("warp_specialized", "warp_specialized_split_k")
     for g in _ODD.values():
+        g = replace(g, N=1)
         assert _rungs(g, dtype, precision) == ("mma_sync", "mma_sync_split_k")
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_large_products_of_odd_capsules_are_packed_for_hopper(dtype, precision, of_capability):
+    g = Geometry(64, 11, 23, 23, 23, 5, 5, 1, 2, 14, 11)
+    products = implicit_gemm.backward_input(g)
+    jobs = [_job(g, dtype, precision, product, True) for product in products]
+    for capability in (9, 0), (8, 0), (10, 0):
+        of_capability(capability)
+        rung = "warp_specialized_packed" if capability == (9, 0) else "mma_sync"
+        assert choose(_job(g, dtype, precision)).rung == rung
+        assert [one.rung for one in choose_input(jobs, g)] == [rung]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])

@@ -5,7 +5,7 @@ import pytest
 
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
-from numbacaps.device.compiled import as_argument
+from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.mma_sync.launcher import choose
 from numbacaps.fused.mma_sync.split_k_launcher import choose_split_k
@@ -66,7 +66,8 @@ def test_rows_are_the_pixels_channels(shape, dtype, layout):
     assert packing.elements == want.size
     room = nan(-(-(_BEGIN + want.size) * dtype.itemsize // 16) * 4, np.float32)
     begin, workspace = _BEGIN * dtype.itemsize // 4, as_argument(room)
-    packing(as_argument(to_device(x.ravel())), seen_as(workspace, dtype, begin), 0, None)
+    source, packed = as_argument(to_device(x.ravel())), seen_as(workspace, dtype, begin)
+    packing(source, packed, 0, launch_stream(0))
     room = room.copy_to_host()
     assert np.isnan(room[:begin]).all()
     packed = room.view(dtype)[_BEGIN : _BEGIN + want.size]

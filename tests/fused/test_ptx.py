@@ -203,6 +203,7 @@ _PRODUCTS = {
 }
 
 
+_MANY_TAPS = Geometry(64, 1, 13, 20, 20, 7, 7, 1, 8, 8, 8, (3, 3), (3, 3))  # for each of 8 columns
 _TILES = {"first": 0, "last": -1}  # of those that the table has for a product
 
 
@@ -290,6 +291,23 @@ def test_flat_versions():
 
 
 @pytest.mark.slow
+@pytest.mark.slow(but=["3"])
+@pytest.mark.parametrize("terms", [1, 3])
+def test_as_many_products_as_a_batch_may_have_are_unrolled(terms):
+    """Else sums would be kept in memory; the smallest width leaves room for the most pixels."""
+    product, t = implicit_gemm.backward_input(_MANY_TAPS)[0], bulk_tiles
+    most, tile = 0, None
+    for one in t.tiles(product):
+        if t.why_not(one, product, 1, terms):
+            continue
+        box = t.Box.of(product, 1, one)
+        rows = t.batch_rows(one, product, box, terms)
+        found = t.products_of_batch(one, product, box, terms, rows)
+        most, tile = max((most, tile), (found, one), key=lambda each: each[0])
+    assert most > 30
+    _check(_ptx(bulk_kernel(product, tile, terms), "float32", (9, 0)), "bulk_wgmma", "float32")
+
+
 def test_bulk_copies_of_parts():
     """The last round's parts of a tile, by the same kernel."""
     product = _PRODUCTS["em"]
@@ -340,15 +358,16 @@ def test_bulk_copies_of_the_kernel_gradient_of_two_bytes(case, dtype):
     assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
 
-@pytest.mark.slow(but=["em-float32"])
+@pytest.mark.slow(but=["em-float32-32", "em-float32-1"])
+@pytest.mark.parametrize("splits", [1, 2, 32])
 @pytest.mark.parametrize("dtype", ["float32", *_TWO_BYTES])
 @pytest.mark.parametrize("case", ["em", "caps2"])
-def test_sums_of_tiles(case, dtype):
+def test_sums_of_tiles(case, dtype, splits):
     product, t = _PRODUCTS[case], bulk_reduction_tiles
     kind, _ = _TWO_BYTES.get(dtype, (float32, ""))
     pair = 4 // dtype_of(dtype).itemsize
     tile = t.choose_tile(product, 128, 1, 1, pair)[0]
-    kernel, _ = tile_sums_kernel(product, tile, 32, dtype_of(dtype))
+    kernel, _ = tile_sums_kernel(product, tile, splits, dtype_of(dtype))
     text, _ = cuda.compile_ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
     _check(text, "tile_sums", "float32")
     assert "griddepcontrol.wait" in text and "ld.global.v4.f32" in text

@@ -1,6 +1,7 @@
 """The tiles that warpgroup products can take, how they lie in shared memory, and why one cannot be taken."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 from numbacaps.device.gpu import H100
@@ -68,6 +69,7 @@ class Window:
     step: tuple
 
     @classmethod
+    @lru_cache(maxsize=16)  # every tile that is thought of asks
     def of(cls, product):
         """The window of a :class:`numbacaps.fused.implicit_gemm.Product` with taps."""
         axes = product.tap_rows, product.tap_columns

@@ -17,6 +17,9 @@ HELPER_REGISTERS = 32  # of a thread that transposes or copies
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
+# More than so many are not unrolled by the compiler, which then keeps them in memory: elements of x that a thread of three
+# terms has, and groups of 8 k's of the pixels that are a quarter of a batch (numbacaps.device.unrolled), of one term.
+_MOST_FRAGMENTS, _MOST_OF_A_QUARTER = 96, 6
 _MOST_WARPGROUPS = 7  # that multiply
 _MOST_GROUPS = 4  # of 8 k's in a box
 BARRIERS = 256  # bytes at the beginning of the shared memory
@@ -202,6 +205,10 @@ def why_not(tile, product, G, terms):
         return f"{of_dy.channels} channels of {p.D1} x {D3} do not fill warps evenly"
     if Rings.of(product, tile, G, terms) is None:
         return f"boxes of {of_x.bytes} and {of_dy.bytes} bytes are too much shared memory"
+    if terms > 1 and _fragments(tile, product) > _MOST_FRAGMENTS:
+        return f"{_fragments(tile, product)} elements of x a thread"
+    if terms == pair == 1 and ceil_div(tile.PW, 4) * tile.GROUPS > _MOST_OF_A_QUARTER:
+        return f"{tile.PW} pixels of {tile.GROUPS * tile.K} at once"
     registers = _registers(tile, product, terms)
     if registers > tile.registers:
         return f"{registers} registers a thread, more than {tile.registers}"
@@ -224,7 +231,12 @@ def why_slow(product, images, G):
 def _registers(tile, product, terms):
     """About how many a thread that multiplies holds."""
     sums = len(product.tap_columns) * tile.BN // 2 * (2 if terms > 1 else 1)
-    return sums + tile.GROUPS * columns_read(tile, product) * 4 + _OTHER_REGISTERS[terms]
+    return sums + _fragments(tile, product) + _OTHER_REGISTERS[terms]
+
+
+def _fragments(tile, product):
+    """Elements of x that a thread that multiplies holds."""
+    return tile.GROUPS * columns_read(tile, product) * 4
 
 
 # For the rough count of time, in cycles.

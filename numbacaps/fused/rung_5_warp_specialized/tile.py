@@ -16,6 +16,8 @@ _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by
 # Elements of a thread's fragments up to which the compiler unrolls what is done to each, by terms. It keeps
 # others in memory.
 _UNROLLED = {1: 128, 3: 80}
+# And products of a batch, of which a tap of three terms has two: of 60 it kept all sums in memory, and took 26 times as long.
+_MOST_PRODUCTS = 54
 _MOST_TAP_ROWS = 12  # of a ring
 BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
 
@@ -248,18 +250,25 @@ def why_not(tile, product, G, terms):
     if rings is None:
         return f"two boxes of {box.bytes} bytes and the kernel are too much shared memory"
     if batch_rows(tile, product, box, terms) is None:
-        return f"{_registers(tile, product, box, terms, 1)} registers a thread"
+        products = products_of_batch(tile, product, box, terms, 1)
+        return f"{_registers(tile, product, box, terms, 1)} registers a thread, {products} products at once"
     return None
 
 
 def batch_rows(tile, product, box, terms):
     """Rows of taps whose fragments a thread holds at once: all if they fit, or one; None if not even one."""
-    rows = Window.of(product).taps[0]
-    for count in (rows, 1):
+    for count in (Window.of(product).taps[0], 1):
         few = count == 1 or _fragments(tile, product, box, count) <= _UNROLLED[terms]
+        few = few and products_of_batch(tile, product, box, terms, count) <= _MOST_PRODUCTS
         if few and _registers(tile, product, box, terms, count) <= tile.registers:
             return count
     return None
+
+
+def products_of_batch(tile, product, box, terms, rows):
+    """Products that a warpgroup queues at once; of three terms, those of a tap's small parts count as one."""
+    taps = rows * Window.of(product).taps[1]
+    return tile.PW * taps * (box.channels * product.D // _K) * (2 if terms > 1 else 1)
 
 
 def columns_read(tile, product):
