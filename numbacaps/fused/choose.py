@@ -42,12 +42,14 @@ from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
-_SURELY = 1.3  # times as many cycles: more than the models of two rungs err by
-_AROUND = (
-    17_500  # cycles: a small product by warps waits for itself, which its model does not count
+_SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
+_AROUND = 5_000  # cycles: a small product by warps waits for itself, which its model does not count
+_PACKING_AROUND = 15_000  # more, where pixels are packed
+_WRITTEN = (
+    10  # bytes of its result that a multiprocessor writes a cycle, behind TMA's kernels' own cycles
 )
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
-_STORED = 1.4  # cycles that a multiprocessor takes for an element of what packed pixels give: measured where all else is less
+_STORED = 1  # cycles that a multiprocessor takes for an element of what packed pixels give: measured where all else is less
 TMA = ("warp_specialized", "swap_ab")
 
 
@@ -177,7 +179,9 @@ def _warp_specialized(job, tile=None):
     how = chosen, why, terms, job.activation, job.follows
     make = partial(WarpSpecializedLauncher, *job.operands, *how)
     which = chosen, counted, job.images, job.G, terms, multiprocessors()
-    return Choice("warp_specialized", make, chosen, warp_specialized_tiles.cycles(*which), why)
+    written = job.product.M(job.images) * job.product.N * job.G * job.dtype.itemsize
+    takes = warp_specialized_tiles.cycles(*which) + written / (_WRITTEN * multiprocessors())
+    return Choice("warp_specialized", make, chosen, takes, why)
 
 
 def _warp_specialized_packed(job, tile=None):
@@ -340,7 +344,7 @@ def packed_if_much_faster(jobs, chosen):
     if not on_hopper or jobs[0].activation or any(one.rung in TMA for one in chosen):
         return None
     found = _possible(packed_together, jobs) if all(one.predicted for one in chosen) else None
-    return found if found and much_faster(found.predicted, chosen) else None
+    return found if found and much_faster(found.predicted + _PACKING_AROUND, chosen) else None
 
 
 def _clear(job):

@@ -26,6 +26,7 @@ RUNGS = (*GATHERING, COLUMNS)
 _PACK = ("wgmma", *TMA)  # the kernel, each for itself
 _TOGETHER = {"mma_sync": mma_sync_together, "warp_specialized_packed": packed_together}
 _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
+_TAP = 100  # cycles that a thread waits for a column, of some that are under way together
 
 
 def choose_input(jobs, geometry, rung=None, tile=None):
@@ -106,7 +107,8 @@ def _columns(job, geometry, tile=None):
     if how is None:
         raise NotPossible(why or "a thread would have too many copies")
     added = 4 * size * how.splits + job.dtype.itemsize * job.result
-    takes = how.predicted + LAUNCH + added / (_ADDED * multiprocessors())
+    waits = col2im.most_taps(geometry) * how.splits * _TAP
+    takes = how.predicted + LAUNCH + waits + added / (_ADDED * multiprocessors())
 
     def make():
         finish = col2im.Col2im(geometry, job.dtype, how.splits)

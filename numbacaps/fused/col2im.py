@@ -26,6 +26,7 @@ from numbacaps.device.upload import uploaded
 MOST_BYTES = 256 << 20  # of columns
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
+_TOGETHER = 3  # taps whose loads are under way together
 # Where the numbers of a geometry stand in their array, and of an axis, in two places.
 N, C, G, D1, D2, LANES = range(6)
 SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(6, 22, 2)
@@ -55,6 +56,14 @@ def numbers_of(geometry):
 def lanes_of(geometry):
     """Threads that share a pixel's d1."""
     return ceil_div(geometry.C * geometry.D2, ELEMENTS)
+
+
+def most_taps(geometry):
+    """Taps that may reach one pixel."""
+    g = geometry
+    steps = (s // gcd(s, d) for s, d in zip(g.stride, g.dilation))
+    down, across = (ceil_div(size, step) for size, step in zip((g.KH, g.KW), steps))
+    return down * across
 
 
 def columns_of(geometry):
@@ -101,7 +110,7 @@ def make_col2im(dtype):
     A thread has a few elements of a pixel's d1, ``lanes`` apart: it finds their taps once, and their loads wait together.
     """
     _, write = conversions(dtype)
-    BLOCK, EACH = THREADS, ELEMENTS
+    BLOCK, EACH, TOGETHER, SOME = THREADS, ELEMENTS, _TOGETHER, _TOGETHER * ELEMENTS
     ZERO = np.float32(0)
 
     @kept_on_disk
@@ -116,6 +125,7 @@ def make_col2im(dtype):
         let_next_start()
         apart = cuda.local.array(EACH, np.int32)
         total = cuda.local.array(EACH, np.float32)
+        some = cuda.local.array(SOME, np.float32)
         i = np.uint32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
         c_all, d2_all, d1_all, g_all = of[at(C)], of[at(D2)], of[at(D1)], of[at(G)]
         h_all, w_all = of[at(SIZE)], of[at(SIZE + 1)]
@@ -140,11 +150,19 @@ def make_col2im(dtype):
             for _ in range(splits):
                 of_row = first
                 for _ in range(rows):
-                    lies = of_row
-                    for _ in range(taps):
+                    lies, to_come = of_row, taps
+                    while to_come >= TOGETHER:
+                        for k in range(SOME):
+                            some[k] = columns[at(lies + (k // EACH) * across + apart[k % EACH])]
+                        for k in range(SOME):
+                            total[k % EACH] += some[k]
+                        lies += TOGETHER * across
+                        to_come = short(to_come - TOGETHER)
+                    while to_come > 0:
                         for j in range(EACH):
                             total[j] += columns[at(lies + apart[j])]
                         lies += across
+                        to_come = short(to_come - 1)
                     of_row += down
                 first += size
             pixel = (np.int64(n) * c_all * h_all + h) * w_all + w

@@ -147,7 +147,7 @@ def make_guard(wanted):
     @cuda.jit(device=True, inline="always")
     def is_told(value):
         magnitude = abs(value)
-        return magnitude <= MOST and (magnitude >= LEAST or magnitude == ZERO)
+        return (magnitude <= MOST) & ((magnitude >= LEAST) | (magnitude == ZERO))
 
     @kept_on_disk
     @cuda.jit
@@ -159,19 +159,27 @@ def make_guard(wanted):
         size,  # of the result
     ):
         let_next_start()
-        block = np.int64(cuda.blockDim.x)
-        first = np.int64(cuda.blockIdx.x) * block * EACH + cuda.threadIdx.x
+        held = cuda.local.array(EACH, np.float32)
+        block, thread = np.int64(cuda.blockDim.x), np.int64(cuda.threadIdx.x)
+        begin = np.int64(cuda.blockIdx.x) * block * EACH
         wait_for_last()  # the results are there
-        while first < size:
+        while begin < size:
+            first = begin + thread
+            if begin + block * EACH <= size:  # without conditions all loads are under way together
+                for each in range(EACH):
+                    held[each] = result[at(first + each * block)]
+            else:
+                for each in range(EACH):
+                    i = first + each * block
+                    held[each] = result[at(i)] if i < size else ZERO
             told = True
             for each in range(EACH):
-                i = first + each * block
-                told = is_told(result[at(i)] if i < size else ZERO) and told
+                told &= is_told(held[each])
             if not told:
                 for i in range(first, min(size, first + EACH * block), block):
                     if not is_told(result[at(i)]):
                         result[at(i)] = np.float32(sum_at(i, a, b, of))
-            first += np.int64(cuda.gridDim.x) * block * EACH
+            begin += np.int64(cuda.gridDim.x) * block * EACH
 
     return guard_kernel
 

@@ -19,6 +19,7 @@ PRECISIONS = (AUTO, "ieee", "tf32x3", "tf32")
 TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
 # Below these, three terms are slower than ordinary arithmetic, or, in a sum of few products, less exact (measured).
 _FEWEST_COLUMNS, _FEWEST_SUMMED = 3, 32
+_MANY_SUMMED = 1024  # for which a split sum is faster whatever the columns; ordinary arithmetic gathers without splits
 
 
 def precisions(dtype):
@@ -59,7 +60,7 @@ def chosen_for(dtype, columns, summed):
     summed : int
         Products of a sum, the most of the pass.
     """
-    large = columns >= _FEWEST_COLUMNS and summed >= _FEWEST_SUMMED
+    large = columns >= _FEWEST_COLUMNS and summed >= _FEWEST_SUMMED or summed >= _MANY_SUMMED
     fits = dtype == np.float32 and has_tensor_cores() and not SIMULATED
     return "tf32x3" if large and fits else "ieee"
 

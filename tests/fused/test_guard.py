@@ -129,6 +129,7 @@ def test_what_auto_stands_for():
     float32 = np.dtype(np.float32)
     assert chosen_for(float32, 64, 64) == three
     assert chosen_for(float32, 2, 64) == "ieee"
+    assert chosen_for(float32, 2, 2048) == three
     assert chosen_for(float32, 64, 8) == "ieee"
     assert chosen_for(np.dtype(np.float64), 64, 64) == "ieee"
     assert chosen_for(np.dtype(np.float16), 64, 64) == "ieee"
