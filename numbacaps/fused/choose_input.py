@@ -20,6 +20,7 @@ from numbacaps.fused.choose import (
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
+from numbacaps.fused.precision import has_tensor_cores
 
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
@@ -77,7 +78,8 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     if together and (not apart_on_hopper or wins(together, apart)):
         best = [together]
     columns = _possible(_columns, jobs[0], geometry)
-    by_columns = columns and all(one.predicted for one in best) and wins(columns, best)
+    ordinary = any(one.rung == "register_tiles" for one in best)
+    by_columns = columns and (ordinary or wins(columns, best))
     packed = packed_if_much_faster(jobs, [columns] if by_columns else best)
     if by_columns and not packed:
         return [columns]
@@ -97,6 +99,8 @@ def _columns(job, geometry, tile=None):
     size, terms = col2im.columns_of(geometry), job.terms
     if not terms:
         raise NotPossible(f"{COLUMNS} takes no {job.dtype} at precision {job.precision!r}")
+    if not has_tensor_cores():
+        raise NotPossible(f"{COLUMNS} takes a GPU of compute capability 8.0 or later")
     if 4 * size > col2im.MOST_BYTES:
         raise NotPossible(f"columns of {4 * size} bytes; {COLUMNS} takes {col2im.MOST_BYTES}")
     if job.result > col2im.MOST_ELEMENTS:

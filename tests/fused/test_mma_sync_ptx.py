@@ -231,10 +231,10 @@ def test_older_ones_keep_ordinary_arithmetic(of_capability):
     assert found == ["register_tiles"] * 4
 
 
-def _of_the_input(g, dtype):
+def _of_the_input(g, dtype, precision="ieee"):
     """The rungs of the input's gradient."""
     products = implicit_gemm.backward_input(g)
-    jobs = [_job(g, dtype, "ieee", product, True) for product in products]
+    jobs = [_job(g, dtype, precision, product, True) for product in products]
     return [one.rung for one in choose_input(jobs, g)]
 
 
@@ -244,6 +244,14 @@ def test_hopper_takes_them_where_its_copies_cannot(dtype, precision):
     for g in _ODD.values():
         g = replace(g, N=1)
         assert _rungs(g, dtype, precision) == ("mma_sync", "mma_sync_split_k")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_long_sums_are_columns_where_splits_have_no_place(capability, of_capability):
+    """Three terms cut a sum of 24,990 products, and splits write to pixels that no tap reaches, too."""
+    of_capability(capability)
+    g = Geometry(1, 9, 51, 23, 23, 7, 7, 1, 10, 10, 10, (2, 2), (0, 0), (2, 2))
+    assert _of_the_input(g, "float32", "tf32x3") == ["col2im"]
 
 
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
