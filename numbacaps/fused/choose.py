@@ -157,12 +157,16 @@ def _wgmma(job, tile=None):
     return Choice("wgmma", make, chosen, None, why)
 
 
-def _warp_specialized(job, tile=None):
-    terms = job.terms
-    if not terms:
-        raise NotPossible(f"warp_specialized takes no {job.dtype} at precision {job.precision!r}")
+def _refuse_without_wgmma(job, rung):
+    if not job.terms:
+        raise NotPossible(f"{rung} takes no {job.dtype} at precision {job.precision!r}")
     if not has_warpgroups():
-        raise NotPossible("warp_specialized takes a GPU of compute capability 9.0")
+        raise NotPossible(f"{rung} takes a GPU of compute capability 9.0")
+
+
+def _warp_specialized(job, tile=None):
+    _refuse_without_wgmma(job, "warp_specialized")
+    terms = job.terms
     counted = warp_specialized_tiles.counted(job.product, job.dtype)
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
@@ -193,6 +197,7 @@ def packed_together(jobs, tile=None):
     job = jobs[0]
     if job.activation is not None:
         raise NotPossible("warp_specialized_packed takes no activation")
+    _refuse_without_wgmma(job, "warp_specialized_packed")
     _refuse(why_not_packed(job.product, job.G, job.dtype))
     products = [one.product for one in jobs]
     read = [of_capsules(product, job.G, job.dtype) for product in products]

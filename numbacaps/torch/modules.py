@@ -101,6 +101,11 @@ def check_count(name, count):
         raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
 
 
+def _check_slope(slope):
+    if isinstance(slope, bool) or not isinstance(slope, (int, float)):
+        raise ValueError(f"slope is {slope!r}; it takes a number")
+
+
 class _CapsuleConv(_CapsuleLayer):
     """What the convolution and its transpose have in common: a window."""
 
@@ -374,6 +379,7 @@ class ExponentialSquash(nn.Module):
     def __init__(self, group, slope=1.0):
         super().__init__()
         check_count("group", group)
+        _check_slope(slope)
         self.group, self.slope = group, slope
 
     def forward(self, x):

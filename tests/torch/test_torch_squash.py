@@ -121,6 +121,7 @@ def test_bad_input_is_refused_by_name():
         (RuntimeError, "x is torch.float16", lambda: _value(x.half(), 3, 1.0, "rational")),
         (RuntimeError, "dy is torch.float32", lambda: _gradient(x, dy[:1], 3, 1.0, "rational")),
         (ValueError, "group is 0.5; it takes an int", lambda: nt.ExponentialSquash(0.5)),
+        (ValueError, "slope is 'a'; it takes a number", lambda: nt.ExponentialSquash(3, "a")),
     ):
         with pytest.raises(error, match=message):
             call()
