@@ -154,6 +154,9 @@ def make_mma_sync_split_k(spec):
         a_offset = local_array(A_OWN, np.int32)
         tap = local_array(A_OWN, np.int32)
         c_offset = local_array(C_OWN, np.int32)
+        a_from = local_array(A_COPIES, np.int64)
+        around = local_array(A_COPIES, np.int32)
+        c_from = local_array(C_COPIES, np.int64)
         to_row = local_array(OWN_ROWS, np.int64)
         to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
@@ -226,21 +229,25 @@ def make_mma_sync_split_k(spec):
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
+                # All before the first copy, which no load passes: so one is waited for.
+                for i in range(A_COPIES):
+                    a_from[i] = base[at(place + a_m + i * A_APART)]
+                    around[i] = edge[at(place + a_m + i * A_APART)]
+                for i in range(C_COPIES):
+                    c_from[i] = other[at(place + c_m + i * C_APART)]
                 for i in range(A_COPIES):
                     m = short(a_m + i * A_APART)
-                    source, around = base[at(place + m)], edge[at(place + m)]
                     for own in range(A_OWN):
-                        reached = short(around + tap[own])
+                        reached = short(around[i] + tap[own])
                         inside = is_inside(reached, extent)
                         a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
-                        copy_a(shared, start, a_to * SIZE, a, source + a_offset[own], inside)
+                        copy_a(shared, start, a_to * SIZE, a, a_from[i] + a_offset[own], inside)
                 for i in range(C_COPIES):
                     m = short(c_m + i * C_APART)
-                    source = other[at(place + m)]
                     for own in range(C_OWN):
-                        known = source >= 0 and c_offset[own] >= 0
+                        known = c_from[i] >= 0 and c_offset[own] >= 0
                         c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
-                        copy_c(shared, start, c_to * SIZE, c, source + c_offset[own], known)
+                        copy_c(shared, start, c_to * SIZE, c, c_from[i] + c_offset[own], known)
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
