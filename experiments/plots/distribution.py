@@ -12,10 +12,11 @@ COLOURS = {
     "float16": "#e69f00",
     "bfloat16": "#cc79a7",
 }
+_FEWEST = 2  # geometries of a curve
 
 
 def draw(rows):
-    """A panel for each pass, and in it a curve for each class of precision.
+    """A panel for each pass that has a curve, and in it a curve for each class of precision.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ def draw(rows):
     Raises
     ------
     Lacking
-        No geometry has times of ours and of the library.
+        No two geometries have times of ours and of the library.
     """
     found = found_ratios(rows)
     every = [value for some in found.values() for values in some.values() for value in values]
@@ -58,28 +59,27 @@ def draw(rows):
         axes.set_xlabel("times as fast as the library")
         if i == 0:
             axes.set_ylabel("percent of the geometries at most as fast")
-        if found[wanted]:
-            axes.legend(loc="upper left", fontsize=8, frameon=False)
+        axes.legend(loc="upper left", fontsize=8, frameon=False)
     return sheet.figure
 
 
 def found_ratios(rows):
-    """The library's time over ours by pass and class of precision, the least first.
+    """The library's time over ours by pass and class of precision, the least first; without those that have no curve.
 
     Raises
     ------
     Lacking
-        No geometry has times of ours and of the library.
+        No two geometries have times of ours and of the library.
     """
     passes = [name for name in PASSES if of_pass(rows, name)]
     found = {
         wanted: {
             name: [ratio.value for ratio in some]
             for name in CLASSES
-            if (some := ratios(rows, name, wanted)[0])
+            if len(some := ratios(rows, name, wanted)[0]) >= _FEWEST
         }
         for wanted in passes
     }
     if not any(found.values()):
-        raise Lacking("no geometry with times of ours and of the library")
-    return found
+        raise Lacking(f"no {_FEWEST} geometries with times of ours and of the library")
+    return {wanted: some for wanted, some in found.items() if some}

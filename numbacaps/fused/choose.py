@@ -44,13 +44,11 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
 _AROUND = 5_000  # cycles: a small product by warps waits for itself, which its model does not count
-_PACKING_AROUND = 15_000  # more, where pixels are packed
-_WRITTEN = (
-    10  # bytes of its result that a multiprocessor writes a cycle, behind TMA's kernels' own cycles
-)
+_PACKING_AROUND = 15_000  # cycles more by which packed pixels must win
+_WRITTEN = 10  # bytes of the result that a multiprocessor writes a cycle, behind warp_specialized
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
-_STORED = 1  # cycles that a multiprocessor takes for an element of what packed pixels give: measured where all else is less
-TMA = ("warp_specialized", "swap_ab")
+_STORED = 1  # cycles of a multiprocessor for an element of the result, where pixels are packed
+TMA = ("warp_specialized", "swap_ab")  # rungs whose copies are TMA's, of arrays as they lie
 
 
 @dataclass(frozen=True)
@@ -323,7 +321,7 @@ def choose(job, rung=None, tile=None):
 
 
 def choose_unpacked(job):
-    """The same without the rung that packs pixels for TMA."""
+    """What :func:`choose` chooses among the rungs that read the arrays as they lie, and ``mma_sync``."""
     fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])

@@ -81,9 +81,9 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     ordinary = any(one.rung == "register_tiles" for one in best)
     by_columns = columns and (ordinary or wins(columns, best))
     packed = packed_if_much_faster(jobs, [columns] if by_columns else best)
-    if by_columns and not packed:
-        return [columns]
-    return [*cleared, *([packed] if packed else best)]
+    if packed:
+        return [*cleared, packed]
+    return [columns] if by_columns else [*cleared, *best]
 
 
 def _possible(how, *arguments):

@@ -17,8 +17,8 @@ HELPER_REGISTERS = 32  # of a thread that transposes or copies
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
-# More than so many are not unrolled by the compiler, which then keeps them in memory: elements of x that a thread of three
-# terms has, and groups of 8 k's of the pixels that are a quarter of a batch (numbacaps.device.unrolled), of one term.
+# Up to these numbers the compiler unrolls a thread's loops; beyond them its elements of x lie in local memory. The first counts
+# elements of x, in three terms. The second counts products of a quarter of the pixels (numbacaps.device.unrolled), in one term.
 _MOST_FRAGMENTS, _MOST_OF_A_QUARTER = 96, 6
 _MOST_WARPGROUPS = 7  # that multiply
 _MOST_GROUPS = 4  # of 8 k's in a box
