@@ -336,9 +336,12 @@ def choose_unpacked(job):
     return _register_tiles(job)
 
 
-def much_faster(predicted, choices):
-    """Whether cycles are so few beside those of ``choices``, by other models, that the models' errors do not matter."""
-    return _SURELY * (predicted + _AROUND) < sum(one.predicted for one in choices)
+def much_faster(predicted, choices, around=_AROUND):
+    """Whether cycles are so few beside those of ``choices``, by other models, that the models' errors do not matter.
+
+    ``around`` are cycles that the model of ``predicted`` does not count.
+    """
+    return _SURELY * (predicted + around) < sum(one.predicted for one in choices)
 
 
 def packed_if_much_faster(jobs, chosen):
@@ -440,7 +443,7 @@ def choose_split_k(job, rung=None, tile=None):
     if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
         slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
         fast = None if slow else _possible(_warp_specialized_split_k, job)
-        if fast and not (found and much_faster(found.predicted, [fast])):
+        if fast and not (found and much_faster(found.predicted, [fast], around=0)):
             return fast
     if found:
         return found
