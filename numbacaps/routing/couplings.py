@@ -30,7 +30,7 @@ def make_couplings(shape, stored, form):
     )
     ELEMENTS, SCALARS, HELD, sums = shape.elements, shape.scalars, form.held, shape.sums
     _, write = conversions(shape.dtype)
-    votes, parent = make_votes(shape, stored), make_parent(shape)
+    votes, (parent, has_parent) = make_votes(shape, stored), make_parent(shape)
     hold, of_child = form.functions
     L, P, CHILDREN, M, J = map(specialized, (L, P, CHILDREN, M, J))
     TEAM, TEAMS, ELEMENTS, SCALARS, HELD = map(specialized, (TEAM, TEAMS, ELEMENTS, SCALARS, HELD))
@@ -64,7 +64,7 @@ def make_couplings(shape, stored, form):
             of_child(B, V, held, prior, norm, t, n, l, i, lane, N)
             for m in range(M):
                 for j in range(J):
-                    if inside and n + m < N and lane + j * TEAM < P:
+                    if inside and n + m < N and has_parent(lane, j):
                         to = ((n + m) * P + parent(lane, j)) * L + l
                         couplings[at(to * CHILDREN + i)] = write(B[m * J + j])
 
@@ -85,7 +85,7 @@ class DynamicCouplings:
     @cached_property
     def functions(self):
         shape, E, ELEMENTS = self.shape, self.shape.geometry.E3, self.shape.elements
-        read = dynamic.make_read(shape, dynamic.state_fields(E)[0])
+        read, read_number = dynamic.make_read(shape, dynamic.state_fields(E)[0])
         logits = dynamic.make_logits(shape)
         over_parents = self.over == "parents"
         couple = (dynamic.make_over_parents if over_parents else dynamic.make_over_children)(shape)
@@ -93,8 +93,8 @@ class DynamicCouplings:
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, t, n, l, lane, N):
-            read(held, 0, states, 0, E, t, n, l, lane, N)
-            read(held, ELEMENTS, states, 2 * E, 1, t + 1, n, l, lane, N)
+            read(held, 0, states, 0, t, n, l, lane, N)
+            read_number(held, ELEMENTS, states, 2 * E, t + 1, n, l, lane, N)
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(B, V, held, prior, norm, t, n, l, i, lane, N):

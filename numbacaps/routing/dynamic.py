@@ -17,8 +17,8 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.shape import Shape
-from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_parent
+from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
+from numbacaps.routing.votes import make_element, make_parent
 
 
 def state_fields(E):
@@ -29,22 +29,20 @@ def state_fields(E):
 @cache
 def make_logits(shape):
     """Device function ``logits(B, V, A, prior, i, lane)``: B[m, j] = prior + <V, A>; minus infinity where no parent is."""
-    P, E, M, J, TEAM = (
-        *(shape.geometry.P, shape.geometry.E3),
-        *(shape.images, shape.parents, shape.team),
-    )
-    ABSENT = shape.sums.type(-math.inf)
-    parent = make_parent(shape)
-    P, E, M, J, TEAM = map(specialized, (P, E, M, J, TEAM))
+    P, OWN, M, J = shape.geometry.P, shape.own, shape.images, shape.parents
+    ABSENT, ZERO = shape.sums.type(-math.inf), shape.sums.type(0)
+    (parent, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
+    P, OWN, M, J = map(specialized, (P, OWN, M, J))
 
     @cuda.jit(device=True, forceinline=True)
     def logits(B, V, A, prior, i, lane):
         for m in range(M):
             for j in range(J):
-                b = prior[at(i * P + parent(lane, j))]
-                for e in range(E):
-                    b += V[(m * J + j) * E + e] * A[(m * J + j) * E + e]
-                B[m * J + j] = b if lane + j * TEAM < P else ABSENT
+                b = ZERO
+                for e in range(OWN):
+                    b += V[(m * J + j) * OWN + e] * A[(m * J + j) * OWN + e]
+                b = prior[at(i * P + parent(lane, j))] + columns_sum(b)
+                B[m * J + j] = b if has_parent(lane, j) else ABSENT
 
     return logits
 
@@ -54,7 +52,7 @@ def make_over_parents(shape):
     """Device function ``couple(B, held, lse)``: logits become couplings, which add up to 1 over the parents."""
     M, J, sums = shape.images, shape.parents, shape.sums
     LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
-    team_sum, team_max = make_team_functions(shape.team)
+    parents_sum, parents_max = make_parents_sum(shape), make_parents_max(shape)
     M, J = map(specialized, (M, J))
 
     @cuda.jit(device=True, forceinline=True)
@@ -64,11 +62,11 @@ def make_over_parents(shape):
             for j in range(J):
                 if B[m * J + j] > top:
                     top = B[m * J + j]
-            top = team_max(top)
+            top = parents_max(top)
             for j in range(J):
                 B[m * J + j] = sums.type(math.exp(B[m * J + j] - top))
                 total += B[m * J + j]
-            total = team_sum(total)
+            total = parents_sum(total)
             for j in range(J):
                 B[m * J + j] /= total
 
@@ -91,22 +89,32 @@ def make_over_children(shape):
 
 @cache
 def make_read(shape, fields):
-    """Device function ``read(to, array, field, count, t, n, l, lane, N)``: some numbers of the parents of a lane."""
+    """Device functions ``(read_capsule, read_number)`` of what the parents of a lane have in an array of ``fields``.
+
+    Both take ``(to, first, array, field, t, n, l, lane, N)``; a capsule's elements are those of the lane.
+    """
     L, P, M, J = shape.geometry.L, shape.geometry.P, shape.images, shape.parents
-    FIELDS = fields
-    parent = make_parent(shape)
-    L, P, M, J, FIELDS = map(specialized, (L, P, M, J, FIELDS))
+    FIELDS, OWN = fields, shape.own
+    (parent, _), element = make_parent(shape), make_element(shape)
+    L, P, M, J, FIELDS, OWN = map(specialized, (L, P, M, J, FIELDS, OWN))
 
     @cuda.jit(device=True, forceinline=True)
-    def read(to, first, array, field, count, t, n, l, lane, N):
+    def read_capsule(to, first, array, field, t, n, l, lane, N):
         for m in range(M):
             place = t * N * L + min(n + m, N - 1) * L + l
             for j in range(J):
-                for e in range(count):
-                    where = (place * FIELDS + field + e) * P + parent(lane, j)
-                    to[first + (m * J + j) * count + e] = array[at(where)]
+                for e in range(OWN):
+                    where = (place * FIELDS + field + element(lane, e)) * P + parent(lane, j)
+                    to[first + (m * J + j) * OWN + e] = array[at(where)]
 
-    return read
+    @cuda.jit(device=True, forceinline=True)
+    def read_number(to, first, array, field, t, n, l, lane, N):
+        for m in range(M):
+            place = t * N * L + min(n + m, N - 1) * L + l
+            for j in range(J):
+                to[first + m * J + j] = array[at((place * FIELDS + field) * P + parent(lane, j))]
+
+    return read_capsule, read_number
 
 
 @cache
@@ -141,9 +149,7 @@ class OverParents:
 
     shape: Shape
 
-    @property
-    def fields(self):
-        return self.shape.geometry.E3
+    record = 1, 0
 
     @property
     def held(self):
@@ -151,16 +157,16 @@ class OverParents:
 
     @cached_property
     def functions(self):
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
-        read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
-        couple = make_over_parents(shape)
+        read, _ = make_read(shape, state_fields(shape.geometry.E3)[0])
+        logits, couple = make_logits(shape), make_over_parents(shape)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
         E, SCALARS = map(specialized, (E, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, slopes, t, n, l, lane, N):
-            read(held, 0, states, 0, E, t, n, l, lane, N)
+            read(held, 0, states, 0, t, n, l, lane, N)
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
@@ -181,9 +187,7 @@ class OverChildren:
 
     shape: Shape
 
-    @property
-    def fields(self):
-        return self.shape.geometry.E3 + 2
+    record = 1, 2
 
     @property
     def held(self):
@@ -191,16 +195,16 @@ class OverChildren:
 
     @cached_property
     def functions(self):
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
         LOWEST = sums.type(-math.inf)
-        read, logits = make_read(shape, state_fields(E)[0]), make_logits(shape)
-        merge = make_merge_shifted(E, sums)
+        read, _ = make_read(shape, state_fields(shape.geometry.E3)[0])
+        logits, merge = make_logits(shape), make_merge_shifted(E, sums)
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, slopes, t, n, l, lane, N):
-            read(held, 0, states, 0, E, t, n, l, lane, N)
+            read(held, 0, states, 0, t, n, l, lane, N)
 
         @cuda.jit(device=True, forceinline=True)
         def clear(record):

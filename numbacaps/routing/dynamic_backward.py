@@ -6,7 +6,8 @@ With c the couplings of iteration t, ds what reaches s and dc = <u, ds>:
     du = c ds + db A              summed over the iterations
     dA = sum over i of db u       which reaches every v before t
 
-Where the logits are detached, du = c ds of the last iteration is all.
+Where the logits are detached, du = c ds of the last iteration is all. In the first iteration A is 0, and without logits to
+begin with all couplings are alike: du = ds / P.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from numbacaps.routing.dynamic import (
     state_fields,
 )
 from numbacaps.routing.shape import Shape
-from numbacaps.routing.team import make_team_functions
+from numbacaps.routing.team import make_columns_sum, make_parents_sum
 
 
 def held_numbers(shape):
@@ -38,15 +39,16 @@ def make_hold(shape):
     """Device function ``hold(held, states, slopes, t, n, l, lane, N)``."""
     E, ELEMENTS, SCALARS = shape.geometry.E3, shape.elements, shape.scalars
     of_states, of_slopes = state_fields(E)
-    read_state, read_slope = make_read(shape, of_states), make_read(shape, of_slopes)
+    read_state, read_of_state = make_read(shape, of_states)
+    read_slope, read_of_slope = make_read(shape, of_slopes)
     E, ELEMENTS, SCALARS = map(specialized, (E, ELEMENTS, SCALARS))
 
     @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
-        read_state(held, 0, states, 0, E, t, n, l, lane, N)
-        read_slope(held, ELEMENTS, slopes, 0, E, t, n, l, lane, N)
-        read_state(held, 2 * ELEMENTS, states, 2 * E, 1, t + 1, n, l, lane, N)
-        read_slope(held, 2 * ELEMENTS + SCALARS, slopes, 2 * E, 1, t, n, l, lane, N)
+        read_state(held, 0, states, 0, t, n, l, lane, N)
+        read_slope(held, ELEMENTS, slopes, 0, t, n, l, lane, N)
+        read_of_state(held, 2 * ELEMENTS, states, 2 * E, t + 1, n, l, lane, N)
+        read_of_slope(held, 2 * ELEMENTS + SCALARS, slopes, 2 * E, t, n, l, lane, N)
 
     return hold
 
@@ -54,11 +56,12 @@ def make_hold(shape):
 @cache
 def make_slopes(shape, over):
     """Device function ``slopes_of(B, D, V, held, prior, i, lane)``: couplings B[m, j] and D = db."""
-    E, M, J = shape.geometry.E3, shape.images, shape.parents
+    E, M, J = shape.own, shape.images, shape.parents
     ELEMENTS, SCALARS, sums = shape.elements, shape.scalars, shape.sums
     LSE, DOT = 2 * ELEMENTS, 2 * ELEMENTS + SCALARS
     OVER_PARENTS, ZERO = over == "parents", sums.type(0)
-    logits, (team_sum, _) = make_logits(shape), make_team_functions(shape.team)
+    logits, parents_sum = make_logits(shape), make_parents_sum(shape)
+    columns_sum = make_columns_sum(shape)
     couple = (make_over_parents if OVER_PARENTS else make_over_children)(shape)
     E, M, J, ELEMENTS, SCALARS = map(specialized, (E, M, J, ELEMENTS, SCALARS))
     LSE, DOT = map(specialized, (LSE, DOT))
@@ -71,12 +74,13 @@ def make_slopes(shape, over):
             D[s] = ZERO
             for e in range(E):
                 D[s] += V[s * E + e] * held[ELEMENTS + s * E + e]
+            D[s] = columns_sum(D[s])
         for m in range(M):
             inner = ZERO
             if OVER_PARENTS:
                 for j in range(J):
                     inner += B[m * J + j] * D[m * J + j]
-                inner = team_sum(inner)
+                inner = parents_sum(inner)
             for j in range(J):
                 s = m * J + j
                 away = inner if OVER_PARENTS else held[DOT + s]
@@ -92,9 +96,7 @@ class Earlier:
     shape: Shape
     over: str
 
-    @property
-    def fields(self):
-        return self.shape.geometry.E3
+    record = 1, 0
 
     @property
     def held(self):
@@ -102,7 +104,7 @@ class Earlier:
 
     @cached_property
     def functions(self):
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
         slopes_of = make_slopes(shape, self.over)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
@@ -122,25 +124,35 @@ class Earlier:
 
 @dataclass(frozen=True)
 class DynamicGradient:
-    """du of a child, and what reaches its prior, which is the sum of db."""
+    """du of a child, and what reaches its prior, which is the sum of db; without logits to begin with there is none."""
 
     shape: Shape
     over: str
     detach: bool
+    has_logits: bool
+    is_prior_of_capsules = False
 
     @cached_property
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ELEMENTS = shape.scalars, shape.elements
-        HELD, FULL = held_numbers(shape), not self.detach
+        HELD, FULL, HAS_LOGITS = held_numbers(shape), not self.detach, self.has_logits
         slopes_of, hold = make_slopes(shape, self.over), make_hold(shape)
+        read_slope, _ = make_read(shape, state_fields(shape.geometry.E3)[1])
+        together = shape.geometry.P if self.over == "parents" else shape.children
+        EVEN = sums.type(1 / together)
         E, SCALARS, ELEMENTS, HELD = map(specialized, (E, SCALARS, ELEMENTS, HELD))
 
         @cuda.jit(device=True, forceinline=True)
         def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
             held = local_array(HELD, sums)
             B, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
+            if first == 0 and not HAS_LOGITS:
+                read_slope(held, ELEMENTS, slopes, 0, 0, n, l, lane, N)
+                for e in range(ELEMENTS):
+                    dV[e] += EVEN * held[ELEMENTS + e]
+                first = 1
             for t in range(first, end):
                 hold(held, states, slopes, t, n, l, lane, N)
                 slopes_of(B, D, V, held, prior, i, lane)
@@ -149,7 +161,7 @@ class DynamicGradient:
                         dV[s * E + e] += B[s] * held[ELEMENTS + s * E + e]
                         if FULL:
                             dV[s * E + e] += D[s] * held[s * E + e]
-                    if FULL:
+                    if FULL and HAS_LOGITS:
                         dp[s] += D[s]
 
         return gradient

@@ -24,8 +24,8 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
-from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_capsule
+from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
+from numbacaps.routing.votes import make_capsule, make_parent
 
 
 def state_fields(E):
@@ -36,14 +36,13 @@ def state_fields(E):
 @cache
 def make_log_p(shape):
     """Device function ``log_p(B, V, held)``, ``held`` mu, 1 / variance, bias; minus infinity where no parent is."""
-    P, E, M, J, TEAM = (
-        *(shape.geometry.P, shape.geometry.E3),
-        *(shape.images, shape.parents, shape.team),
+    E, M, J, ELEMENTS, sums = (
+        *(shape.own, shape.images, shape.parents),
+        *(shape.elements, shape.sums),
     )
-    ELEMENTS, sums = shape.elements, shape.sums
+    (_, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
-    P, E, M, J, TEAM = map(specialized, (P, E, M, J, TEAM))
-    ELEMENTS = specialized(ELEMENTS)
+    E, M, J, ELEMENTS = map(specialized, (E, M, J, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def log_p(B, V, held, lane):
@@ -53,8 +52,8 @@ def make_log_p(shape):
                 for e in range(E):
                     d = V[s * E + e] - held[s * E + e]
                     away += d * d * held[ELEMENTS + s * E + e]
-                b = held[2 * ELEMENTS + s] - HALF * away
-                B[s] = b if lane + j * TEAM < P else ABSENT
+                b = held[2 * ELEMENTS + s] - HALF * columns_sum(away)
+                B[s] = b if has_parent(lane, j) else ABSENT
 
     return log_p
 
@@ -65,7 +64,7 @@ def make_norms(shape, normalise):
     M, J, sums = shape.images, shape.parents, shape.sums
     LOWEST, ZERO, NOWHERE = sums.type(-math.inf), sums.type(0), sums.type(math.inf)
     OF_CAPSULES, capsule, CAPSULES = normalise == "all", make_capsule(shape), shape.capsules
-    team_sum, team_max = make_team_functions(shape.team)
+    parents_sum, parents_max = make_parents_sum(shape), make_parents_max(shape)
     M, J, CAPSULES = map(specialized, (M, J, CAPSULES))
 
     @cuda.jit(device=True, forceinline=True)
@@ -80,10 +79,10 @@ def make_norms(shape, normalise):
             for j in range(J):
                 if B[m * J + j] > top:
                     top = B[m * J + j]
-            top = team_max(top)
+            top = parents_max(top)
             for j in range(J):
                 total += sums.type(math.exp(B[m * J + j] - top))
-            norm[m] = top + sums.type(math.log(team_sum(total)))
+            norm[m] = top + sums.type(math.log(parents_sum(total)))
 
     return norms
 
@@ -123,14 +122,14 @@ def make_log(sums):
 def make_hold_gaussians(shape):
     """Device function ``hold``: mu, 1 / variance and bias of the parents, before iteration t."""
     E, ELEMENTS = shape.geometry.E3, shape.elements
-    read = make_read(shape, state_fields(E)[0])
+    read, read_number = make_read(shape, state_fields(E)[0])
     E, ELEMENTS = map(specialized, (E, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
-        read(held, 0, states, 0, E, t, n, l, lane, N)
-        read(held, ELEMENTS, states, E, E, t, n, l, lane, N)
-        read(held, 2 * ELEMENTS, states, 2 * E, 1, t, n, l, lane, N)
+        read(held, 0, states, 0, t, n, l, lane, N)
+        read(held, ELEMENTS, states, E, t, n, l, lane, N)
+        read_number(held, 2 * ELEMENTS, states, 2 * E, t, n, l, lane, N)
 
     return hold
 
@@ -142,9 +141,7 @@ class MStep:
     shape: Shape
     normalise: str
 
-    @property
-    def fields(self):
-        return 2 * self.shape.geometry.E3 + 2
+    record = 2, 2
 
     @property
     def held(self):
@@ -152,8 +149,8 @@ class MStep:
 
     @cached_property
     def functions(self):
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
-        M, J, SCALARS, SIZE = shape.images, shape.parents, shape.scalars, self.fields
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
+        M, J, SCALARS, SIZE = shape.images, shape.parents, shape.scalars, 2 * E + 2
         ZERO, LOWEST = sums.type(0), sums.type(-math.inf)
         log_p, log = make_log_p(shape), make_log(sums)
         norms = make_norms(shape, self.normalise)

@@ -10,7 +10,8 @@ With omega = R a / S, the part of a parent that a child is, and dmu, dvar what r
 where mu' and variance' are those of the iteration before, which the E step read. To that one go the sums over i of
 dlog, dlog (V - mu') and dlog (V - mu')^2. A slope is (dmu: E, dvar: E, gamma, dbeta_u, dbeta_a), of the same iteration.
 
-Where assignments are detached, the last iteration without dlog is all.
+Where assignments are detached, the last iteration without dlog is all. In the first iteration, normalised over the window, R
+is 1 / P whatever the votes are, and there is no dlog.
 """
 
 import math
@@ -30,8 +31,8 @@ from numbacaps.routing.em import (
     state_fields,
 )
 from numbacaps.routing.shape import Shape
-from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_capsule
+from numbacaps.routing.team import make_columns_sum, make_parents_sum
+from numbacaps.routing.votes import make_capsule, make_parent
 
 
 def held_numbers(shape):
@@ -41,60 +42,83 @@ def held_numbers(shape):
 
 @cache
 def make_hold(shape):
-    """Device function ``hold(held, states, slopes, t, n, l, lane, N)``."""
+    """Device functions ``(hold, hold_after)``, both ``(held, states, slopes, t, n, l, lane, N)``.
+
+    The second leaves out what the E step reads.
+    """
     E, ELEMENTS, SCALARS = shape.geometry.E3, shape.elements, shape.scalars
     of_states, of_slopes = state_fields(E)
-    read_state, read_slope = make_read(shape, of_states), make_read(shape, of_slopes)
+    read_state, read_of_state = make_read(shape, of_states)
+    read_slope, read_of_slope = make_read(shape, of_slopes)
     before = make_hold_gaussians(shape)
     MU = 2 * ELEMENTS + SCALARS
     E, ELEMENTS, SCALARS, MU = map(specialized, (E, ELEMENTS, SCALARS, MU))
 
     @cuda.jit(device=True, forceinline=True)
+    def hold_after(held, states, slopes, t, n, l, lane, N):
+        read_state(held, MU, states, 0, t + 1, n, l, lane, N)
+        read_of_state(held, MU + ELEMENTS, states, 2 * E + 1, t + 1, n, l, lane, N)
+        read_slope(held, MU + ELEMENTS + SCALARS, slopes, 0, t, n, l, lane, N)
+        read_slope(held, MU + 2 * ELEMENTS + SCALARS, slopes, E, t, n, l, lane, N)
+        read_of_slope(held, MU + 3 * ELEMENTS + SCALARS, slopes, 2 * E, t, n, l, lane, N)
+
+    @cuda.jit(device=True, forceinline=True)
     def hold(held, states, slopes, t, n, l, lane, N):
         before(held, states, slopes, t, n, l, lane, N)
-        read_state(held, MU, states, 0, E, t + 1, n, l, lane, N)
-        read_state(held, MU + ELEMENTS, states, 2 * E + 1, 1, t + 1, n, l, lane, N)
-        read_slope(held, MU + ELEMENTS + SCALARS, slopes, 0, E, t, n, l, lane, N)
-        read_slope(held, MU + 2 * ELEMENTS + SCALARS, slopes, E, E, t, n, l, lane, N)
-        read_slope(held, MU + 3 * ELEMENTS + SCALARS, slopes, 2 * E, 1, t, n, l, lane, N)
+        hold_after(held, states, slopes, t, n, l, lane, N)
 
-    return hold
+    return hold, hold_after
 
 
 @cache
-def make_shares(shape, normalise):
-    """Device function ``shares(R, omega, D, V, held, prior, given, t, n, l, i, lane, N)``.
+def make_logarithms(shape, normalise):
+    """Device function ``logarithms(R, V, held, given, t, n, l, i, lane, N)`` of R."""
+    M, J, sums = shape.images, shape.parents, shape.sums
+    log_p, norms = make_log_p(shape), make_norms(shape, normalise)
+    M, J = map(specialized, (M, J))
 
-    It writes omega and omega D; and R, and R / S D, which an activation gets.
+    @cuda.jit(device=True, forceinline=True)
+    def logarithms(R, V, held, given, t, n, l, i, lane, N):
+        norm = local_array(M, sums)
+        log_p(R, V, held, lane)
+        norms(norm, R, given, t, n, l, i, N)
+        for m in range(M):
+            for j in range(J):
+                R[m * J + j] -= norm[m]
+
+    return logarithms
+
+
+@cache
+def make_shares(shape):
+    """Device function ``shares(R, omega, D, part, V, held, prior, n, l, i, N)``; R is its logarithm before, and R behind it.
+
+    It writes omega and omega D; and R / S D, which an activation gets.
     """
     E, M, J, ELEMENTS, SCALARS = (
-        *(shape.geometry.E3, shape.images, shape.parents),
+        *(shape.own, shape.images, shape.parents),
         *(shape.elements, shape.scalars),
     )
     MU = 2 * ELEMENTS + SCALARS
     LOG_S, DMU = MU + ELEMENTS, MU + ELEMENTS + SCALARS
     DVAR, GAMMA, sums = DMU + ELEMENTS, DMU + 2 * ELEMENTS, shape.sums
     LOWEST, ZERO = sums.type(-math.inf), sums.type(0)
-    log_p, log = make_log_p(shape), make_log(sums)
-    norms = make_norms(shape, normalise)
-    activation = make_activations(shape)
+    log = make_log(sums)
+    activation, columns_sum = make_activations(shape), make_columns_sum(shape)
     E, M, J, MU, LOG_S = map(specialized, (E, M, J, MU, LOG_S))
     DMU, DVAR, GAMMA = map(specialized, (DMU, DVAR, GAMMA))
 
     @cuda.jit(device=True, forceinline=True)
-    def shares(R, omega, D, part, V, held, prior, given, t, n, l, i, lane, N):
-        norm = local_array(M, sums)
-        log_p(R, V, held, lane)
-        norms(norm, R, given, t, n, l, i, N)
+    def shares(R, omega, D, part, V, held, prior, n, l, i, N):
         for m in range(M):
             weight = log(activation(prior, n + m, l, i, N))
             for j in range(J):
                 s = m * J + j
-                b = R[s] - norm[m]
-                inner = held[GAMMA + s]
+                b, inner = R[s], ZERO
                 for e in range(E):
                     away = V[s * E + e] - held[MU + s * E + e]
                     inner += away * (held[DMU + s * E + e] + away * held[DVAR + s * E + e])
+                inner = held[GAMMA + s] + columns_sum(inner)
                 R[s] = sums.type(math.exp(b))
                 omega[s], part[s] = ZERO, ZERO
                 if b != LOWEST:
@@ -112,7 +136,7 @@ def make_of_logs(shape, normalise):
     M, J, sums = shape.images, shape.parents, shape.sums
     OF_CAPSULES, ZERO = normalise == "all", sums.type(0)
     capsule, CAPSULES = make_capsule(shape), shape.capsules
-    team_sum, _ = make_team_functions(shape.team)
+    parents_sum = make_parents_sum(shape)
     M, J, CAPSULES = map(specialized, (M, J, CAPSULES))
 
     @cuda.jit(device=True, forceinline=True)
@@ -126,7 +150,7 @@ def make_of_logs(shape, normalise):
             else:
                 for j in range(J):
                     q += D[m * J + j]
-                q = team_sum(q)
+                q = parents_sum(q)
             for j in range(J):
                 D[m * J + j] -= R[m * J + j] * q
 
@@ -140,9 +164,7 @@ class EarlierGaussians:
     shape: Shape
     normalise: str
 
-    @property
-    def fields(self):
-        return 2 * self.shape.geometry.E3 + 1
+    record = 2, 1
 
     @property
     def held(self):
@@ -150,10 +172,11 @@ class EarlierGaussians:
 
     @cached_property
     def functions(self):
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
-        SCALARS, SIZE, ZERO = shape.scalars, self.fields, sums.type(0)
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
+        SCALARS, SIZE, ZERO = shape.scalars, 2 * E + 1, sums.type(0)
         how = shape, self.normalise
-        shares, of_logs = make_shares(*how), make_of_logs(*how)
+        logarithms, shares, of_logs = make_logarithms(*how), make_shares(shape), make_of_logs(*how)
+        hold, _ = make_hold(shape)
         clear, merge = make_zero(SCALARS * SIZE, sums), make_add(SIZE)
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
@@ -161,7 +184,8 @@ class EarlierGaussians:
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
-            shares(R, omega, D, part, V, held, prior, norm, t, n, l, i, lane, N)
+            logarithms(R, V, held, norm, t, n, l, i, lane, N)
+            shares(R, omega, D, part, V, held, prior, n, l, i, N)
             of_logs(D, R, total, t, n, l, i, N)
             for s in range(SCALARS):
                 d_log = D[s] if live else ZERO
@@ -171,7 +195,7 @@ class EarlierGaussians:
                     record[s * SIZE + E + e] += d_log * away * away
                 record[s * SIZE + 2 * E] += d_log
 
-        return make_hold(shape), clear, absorb, merge
+        return hold, clear, absorb, merge
 
 
 @dataclass(frozen=True)
@@ -181,17 +205,21 @@ class EMGradient:
     shape: Shape
     normalise: str
     detach: bool
+    is_prior_of_capsules = True
 
     @cached_property
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
-        shape, E, sums = self.shape, self.shape.geometry.E3, self.shape.sums
+        shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ELEMENTS = shape.scalars, shape.elements
         HELD, FULL, TWO = held_numbers(shape), not self.detach, sums.type(2)
         MU = 2 * ELEMENTS + SCALARS
         DMU, DVAR = MU + ELEMENTS + SCALARS, MU + 2 * ELEMENTS + SCALARS
-        how = shape, self.normalise
-        shares, of_logs, hold = make_shares(*how), make_of_logs(*how), make_hold(shape)
+        IS_EVEN, EVEN = self.normalise == "window", sums.type(-math.log(shape.geometry.P))
+        LOWEST, how = sums.type(-math.inf), (shape, self.normalise)
+        logarithms, shares, of_logs = make_logarithms(*how), make_shares(shape), make_of_logs(*how)
+        (hold, hold_after), (_, has_parent) = make_hold(shape), make_parent(shape)
+        J = specialized(shape.parents)
         E, SCALARS, ELEMENTS, HELD, MU = map(specialized, (E, SCALARS, ELEMENTS, HELD, MU))
         DMU, DVAR = map(specialized, (DMU, DVAR))
 
@@ -201,9 +229,16 @@ class EMGradient:
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
             for t in range(first, end):
-                hold(held, states, slopes, t, n, l, lane, N)
-                shares(R, omega, D, part, V, held, prior, norm, t, n, l, i, lane, N)
-                if FULL:
+                is_even = IS_EVEN and t == 0
+                if is_even:
+                    hold_after(held, states, slopes, t, n, l, lane, N)
+                    for s in range(SCALARS):
+                        R[s] = EVEN if has_parent(lane, s % J) else LOWEST
+                else:
+                    hold(held, states, slopes, t, n, l, lane, N)
+                    logarithms(R, V, held, norm, t, n, l, i, lane, N)
+                shares(R, omega, D, part, V, held, prior, n, l, i, N)
+                if FULL and not is_even:
                     of_logs(D, R, total, t, n, l, i, N)
                 for s in range(SCALARS):
                     dp[s] += part[s]
@@ -211,7 +246,7 @@ class EMGradient:
                         k = s * E + e
                         away = V[k] - held[MU + k]
                         dV[k] += omega[s] * (held[DMU + k] + TWO * held[DVAR + k] * away)
-                        if FULL:
+                        if FULL and not is_even:
                             dV[k] -= D[s] * (V[k] - held[k]) * held[ELEMENTS + k]
 
         return gradient
@@ -231,19 +266,21 @@ class Shares:
     def functions(self):
         shape, sums = self.shape, self.shape.sums
         M, J, SCALARS, ZERO = shape.images, shape.parents, shape.scalars, sums.type(0)
-        shares = make_shares(shape, "all")
-        team_sum, _ = make_team_functions(shape.team)
+        logarithms, shares = make_logarithms(shape, "all"), make_shares(shape)
+        hold, _ = make_hold(shape)
+        parents_sum = make_parents_sum(shape)
         M, J, SCALARS = map(specialized, (M, J, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
-            shares(R, omega, D, part, V, held, prior, given, t, n, l, i, lane, N)
+            logarithms(R, V, held, given, t, n, l, i, lane, N)
+            shares(R, omega, D, part, V, held, prior, n, l, i, N)
             for m in range(M):
                 q = ZERO
                 for j in range(J):
                     q += D[m * J + j]
-                found[m] = team_sum(q)
+                found[m] = parents_sum(q)
 
-        return make_hold(shape), of_child
+        return hold, of_child

@@ -129,7 +129,6 @@ class EMPasses(Passes):
         d_out,
         dx,
         d_activations,
-        wants_kernel,
         *,
         room,
         more=False,
@@ -158,14 +157,13 @@ class EMPasses(Passes):
             ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
             self._end(finish, ends, stream, self._scalars(t - 1))
         form = EMGradient(shape, self.options.normalise, self.options.detach)
-        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
+        self._gradients(form, arrays, dx, room, more, stream)
         o, places = self.options, self.places
         ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
         grid = self.geometry.P, 2
         run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
         if dx is not None:
-            if self.stored:
-                self._together(room["d_children"], room["d_capsules"], False, 0, stream)
+            self._together(room["d_children"], room["d_capsules"], False, 0, stream)
             self._copy(room["d_capsules"], d_activations, stream)
 
     def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):

@@ -3,11 +3,11 @@
 A form says what reaches a vote, by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first,
 end)``: it adds to dV what reaches the votes V in the iterations first to end, and to dp what reaches the child's prior.
 
-    input     a team owns an input capsule of some images, and walks over the windows that cover it
-              dx = sum of dV @ w^T, over the taps, then over the parents
-    kernel    a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions
-              dw = sum of x^T @ dV
-    votes     a team owns a child, and writes dV; of votes that are stored
+    taps       a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions
+               dw = sum of x^T @ dV
+               columns = dV @ w^T, summed over the parents: what reaches the capsule under the tap at a position
+    windows    dx = sum of columns, over the windows that cover a capsule
+    votes      a team owns a child, and writes dV; of votes that are stored
 
 Where a child has several taps, what reaches its vote reaches each of them, and each of their owners computes it anew.
 
@@ -21,155 +21,44 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.team import make_team_functions
-from numbacaps.routing.votes import make_capsule, make_parent, make_votes
+from numbacaps.routing.team import make_parents_sum, make_scattered_sums, scattered
+from numbacaps.routing.votes import (
+    make_capsule,
+    make_element,
+    make_parent,
+    make_read_kernel,
+    make_votes,
+)
 
 
 @cache
-def make_reach(shape, stored, form):
-    """Device function ``reach``: a child's votes, and by a form's gradient what reaches them and the child's prior."""
-    ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
-    votes, gradient = make_votes(shape, stored), form.function
-    ELEMENTS, SCALARS = map(specialized, (ELEMENTS, SCALARS))
-
-    @cuda.jit(device=True, forceinline=True)
-    def reach(
-        dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
-    ):  # fmt: skip
-        votes(V, x, w, n, l, i, lane, N)
-        for e in range(ELEMENTS):
-            dV[e] = ZERO
-        for s in range(SCALARS):
-            dp[s] = ZERO
-        gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
-
-    return reach
-
-
-@cache
-def make_input_gradient(shape, form):
-    """Kernel that owns input capsules; a block's all lie at one (h, w)."""
-    g = shape.geometry
-    C, H, W, KH, KW, OH, OW, P = g.C, g.H, g.W, g.KH, g.KW, g.OH, g.OW, g.P
-    G, D1, D2, D3, E1, E2, E3 = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
-    ELEMENTS, SCALARS, OWN, ROW = shape.elements, shape.scalars, M * E1, J * D3
-    TAPS, ZERO = shape.taps, sums.type(0)
-    _, write = conversions(shape.dtype)
-    reach, parent = make_reach(shape, False, form), make_parent(shape)
-    team_sum, _ = make_team_functions(TEAM)
-    C, H, W, KH, KW = map(specialized, (C, H, W, KH, KW))
-    OH, OW, P, G, D1 = map(specialized, (OH, OW, P, G, D1))
-    D2, D3, E1, E2, E3 = map(specialized, (D2, D3, E1, E2, E3))
-    SH, SW, PH, PW, DH = map(specialized, (SH, SW, PH, PW, DH))
-    DW, M, J, TEAM, TEAMS = map(specialized, (DW, M, J, TEAM, TEAMS))
-    ELEMENTS, SCALARS, OWN, ROW, TAPS = map(specialized, (ELEMENTS, SCALARS, OWN, ROW, TAPS))
-
-    @kept_on_disk
-    @cuda.jit
-    def routing_input_gradient_kernel(
-        x,  # in   (N, C, H, W, E1)
-        w,  # in   (Q, E2, P)
-        prior,  # in
-        norm,  # in
-        total,  # in
-        states,  # in
-        slopes,  # in
-        dx,  # out  (N, C, H, W, E1)
-        d_prior,  # out  (N, C, H, W)
-        N,
-        first,
-        end,
-    ):
-        V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
-        dp, own, d_own = (
-            local_array(SCALARS, sums),
-            local_array(OWN, sums),
-            local_array(M, sums),
-        )
-        row = local_array(ROW, sums)
-        lane = cuda.threadIdx.x % TEAM
-        units = (N + M - 1) // M * C
-        across = (units + TEAMS - 1) // TEAMS  # blocks at one (h, w)
-        unit = cuda.blockIdx.x % across * TEAMS + cuda.threadIdx.x // TEAM
-        inside = unit < units
-        unit = unit if inside else 0
-        c, n = unit % C, unit // C * M
-        h, w_in = cuda.blockIdx.x // across // W, cuda.blockIdx.x // across % W
-        for e in range(OWN):
-            own[e] = ZERO
-        for m in range(M):
-            d_own[m] = ZERO
-        for kh in range(KH):
-            top = h + PH - kh * DH
-            if top < 0 or top % SH != 0 or top // SH >= OH:
-                continue
-            for kw in range(KW):
-                left = w_in + PW - kw * DW
-                if left < 0 or left % SW != 0 or left // SW >= OW:
-                    continue
-                l, q = top // SH * OW + left // SW, c * (KH * KW) + kh * KW + kw
-                i = q // TAPS
-                reach(
-                    dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end
-                )  # fmt: skip
-                for s in range(SCALARS):
-                    if lane + s % J * TEAM < P:
-                        d_own[s // J] += dp[s]
-                    else:
-                        for e in range(E3):
-                            dV[s * E3 + e] = ZERO
-                for g in range(G):
-                    for d2 in range(D2):
-                        for j in range(J):
-                            for d3 in range(D3):
-                                e2 = (g * D2 + d2) * D3 + d3
-                                row[j * D3 + d3] = w[at((q * E2 + e2) * P + parent(lane, j))]
-                        for m in range(M):
-                            for d1 in range(D1):
-                                value = ZERO
-                                for j in range(J):
-                                    for d3 in range(D3):
-                                        e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
-                                        value += dV[e] * row[j * D3 + d3]
-                                own[m * E1 + (g * D1 + d1) * D2 + d2] += value
-        capsule = (c * H + h) * W + w_in
-        for m in range(M):
-            written = inside and n + m < N
-            place = (n + m) * (C * H * W) + capsule
-            for e in range(E1):
-                value = team_sum(own[m * E1 + e])
-                if written and lane == e % TEAM:
-                    dx[at(place * E1 + e)] = write(value)
-            value = team_sum(d_own[m])
-            if written and lane == 0:
-                d_prior[at(place)] = value
-
-    return routing_input_gradient_kernel
-
-
-@cache
-def make_kernel_gradient(shape, form, rows):
-    """Kernel that owns rows of kernel capsules: ``rows`` of D2, for every g; a child's first tap owns its prior too."""
+def make_taps_gradient(shape, form, rows):
+    """Kernel that owns ``rows`` of D2 of a tap's kernel capsules, for every g; a child's first tap owns its prior too."""
     g = shape.geometry
     L, P, Q, CHILDREN, TAPS = g.L, g.P, g.Q, shape.children, shape.taps
-    G, D1, D2, D3, E1, E2, E3 = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3
+    G, D1, D2, E1, E2, D3 = g.G, g.D1, g.D2, g.E1, g.E2, g.D3
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
-    ELEMENTS, SCALARS, ROWS, OWN = shape.elements, shape.scalars, rows, J * G * rows * D3
-    ZERO = sums.type(0)
+    ELEMENTS, SCALARS, ROWS, COLUMNS = shape.elements, shape.scalars, rows, shape.columns
+    ROW, OWN, SHARE = J * COLUMNS, J * G * rows * COLUMNS, G * D1 * rows
+    ROOM, GETS, SAME = scattered(shape, SHARE)
+    # The team has all of its capsules of w in registers, and multiplies by those.
+    HAS_ALL, OF_CAPSULES = rows == D2 and TAPS == 1, form.is_prior_of_capsules
+    ZERO, OF_VOTE = sums.type(0), shape.own
     read, _ = conversions(shape.dtype)
-    reach, parent = make_reach(shape, False, form), make_parent(shape)
-    capsule, CAPSULES = make_capsule(shape), shape.capsules
+    votes, gradient = make_votes(shape, False), form.function
+    (parent, has_parent), read_kernel = make_parent(shape), make_read_kernel(shape)
+    element, capsule, CAPSULES = make_element(shape), make_capsule(shape), shape.capsules
+    parents_sum, share = make_parents_sum(shape), make_scattered_sums(shape, SHARE)
     L, P, Q, CHILDREN, TAPS = map(specialized, (L, P, Q, CHILDREN, TAPS))
-    G, D1, D2, D3, E1 = map(specialized, (G, D1, D2, D3, E1))
-    E2, E3, M, J, TEAM = map(specialized, (E2, E3, M, J, TEAM))
-    TEAMS, ELEMENTS, SCALARS, ROWS, OWN = map(specialized, (TEAMS, ELEMENTS, SCALARS, ROWS, OWN))
-    CAPSULES = specialized(CAPSULES)
+    G, D1, D2, E1, E2, D3 = map(specialized, (G, D1, D2, E1, E2, D3))
+    M, J, TEAM, TEAMS, ELEMENTS = map(specialized, (M, J, TEAM, TEAMS, ELEMENTS))
+    SCALARS, ROWS, COLUMNS, ROW, OWN = map(specialized, (SCALARS, ROWS, COLUMNS, ROW, OWN))
+    SHARE, ROOM, GETS, SAME, HAS_ALL = map(specialized, (SHARE, ROOM, GETS, SAME, HAS_ALL))
+    OF_CAPSULES, OF_VOTE, CAPSULES = map(specialized, (OF_CAPSULES, OF_VOTE, CAPSULES))
 
     @kept_on_disk
     @cuda.jit
-    def routing_kernel_gradient_kernel(
+    def routing_taps_gradient_kernel(
         x,  # in   (N, C, H, W, E1)
         w,  # in   (Q, E2, P)
         prior,  # in
@@ -177,6 +66,8 @@ def make_kernel_gradient(shape, form, rows):
         total,  # in
         states,  # in
         slopes,  # in
+        columns,  # out  (N, L, Q, E1)
+        d_children,  # out  (N, L, I)
         dw,  # out  (splits, Q, E2, P)
         d_prior,  # out  (splits, I, P)
         N,
@@ -186,66 +77,154 @@ def make_kernel_gradient(shape, form, rows):
         more,  # sums go on from what lies there
     ):
         V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
-        dp, own, d_own = (
+        dp, row, reached = (
             local_array(SCALARS, sums),
-            local_array(OWN, sums),
-            local_array(J, sums),
+            local_array(ROW, sums),
+            local_array(ROOM, sums),
         )
+        kernel, own, d_own = local_array(OWN, sums), local_array(OWN, sums), local_array(J, sums)
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = unit < (D2 + ROWS - 1) // ROWS * Q
         unit = unit if inside else 0
         q, begin = unit % Q, unit // Q * ROWS
         i = q // TAPS
+        owns_prior = begin == 0 and q % TAPS == 0
         groups = (N + M - 1) // M * L
         to, to_prior = cuda.blockIdx.y * Q + q, cuda.blockIdx.y * CHILDREN + i
         for j in range(J):
             d_own[j] = d_prior[at(to_prior * P + parent(lane, j))] if more else ZERO
-            for g in range(G):
-                for r in range(ROWS):
-                    for d3 in range(D3):
-                        e2 = (g * D2 + min(begin + r, D2 - 1)) * D3 + d3
-                        before = ZERO
-                        if more:
-                            before = dw[at((to * E2 + e2) * P + parent(lane, j))]
-                        own[((j * G + g) * ROWS + r) * D3 + d3] = before
+        for g in range(G):
+            for r in range(ROWS):
+                d2, at_row = min(begin + r, D2 - 1), (g * ROWS + r) * ROW
+                read_kernel(row, w, q, g, d2, lane)
+                for jk in range(ROW):
+                    kernel[at_row + jk], own[at_row + jk] = row[jk], ZERO
+                if more:
+                    read_kernel(row, dw, to, g, d2, lane)
+                    for jk in range(ROW):
+                        own[at_row + jk] = row[jk]
         for step in range(count):
             place = cuda.blockIdx.y * count + step
-            live = place < groups
-            place = place if live else 0
+            live = place < groups and inside
+            place = place if place < groups else 0
             l, n = place % L, place // L * M
-            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             where = capsule(l, q)
-            for m in range(M):
-                if live and n + m < N:
-                    for j in range(J):
-                        d_own[j] += dp[m * J + j]
-                    from_x = ((n + m) * CAPSULES + max(where, 0)) * E1
-                    for g in range(G):
-                        for r in range(ROWS):
+            if HAS_ALL:
+                for e in range(ELEMENTS):
+                    V[e] = ZERO
+                for g in range(G):
+                    for d2 in range(D2):
+                        for m in range(M):
+                            from_x = (min(n + m, N - 1) * CAPSULES + max(where, 0)) * E1
                             for d1 in range(D1):
                                 value = ZERO
-                                if where >= 0 and begin + r < D2:
-                                    index = from_x + (g * D1 + d1) * D2 + begin + r
-                                    value = read(x[at(index)])
+                                if where >= 0:
+                                    value = read(x[at(from_x + (g * D1 + d1) * D2 + d2)])
                                 for j in range(J):
-                                    for d3 in range(D3):
-                                        e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
-                                        own[((j * G + g) * ROWS + r) * D3 + d3] += value * dV[e]
-        for j in range(J):
-            if inside and lane + j * TEAM < P:
+                                    for k in range(COLUMNS):
+                                        e = (m * J + j) * OF_VOTE + (g * D1 + d1) * COLUMNS + k
+                                        V[e] += value * kernel[(g * D2 + d2) * ROW + j * COLUMNS + k]
+            else:
+                votes(V, x, w, n, l, i, lane, N)
+            for e in range(ELEMENTS):
+                dV[e] = ZERO
+            for s in range(SCALARS):
+                dp[s] = ZERO
+            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            for m in range(M):
+                is_image, of_child = live and n + m < N, ZERO
+                for j in range(J):
+                    s = m * J + j
+                    if not has_parent(lane, j):
+                        dp[s] = ZERO
+                        for e in range(OF_VOTE):
+                            dV[s * OF_VOTE + e] = ZERO
+                    if is_image:
+                        d_own[j] += dp[s]
+                    of_child += dp[s]
+                from_x = (min(n + m, N - 1) * CAPSULES + max(where, 0)) * E1
                 for g in range(G):
                     for r in range(ROWS):
-                        for d3 in range(D3):
+                        at_row = (g * ROWS + r) * ROW
+                        for d1 in range(D1):
+                            value, back = ZERO, ZERO
+                            if where >= 0 and is_image and begin + r < D2:
+                                value = read(x[at(from_x + (g * D1 + d1) * D2 + begin + r)])
+                            for j in range(J):
+                                for k in range(COLUMNS):
+                                    e = (m * J + j) * OF_VOTE + (g * D1 + d1) * COLUMNS + k
+                                    own[at_row + j * COLUMNS + k] += value * dV[e]
+                                    back += dV[e] * kernel[at_row + j * COLUMNS + k]
+                            reached[(g * D1 + d1) * ROWS + r] = back
+                for e in range(SHARE, ROOM):
+                    reached[e] = ZERO
+                share(reached, lane)
+                to_columns = ((n + m) * L + l) * Q + q
+                if is_image and lane % SAME == 0:
+                    for k in range(GETS):
+                        e = lane // SAME * GETS + k
+                        d2 = begin + e % ROWS
+                        if e < SHARE and d2 < D2:
+                            columns[at(to_columns * E1 + e // ROWS * D2 + d2)] = reached[k]
+                if OF_CAPSULES:
+                    of_child = parents_sum(of_child)
+                    if is_image and owns_prior and lane == 0:
+                        d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
+        for j in range(J):
+            if inside and has_parent(lane, j):
+                for g in range(G):
+                    for r in range(ROWS):
+                        for k in range(COLUMNS):
                             if begin + r < D2:
-                                e2 = (g * D2 + begin + r) * D3 + d3
+                                e2 = (g * D2 + begin + r) * D3 + element(lane, k)
                                 dw[at((to * E2 + e2) * P + parent(lane, j))] = own[
-                                    ((j * G + g) * ROWS + r) * D3 + d3
+                                    (g * ROWS + r) * ROW + j * COLUMNS + k
                                 ]
-                if begin == 0 and q % TAPS == 0:
+                if owns_prior:
                     d_prior[at(to_prior * P + parent(lane, j))] = d_own[j]
 
-    return routing_kernel_gradient_kernel
+    return routing_taps_gradient_kernel
+
+
+@cache
+def make_windows_gradient(shape):
+    """Kernel that adds the columns of the windows that cover a capsule; a thread an element of dx."""
+    g = shape.geometry
+    C, H, W, KH, KW, OH, OW, Q, E1 = g.C, g.H, g.W, g.KH, g.KW, g.OH, g.OW, g.Q, g.E1
+    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
+    _, write = conversions(shape.dtype)
+    ZERO = shape.sums.type(0)
+    C, H, W, KH, KW, OH = map(specialized, (C, H, W, KH, KW, OH))
+    OW, Q, E1, SH, SW, PH = map(specialized, (OW, Q, E1, SH, SW, PH))
+    PW, DH, DW = map(specialized, (PW, DH, DW))
+
+    @kept_on_disk
+    @cuda.jit
+    def routing_windows_gradient_kernel(
+        columns,  # in   (N, L, Q, E1)
+        dx,  # out  (N, C, H, W, E1)
+        N,
+    ):
+        i = cuda.grid(1)
+        if i >= N * (C * H * W * E1):
+            return
+        e, capsule, added = i % E1, i // E1, ZERO
+        n, w, h, c = capsule // (C * H * W), capsule % W, capsule // W % H, capsule // (H * W) % C
+        for kh in range(KH):
+            row = h + PH - kh * DH
+            if row < 0 or row % SH != 0 or row // SH >= OH:
+                continue
+            for kw in range(KW):
+                column = w + PW - kw * DW
+                if column < 0 or column % SW != 0 or column // SW >= OW:
+                    continue
+                l = row // SH * OW + column // SW
+                tap = (n * (OH * OW) + l) * Q + (c * KH + kh) * KW + kw
+                added += columns[at(tap * E1 + e)]
+        dx[at(i)] = write(added)
+
+    return routing_windows_gradient_kernel
 
 
 @cache
@@ -256,10 +235,12 @@ def make_votes_gradient(shape, form):
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
     _, write = conversions(shape.dtype)
-    reach, parent = make_reach(shape, True, form), make_parent(shape)
-    team_sum, _ = make_team_functions(TEAM)
+    votes, gradient = make_votes(shape, True), form.function
+    (parent, has_parent), element = make_parent(shape), make_element(shape)
+    parents_sum, OWN = make_parents_sum(shape), shape.own
     L, P, CHILDREN, E3, M = map(specialized, (L, P, CHILDREN, E3, M))
     J, TEAM, TEAMS, ELEMENTS, SCALARS = map(specialized, (J, TEAM, TEAMS, ELEMENTS, SCALARS))
+    OWN = specialized(OWN)
 
     @kept_on_disk
     @cuda.jit
@@ -295,22 +276,28 @@ def make_votes_gradient(shape, form):
             live = place < groups and inside
             place = place if live else 0
             l, n = place % L, place // L * M
-            reach(dV, dp, V, x, w, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            votes(V, x, w, n, l, i, lane, N)
+            for e in range(ELEMENTS):
+                dV[e] = ZERO
+            for s in range(SCALARS):
+                dp[s] = ZERO
+            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             for m in range(M):
                 written, of_child = live and n + m < N, ZERO
                 for j in range(J):
-                    if written and lane + j * TEAM < P:
+                    if written and has_parent(lane, j):
                         s = m * J + j
                         of_child += dp[s]
                         d_own[j] += dp[s]
                         vote = ((n + m) * P + parent(lane, j)) * L + l
-                        for e in range(E3):
-                            dx[at((vote * CHILDREN + i) * E3 + e)] = write(dV[s * E3 + e])
-                of_child = team_sum(of_child)
+                        for e in range(OWN):
+                            to_vote = (vote * CHILDREN + i) * E3 + element(lane, e)
+                            dx[at(to_vote)] = write(dV[s * OWN + e])
+                of_child = parents_sum(of_child)
                 if written and lane == 0:
                     d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
         for j in range(J):
-            if inside and lane + j * TEAM < P:
+            if inside and has_parent(lane, j):
                 d_prior[at(to * P + parent(lane, j))] = d_own[j]
 
     return routing_votes_gradient_kernel

@@ -17,9 +17,9 @@ from numbacaps.routing import dynamic, dynamic_ends
 from numbacaps.routing.couplings import DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
 from numbacaps.routing.gradient import (
-    make_input_gradient,
-    make_kernel_gradient,
+    make_taps_gradient,
     make_votes_gradient,
+    make_windows_gradient,
 )
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
@@ -103,10 +103,11 @@ class Passes:
         return self.options.iterations, self.places, fields, g.P
 
     def _split(self, shape, form):
-        return Split.of(shape, self.geometry.N, form.fields)
+        return Split.of(shape, self.geometry.N, shape.own_fields(form.record))
 
     def _partial_shape(self, shape, form):
-        return self._split(shape, form).blocks, self.places, form.fields, self.geometry.P
+        fields = shape.fields(form.record)
+        return self._split(shape, form).blocks, self.places, fields, self.geometry.P
 
     @property
     def _packed_shape(self):
@@ -144,20 +145,26 @@ class Passes:
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
         found["d_prior"] = splits, children, g.P
         found["d_capsules"] = self.geometry.N, self.shape.capsules
-        if self.stored:
-            found["d_children"] = self.geometry.N, self.geometry.L, children
-        else:
+        found["d_children"] = self.geometry.N, self.geometry.L, children
+        if not self.stored:
             found["dw"] = splits, g.Q, g.E2, g.P
+            found["columns"] = self.columns_shape
         return found | self._more_shapes(backward=True)
 
     def _more_shapes(self, backward=False):
         return {}
 
     @property
+    def columns_shape(self):
+        """(N, L, Q, E1): what reaches x from each window apart; of stored votes there is none."""
+        g = self.shape.geometry
+        return (1,) if self.stored else (self.geometry.N, g.L, g.Q, g.E1)
+
+    @property
     def _rows(self):
         """Of D2 that a team has of the kernel's gradient."""
         g = self.geometry
-        most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * g.D3))
+        most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * self.shape.columns))
         return ceil_div(g.D2, ceil_div(g.D2, min(g.D2, most)))
 
     @property
@@ -172,7 +179,7 @@ class Passes:
         if self.stored:
             return 1, 1
         o, taps = self.options, self.shape.taps
-        of_owners = taps * (1 + ceil_div(self.geometry.D2, self._rows))
+        of_owners = taps * ceil_div(self.geometry.D2, self._rows)
         return o.iterations, 2 * o.iterations - 1 - o.first + of_owners
 
     def _wanted_splits(self):
@@ -209,10 +216,10 @@ class Passes:
         grid = ceil_div(self.places * self.geometry.P, WARP)
         run(kernel, grid, WARP, arguments, stream, scalars, early)
 
-    def _gradients(self, form, arrays, dx, wants_kernel, room, more, stream):
+    def _gradients(self, form, arrays, dx, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
         shape, N, o = self.backward_shape, self.geometry.N, self.options
-        g, splits = shape.geometry, self.splits
+        splits = self.splits
         count = ceil_div(shape.groups(N), splits)
         if self.stored:
             kernel = make_votes_gradient(shape, form)
@@ -220,17 +227,15 @@ class Passes:
             arguments = (*arrays, dx, room["d_children"], room["d_prior"])
             arguments = (*arguments, N, count, o.first, o.iterations, int(more))
             return run(kernel, grid, TEAM_THREADS, arguments, stream)
+        kernel = make_taps_gradient(shape, form, self._rows)
+        grid = ceil_div(self._owners, shape.teams), splits
+        results = (room[name] for name in ("columns", "d_children", "dw", "d_prior"))
+        arguments = (*arrays, *results, N, count, o.first, o.iterations, int(more))
+        run(kernel, grid, TEAM_THREADS, arguments, stream)
         if dx is not None:
-            kernel = make_input_gradient(shape, form)
-            across = ceil_div(ceil_div(N, shape.images) * g.C, shape.teams)
-            arguments = (*arrays, dx, room["d_capsules"], N, o.first, o.iterations)
-            run(kernel, across * g.H * g.W, TEAM_THREADS, arguments, stream)
-        if wants_kernel:
-            kernel = make_kernel_gradient(shape, form, self._rows)
-            grid = ceil_div(self._owners, shape.teams), splits
-            arguments = (*arrays, room["dw"], room["d_prior"])
-            arguments = (*arguments, N, count, o.first, o.iterations, int(more))
-            run(kernel, grid, TEAM_THREADS, arguments, stream)
+            grid = ceil_div(dx.size, TEAM_THREADS)
+            arguments = (room["columns"], dx, N)
+            run(make_windows_gradient(shape), grid, TEAM_THREADS, arguments, stream)
 
     def launch_couplings(self, form, arrays, couplings, stream):
         """Write the last iteration's couplings, (N, P, L, I)."""
@@ -324,10 +329,10 @@ class DynamicPasses(Passes):
             form = DynamicCouplings(self.shape, self.options.softmax_over)
             self.launch_couplings(form, arrays, couplings, stream)
 
-    def backward(self, x, w, logits, states, dy, dx, wants_kernel, *, room, more=False, stream=0):
+    def backward(self, x, w, logits, states, dy, dx, *, room, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
 
-        The gradients of w and of the logits are left in ``room``, where they are asked for: added, with ``more``, to what
+        The gradients of w and of the logits are left in ``room``: added, with ``more``, to what
         other images left there. :meth:`launch_kernel_gradient` and :meth:`launch_logits_gradient` write them.
         ``room`` has device arrays of ``backward_shapes``; the others are as in :meth:`forward`.
         """
@@ -341,8 +346,9 @@ class DynamicPasses(Passes):
             how = shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
-        form = DynamicGradient(shape, self.options.softmax_over, self.options.detach)
-        self._gradients(form, arrays, dx, wants_kernel, room, more, stream)
+        o, has_logits = self.options, logits is not None
+        form = DynamicGradient(shape, o.softmax_over, o.detach, has_logits)
+        self._gradients(form, arrays, dx, room, more, stream)
 
     def launch_logits_gradient(self, d_logits, room, stream):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""

@@ -4,6 +4,7 @@ A *form* of routing says what is gathered, by device functions:
 
     hold(held, states, slopes, t, n, l, lane, N)               read what the iteration needs of the parents
     clear(record)                                              nothing gathered yet
+    record                                                     capsules and numbers that are gathered for a parent
     absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)   one child more; not if it is not ``live``
     merge(record, other, first)                                what two teams have gathered, the earlier one first
 
@@ -18,7 +19,22 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.shape import TEAM_THREADS
-from numbacaps.routing.votes import make_parent, make_votes
+from numbacaps.routing.votes import make_element, make_parent, make_votes
+
+
+@cache
+def make_field(shape, record):
+    """Device function ``field(lane, r)``: which number of a parent's record a lane's r-th is."""
+    element, (capsules, _) = make_element(shape), record
+    OWN, E3, CAPSULES = map(specialized, (shape.own, shape.geometry.E3, capsules))
+
+    @cuda.jit(device=True, forceinline=True)
+    def field(lane, r):
+        if r < CAPSULES * OWN:
+            return r // OWN * E3 + element(lane, r % OWN)
+        return r - CAPSULES * OWN + CAPSULES * E3
+
+    return field
 
 
 @cache
@@ -30,18 +46,19 @@ def make_reduce(shape, stored, form, joined):
         *(shape.images, shape.parents),
         *(shape.team, shape.elements, shape.scalars),
     )
-    PLACES, JOINED, SIZE = shape.teams // joined, joined, form.fields
-    HELD, RECORD = form.held, shape.scalars * form.fields
+    PLACES, JOINED, FIELDS = shape.teams // joined, joined, shape.fields(form.record)
+    SIZE = shape.own_fields(form.record)
+    HELD, RECORD = form.held, shape.scalars * SIZE
     SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
     sums = shape.sums
     votes = make_votes(shape, stored)
-    parent = make_parent(shape)
+    (parent, has_parent), field = make_parent(shape), make_field(shape, form.record)
     hold, clear, absorb, merge = form.functions
     L, P, CHILDREN, M, J = map(specialized, (L, P, CHILDREN, M, J))
     TEAM, ELEMENTS, SCALARS, PLACES, JOINED = map(
         specialized, (TEAM, ELEMENTS, SCALARS, PLACES, JOINED)
     )
-    SIZE, HELD, RECORD, SHARED = map(specialized, (SIZE, HELD, RECORD, SHARED))
+    FIELDS, SIZE, HELD, RECORD, SHARED = map(specialized, (FIELDS, SIZE, HELD, RECORD, SHARED))
 
     @kept_on_disk
     @cuda.jit
@@ -90,11 +107,10 @@ def make_reduce(shape, stored, form, joined):
         if inside:
             for m in range(M):
                 for j in range(J):
-                    if n + m < N and lane + j * TEAM < P:
-                        place = cuda.blockIdx.y * N * L + (n + m) * L + l
+                    if n + m < N and has_parent(lane, j):
+                        first = (cuda.blockIdx.y * N * L + (n + m) * L + l) * FIELDS
                         for r in range(SIZE):
-                            partial[at((place * SIZE + r) * P + parent(lane, j))] = record[
-                                (m * J + j) * SIZE + r
-                            ]
+                            to = (first + field(lane, r)) * P + parent(lane, j)
+                            partial[at(to)] = record[(m * J + j) * SIZE + r]
 
     return routing_reduce_kernel

@@ -92,7 +92,8 @@ class Runner:
 
     def _bytes(self, passes):
         """That an image takes."""
-        shapes = passes.states_shape, passes.slopes_shape, passes.backward_shapes()["partial"]
+        shapes = passes.states_shape, passes.slopes_shape, passes.columns_shape
+        shapes = *shapes, passes.backward_shapes()["partial"]
         return sum(map(prod, shapes)) * passes.sums.itemsize
 
     @property
@@ -194,19 +195,19 @@ class Runner:
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}
-            states, wanted = self._states(passes, stream), dw is not None
+            states = self._states(passes, stream)
             if self.options.is_em:
                 activations, *betas = operands
                 d_activations = None if dx is None else d_operands[0][images]
                 some = (activations[images], *betas)
-                passes.backward(own, w, some, *states, *d_out, to, d_activations, wanted, **run)
+                passes.backward(own, w, some, *states, *d_out, to, d_activations, **run)
             else:
-                passes.backward(own, w, operands[0], *states, *d_out, to, wanted, **run)
+                passes.backward(own, w, operands[0], *states, *d_out, to, **run)
         if dw is not None:
             passes.launch_kernel_gradient(dw, room, stream)
         if self.options.is_em:
             passes.launch_betas_gradient(*d_operands[1:], room, stream)
-        elif d_operands[0] is not None and (wanted or self.stored):
+        elif d_operands[0] is not None and (dw is not None or self.stored):
             passes.launch_logits_gradient(d_operands[0], room, stream)
 
     def _result_shapes(self, passes):
@@ -238,7 +239,7 @@ class Runner:
         how = passes.warps or f"{self._of_teams(passes)} (ordinary arithmetic: {passes.why_not})"
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
         states = prod(first.states_shape) * first.sums.itemsize
-        owners = "one for the votes" if self.stored else "one for x and one for w"
+        owners = "one for the votes" if self.stored else "one for w and x"
         forward, backward = first.times
         take = "stored, they take" if self.stored else "stored votes would take"
         return "\n".join(

@@ -1,8 +1,8 @@
 """What kernels of routing are compiled for, and how threads share the work.
 
-A *team* of lanes of one warp has the parents of a position: lane ``p`` has parent ``p``, and ``p + TEAM``, ``p + 2 TEAM``,
-... where there are more than a warp has lanes. A team takes IMAGES images at once, at the same position, so that a
-kernel capsule that was read serves all of them.
+A *team* of lanes of one warp has the parents of a position: lane ``p`` has parent ``p``, and ``p + ACROSS``, ``p + 2 ACROSS``,
+... where there are more than a warp has lanes. Where there are few, ALONG lanes have some columns each of a parent's capsule. A
+team takes IMAGES images at once, at the same position, so that a kernel capsule that was read serves all of them.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ _WANTED_WARPS = (
     4 if SIMULATED else 132 * 16
 )  # of a grid: H100's multiprocessors, so that a sum's order is one
 _FEWEST_CHILDREN = 4  # of a team
+_MOST_ELEMENTS = 2 if SIMULATED else 8  # of a parent's capsule that one lane has, if more lanes can share it
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,59 @@ class Shape:
         return g.C * g.H * g.W
 
     @cached_property
+    def across(self):
+        """Lanes side by side, a power of two; each has parents of its own."""
+        across = 1
+        while across < min(self.geometry.P, WARP):
+            across *= 2
+        return across
+
+    @cached_property
+    def along(self):
+        """Lanes that share a parent, a power of two; each has some of its capsule's columns."""
+        g, along = self.geometry, 1
+        while (
+            g.E3 // along > _MOST_ELEMENTS
+            and g.D3 // along % 2 == 0
+            and 2 * along * self.across <= WARP
+        ):
+            along *= 2
+        return along
+
+    @property
     def team(self):
-        """Lanes of a team, a power of two."""
-        team = 1
-        while team < min(self.geometry.P, WARP):
-            team *= 2
-        return team
+        """Lanes of a team."""
+        return self.across * self.along
 
     @property
     def parents(self):
         """Of a lane."""
-        return ceil_div(self.geometry.P, self.team)
+        return ceil_div(self.geometry.P, self.across)
+
+    @property
+    def columns(self):
+        """Of a parent's capsule that a lane has."""
+        return self.geometry.D3 // self.along
+
+    @property
+    def own(self):
+        """Elements of a vote that a lane has: rows of ``columns``."""
+        return self.geometry.E3 // self.along
 
     @property
     def elements(self):
         """Elements of a team's votes that a lane has."""
-        return self.images * self.parents * self.geometry.E3
+        return self.images * self.parents * self.own
+
+    def fields(self, record):
+        """Numbers of a record of a parent, which has so many capsules and so many numbers."""
+        capsules, numbers = record
+        return capsules * self.geometry.E3 + numbers
+
+    def own_fields(self, record):
+        """Those that a lane has: of capsules its own elements, and all numbers."""
+        capsules, numbers = record
+        return capsules * self.own + numbers
 
     @property
     def scalars(self):
@@ -128,7 +166,7 @@ class Split:
 
     @classmethod
     def of(cls, shape, N, fields):
-        """Few groups of images are shared by many teams, whose records have ``fields`` numbers a parent."""
+        """Few groups of images are shared by many teams, whose lanes have ``fields`` numbers of a parent's record."""
         groups, children = shape.groups(N), shape.children
         wanted = max(1, teams_wanted(shape) // groups)
         wanted = min(wanted, max(1, children // _FEWEST_CHILDREN))

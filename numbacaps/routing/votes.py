@@ -19,15 +19,33 @@ from numbacaps.device.target import at, cuda
 
 @cache
 def make_parent(shape):
-    """Device function ``parent(lane, j)``: number of a lane's j-th parent, the last one's where there is none."""
-    P, TEAM = shape.geometry.P, shape.team
-    P, TEAM = map(specialized, (P, TEAM))
+    """Device functions ``(parent(lane, j), has_parent(lane, j))`` of a lane's j-th parent.
+
+    The first is its number, the last parent's where there is none.
+    """
+    P, ACROSS = map(specialized, (shape.geometry.P, shape.across))
 
     @cuda.jit(device=True, forceinline=True)
     def parent(lane, j):
-        return min(lane + j * TEAM, P - 1)
+        return min(lane % ACROSS + j * ACROSS, P - 1)
 
-    return parent
+    @cuda.jit(device=True, forceinline=True)
+    def has_parent(lane, j):
+        return lane % ACROSS + j * ACROSS < P
+
+    return parent, has_parent
+
+
+@cache
+def make_element(shape):
+    """Device function ``element(lane, e)``: which element of a vote is a lane's e-th, row by row of its columns."""
+    ACROSS, COLUMNS, D3 = map(specialized, (shape.across, shape.columns, shape.geometry.D3))
+
+    @cuda.jit(device=True, forceinline=True)
+    def element(lane, e):
+        return e // COLUMNS * D3 + lane // ACROSS * COLUMNS + e % COLUMNS
+
+    return element
 
 
 @cache
@@ -57,19 +75,37 @@ def make_capsule(shape):
 
 
 @cache
+def make_read_kernel(shape):
+    """Device function ``read_kernel(row, w, q, g, d2, lane)``: a lane's columns of row d2 of tap q's kernel capsules."""
+    g = shape.geometry
+    J, COLUMNS, D2, D3, E2, P = shape.parents, shape.columns, g.D2, g.D3, g.E2, g.P
+    parent, _ = make_parent(shape)
+    element = make_element(shape)
+    J, COLUMNS, D2, D3, E2, P = map(specialized, (J, COLUMNS, D2, D3, E2, P))
+
+    @cuda.jit(device=True, forceinline=True)
+    def read_kernel(row, w, q, g, d2, lane):
+        first = q * E2 + (g * D2 + d2) * D3
+        for j in range(J):
+            for k in range(COLUMNS):
+                row[j * COLUMNS + k] = w[at((first + element(lane, k)) * P + parent(lane, j))]
+
+    return read_kernel
+
+
+@cache
 def make_computed(shape):
     """Device function ``votes`` that multiplies, and adds what the child's taps make."""
     g = shape.geometry
-    G, D1, D2, D3, E1, E2, E3, P = g.G, g.D1, g.D2, g.D3, g.E1, g.E2, g.E3, g.P
-    CAPSULES = g.C * g.H * g.W
-    M, J, ROW = shape.images, shape.parents, shape.parents * g.D3
-    TAPS, sums = shape.taps, shape.sums
+    G, D1, D2, E1 = g.G, g.D1, g.D2, g.E1
+    CAPSULES, COLUMNS, ROW = shape.capsules, shape.columns, shape.parents * shape.columns
+    M, J, OWN, TAPS, sums = shape.images, shape.parents, shape.own, shape.taps, shape.sums
     ZERO, ELEMENTS = sums.type(0), shape.elements
     read, _ = conversions(shape.dtype)
-    capsule, parent = make_capsule(shape), make_parent(shape)
-    G, D1, D2, D3, E1 = map(specialized, (G, D1, D2, D3, E1))
-    E2, E3, P, CAPSULES, M = map(specialized, (E2, E3, P, CAPSULES, M))
-    J, ROW, TAPS, ELEMENTS = map(specialized, (J, ROW, TAPS, ELEMENTS))
+    capsule, read_kernel = make_capsule(shape), make_read_kernel(shape)
+    G, D1, D2, E1, CAPSULES = map(specialized, (G, D1, D2, E1, CAPSULES))
+    COLUMNS, ROW, M, J, OWN = map(specialized, (COLUMNS, ROW, M, J, OWN))
+    TAPS, ELEMENTS = map(specialized, (TAPS, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
@@ -81,10 +117,7 @@ def make_computed(shape):
             place = capsule(l, q)
             for g in range(G):
                 for d2 in range(D2):
-                    for j in range(J):
-                        for d3 in range(D3):
-                            e2 = (g * D2 + d2) * D3 + d3
-                            row[j * D3 + d3] = w[at((q * E2 + e2) * P + parent(lane, j))]
+                    read_kernel(row, w, q, g, d2, lane)
                     for m in range(M):
                         first = (min(n + m, N - 1) * CAPSULES + max(place, 0)) * E1
                         for d1 in range(D1):
@@ -92,9 +125,9 @@ def make_computed(shape):
                             if place >= 0:
                                 value = read(x[at(first + (g * D1 + d1) * D2 + d2)])
                             for j in range(J):
-                                for d3 in range(D3):
-                                    e = (m * J + j) * E3 + (g * D1 + d1) * D3 + d3
-                                    V[e] += value * row[j * D3 + d3]
+                                for k in range(COLUMNS):
+                                    e = (m * J + j) * OWN + (g * D1 + d1) * COLUMNS + k
+                                    V[e] += value * row[j * COLUMNS + k]
 
     return votes
 
@@ -104,19 +137,20 @@ def make_stored(shape):
     """Device function ``votes`` that reads, from x: (N, P, L, I, E)."""
     g = shape.geometry
     L, P, E3, CHILDREN = g.L, g.P, g.E3, shape.children
-    M, J = shape.images, shape.parents
+    M, J, OWN = shape.images, shape.parents, shape.own
     read, _ = conversions(shape.dtype)
-    parent = make_parent(shape)
+    (parent, _), element = make_parent(shape), make_element(shape)
     L, P, E3, CHILDREN, M = map(specialized, (L, P, E3, CHILDREN, M))
-    J = specialized(J)
+    J, OWN = map(specialized, (J, OWN))
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
         for m in range(M):
             for j in range(J):
                 vote = (min(n + m, N - 1) * P + parent(lane, j)) * L + l
-                for e in range(E3):
-                    V[(m * J + j) * E3 + e] = read(x[at((vote * CHILDREN + i) * E3 + e)])
+                for e in range(OWN):
+                    from_x = (vote * CHILDREN + i) * E3 + element(lane, e)
+                    V[(m * J + j) * OWN + e] = read(x[at(from_x)])
 
     return votes
 

@@ -131,12 +131,13 @@ def _all(p, dtype):
         some = operands, states, made(p.norms_shape, p.sums)
         a = made((g.N, g.P, g.L))
         p.forward(x, w, *some, y, a, room=room, couplings=couplings)
-        p.backward(x, w, *some, y, a, x, made((g.N, p.shape.capsules)), True, room=back)
+        p.backward(x, w, *some, y, a, x, made((g.N, p.shape.capsules)), room=back)
         p.launch_betas_gradient(made((g.P,)), made((g.P,)), back, 0)
     else:
         logits = made((g.P, children), p.sums)
         p.forward(x, w, logits, states, y, room=room, couplings=couplings)
-        p.backward(x, w, logits, states, y, x, True, room=back)
+        for given in (logits, None):
+            p.backward(x, w, given, states, y, x, room=back)
         p.launch_logits_gradient(logits, back, 0)
     if not is_stored:
         p.launch_kernel_gradient(w, back, 0)
