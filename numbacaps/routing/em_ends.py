@@ -5,20 +5,25 @@
 A parent without any weight has mean 0 and variance 0, and takes part in no gradient: its log S counts as infinite, so
 that every child's part of it, R a / S, is 0.
 
-``lam`` is lambda of the iteration. Thread mapping: one thread a parent at a position of an image.
+``lam`` is lambda of the iteration. Thread mapping: that of :mod:`numbacaps.routing.ends`.
 """
 
 import math
 from functools import cache
 
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import let_next_start, local_array, wait_for_last
+from numbacaps.device.instructions import (
+    let_next_start,
+    local_array,
+    shared_array,
+    wait_for_last,
+)
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add
 from numbacaps.routing.em import make_merge_moments, state_fields
-from numbacaps.routing.ends import make_merged
+from numbacaps.routing.ends import END_THREADS, make_merged, make_own, parents_of_block
 
 SUM_THREADS = 32
 
@@ -40,19 +45,21 @@ def make_log_sigmoid(sums):
 def make_finish(shape):
     """Kernel behind a pass forward."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    SIZE, FIELDS = 2 * E + 2, state_fields(E)[0]
+    FIELDS, PARENTS = state_fields(E)[0], parents_of_block(shape)
     ZERO, HALF, ONE = sums.type(0), sums.type(0.5), sums.type(1)
     CONSTANT = 0.5 * math.log(2 * math.pi)  # for each element
     NEVER = sums.type(math.inf)
     _, write = conversions(shape.dtype)
-    merged = make_merged(shape, SIZE, make_merge_moments(E, sums))
+    merged = make_merged(shape, (2, 2), make_merge_moments(1, sums))
     log_sigmoid = make_log_sigmoid(sums)
-    L, P, E, SIZE, FIELDS = map(specialized, (L, P, E, SIZE, FIELDS))
+    place_of, parent_of, element_of = make_own(shape)
+    L, P, E, FIELDS, OWN = map(specialized, (L, P, E, FIELDS, PARENTS * E))
+    NUMBERS, PARENTS, THREADS = map(specialized, (2 * PARENTS, PARENTS, END_THREADS))
 
     @kept_on_disk
     @cuda.jit
     def em_finish_kernel(
-        partial,  # in   (blocks, N * L, SIZE, P)
+        partial,  # in   (blocks, N * L, 2 E + 2, P)
         beta_u,  # in   (P,)
         beta_a,  # in   (P,)
         states,  # out  (iterations + 1, N * L, FIELDS, P)
@@ -64,79 +71,107 @@ def make_finish(shape):
         epsilon,
         lam,
     ):
+        spreads = shared_array(OWN, sums)
+        numbers = shared_array(NUMBERS, sums)
+        found = local_array(4, sums)
         wait_for_last()  # the records are there
         let_next_start()
-        thread = cuda.grid(1)
-        places = N * L
-        if thread >= places * P:
-            return
-        record = local_array(SIZE, sums)
-        p, place = thread % P, thread // P
-        merged(record, partial, place, p, places, blocks)
+        places, place = N * L, place_of(cuda.blockIdx.x)
         new = ((t + 1) * places + place) * FIELDS
-        where = (place // L * P + p) * L + place % L
-        S, log_S, weight = ZERO, NEVER, record[2 * E + 1]
-        if weight != ZERO:
-            log_S = record[2 * E] + sums.type(math.log(weight))
-            S = sums.type(math.exp(log_S))
-        spread = ZERO  # 1/2 sum of log variance
-        for e in range(E):
-            variance = epsilon
-            if weight != ZERO:
-                variance += record[E + e] / weight
-            spread += HALF * sums.type(math.log(variance))
-            states[at((new + e) * P + p)] = record[e]
-            states[at((new + E + e) * P + p)] = ONE / variance
-            y[at(where * E + e)] = write(record[e])
-        z = lam * (beta_a[at(p)] - S * (sums.type(E) * beta_u[at(p)] + spread))
-        log_a = log_sigmoid(z)
-        states[at((new + 2 * E) * P + p)] = log_a - spread - sums.type(CONSTANT * E)
-        states[at((new + 2 * E + 1) * P + p)] = log_S
-        states[at((new + 2 * E + 2) * P + p)] = z
-        a_out[at(where)] = write(sums.type(math.exp(log_a)))
+        for i in range(cuda.threadIdx.x, OWN, THREADS):
+            p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
+            if p < P:
+                merged(found, partial, place, p, e, places, blocks)
+                variance, weight = epsilon, found[3]
+                if weight != ZERO:
+                    variance += found[1] / weight
+                spreads[at(i)] = HALF * sums.type(math.log(variance))
+                states[at((new + e) * P + p)] = found[0]
+                states[at((new + E + e) * P + p)] = ONE / variance
+                y[at(((place // L * P + p) * L + place % L) * E + e)] = write(found[0])
+                if e == 0:
+                    numbers[at(2 * i)], numbers[at(2 * i + 1)] = found[2], weight
+        cuda.syncthreads()  # every element's variance is there
+        for i in range(cuda.threadIdx.x, PARENTS, THREADS):
+            p = parent_of(cuda.blockIdx.x, i)
+            if p < P:
+                S, log_S, weight = ZERO, NEVER, numbers[at(2 * i + 1)]
+                if weight != ZERO:
+                    log_S = numbers[at(2 * i)] + sums.type(math.log(weight))
+                    S = sums.type(math.exp(log_S))
+                spread = ZERO  # 1/2 sum of log variance
+                for e in range(E):
+                    spread += spreads[at(e * PARENTS + i)]
+                z = lam * (beta_a[at(p)] - S * (sums.type(E) * beta_u[at(p)] + spread))
+                log_a = log_sigmoid(z)
+                states[at((new + 2 * E) * P + p)] = log_a - spread - sums.type(CONSTANT * E)
+                states[at((new + 2 * E + 1) * P + p)] = log_S
+                states[at((new + 2 * E + 2) * P + p)] = z
+                a_out[at((place // L * P + p) * L + place % L)] = write(sums.type(math.exp(log_a)))
 
     return em_finish_kernel
 
 
 @cache
 def make_slope(shape):
-    """Device function that writes the slope of iteration t, from dmu, dvar and dz."""
+    """Device functions that write the slope of iteration t: ``of_element``, and behind all of them ``of_parents``.
+
+    ``gammas`` and ``spreads``, a number an element, and ``d_zs``, one a parent, are in shared memory.
+    """
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, HALF = state_fields(E), sums.type(0), sums.type(0.5)
-    ONE, NEVER = sums.type(1), sums.type(math.inf)
+    ONE, NEVER, PARENTS = sums.type(1), sums.type(math.inf), parents_of_block(shape)
+    _, parent_of, _ = make_own(shape)
     P, E, FIELDS, SLOPES = map(specialized, (P, E, FIELDS, SLOPES))
+    PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
 
     @cuda.jit(device=True, forceinline=True)
-    def slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t, place, p, places):
-        old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
-        log_S, S, spread = states[at((old + 2 * E + 1) * P + p)], ZERO, ZERO
-        if log_S != NEVER:
-            S = sums.type(math.exp(log_S))
-        d_cost = -lam * dz
-        gamma = ZERO
-        for e in range(E):
-            inverse = states[at((old + E + e) * P + p)]
-            spread -= HALF * sums.type(math.log(inverse))
-            of_variance = dvar[e] + d_cost * S * HALF * inverse
-            gamma -= of_variance * (ONE / inverse - epsilon)
-            slopes[at((new + e) * P + p)] = dmu[e]
-            slopes[at((new + E + e) * P + p)] = of_variance
-        gamma += S * d_cost * (sums.type(E) * beta_u[at(p)] + spread)
-        slopes[at((new + 2 * E) * P + p)] = gamma
-        slopes[at((new + 2 * E + 1) * P + p)] = d_cost * S * sums.type(E)
-        slopes[at((new + 2 * E + 2) * P + p)] = -d_cost
+    def weight_of(states, old, p):
+        log_S = states[at((old + 2 * E + 1) * P + p)]
+        return sums.type(math.exp(log_S)) if log_S != NEVER else ZERO
 
-    return slope
+    @cuda.jit(device=True, forceinline=True)
+    def of_element(
+        i, dmu, dvar, dz, epsilon, lam, states, slopes, gammas, spreads, t, place, p, e, places
+    ):  # fmt: skip
+        old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
+        inverse = states[at((old + E + e) * P + p)]
+        of_variance = dvar - lam * dz * weight_of(states, old, p) * HALF * inverse
+        spreads[at(i)] = -HALF * sums.type(math.log(inverse))
+        gammas[at(i)] = -of_variance * (ONE / inverse - epsilon)
+        slopes[at((new + e) * P + p)] = dmu
+        slopes[at((new + E + e) * P + p)] = of_variance
+
+    @cuda.jit(device=True, forceinline=True)
+    def of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places):
+        cuda.syncthreads()  # every element has left its part
+        old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
+        for i in range(cuda.threadIdx.x, PARENTS, THREADS):
+            p = parent_of(cuda.blockIdx.x, i)
+            if p < P:
+                S, d_cost = weight_of(states, old, p), -lam * d_zs[at(i)]
+                gamma, spread = ZERO, ZERO
+                for e in range(E):
+                    gamma += gammas[at(e * PARENTS + i)]
+                    spread += spreads[at(e * PARENTS + i)]
+                gamma += S * d_cost * (sums.type(E) * beta_u[at(p)] + spread)
+                slopes[at((new + 2 * E) * P + p)] = gamma
+                slopes[at((new + 2 * E + 1) * P + p)] = d_cost * S * sums.type(E)
+                slopes[at((new + 2 * E + 2) * P + p)] = -d_cost
+
+    return of_element, of_parents
 
 
 @cache
 def make_begin_backward(shape):
     """Kernel before the passes backward: the slope of the last iteration."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    FIELDS, ZERO = state_fields(E)[0], sums.type(0)
+    FIELDS, ZERO, PARENTS = state_fields(E)[0], sums.type(0), parents_of_block(shape)
     read, _ = conversions(shape.dtype)
-    slope, log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
-    L, P, E, FIELDS = map(specialized, (L, P, E, FIELDS))
+    (of_element, of_parents), log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
+    place_of, parent_of, element_of = make_own(shape)
+    L, P, E, FIELDS, OWN = map(specialized, (L, P, E, FIELDS, PARENTS * E))
+    PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
 
     @kept_on_disk
     @cuda.jit
@@ -151,18 +186,24 @@ def make_begin_backward(shape):
         epsilon,
         lam,
     ):
-        thread = cuda.grid(1)
-        places = N * L
-        if thread >= places * P:
-            return
-        dmu, dvar = local_array(E, sums), local_array(E, sums)
-        p, place = thread % P, thread // P
-        where = (place // L * P + p) * L + place % L
-        for e in range(E):
-            dmu[e], dvar[e] = read(dy[at(where * E + e)]), ZERO
-        z = states[at((((t + 1) * places + place) * FIELDS + 2 * E + 2) * P + p)]
-        dz = read(d_out[at(where)]) * sums.type(math.exp(log_sigmoid(z) + log_sigmoid(-z)))
-        slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t, place, p, places)
+        gammas = shared_array(OWN, sums)
+        spreads = shared_array(OWN, sums)
+        d_zs = shared_array(PARENTS, sums)
+        places, place = N * L, place_of(cuda.blockIdx.x)
+        state = ((t + 1) * places + place) * FIELDS
+        for i in range(cuda.threadIdx.x, OWN, THREADS):
+            p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
+            if p < P:
+                where = (place // L * P + p) * L + place % L
+                z = states[at((state + 2 * E + 2) * P + p)]
+                dz = sums.type(math.exp(log_sigmoid(z) + log_sigmoid(-z))) * read(d_out[at(where)])
+                if e == 0:
+                    d_zs[at(i)] = dz
+                dmu = read(dy[at(where * E + e)])
+                of_element(
+                    i, dmu, ZERO, dz, epsilon, lam, states, slopes, gammas, spreads, t, place, p, e, places
+                )  # fmt: skip
+        of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places)
 
     return em_begin_backward_kernel
 
@@ -171,15 +212,17 @@ def make_begin_backward(shape):
 def make_finish_backward(shape):
     """Kernel behind a pass backward over iteration t: the slope of iteration t - 1."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    SIZE, FIELDS, HALF = 2 * E + 1, state_fields(E)[0], sums.type(0.5)
-    slope, log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
-    merged = make_merged(shape, SIZE, make_add(SIZE))
-    L, P, E, SIZE, FIELDS = map(specialized, (L, P, E, SIZE, FIELDS))
+    FIELDS, HALF, PARENTS = state_fields(E)[0], sums.type(0.5), parents_of_block(shape)
+    (of_element, of_parents), log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
+    merged = make_merged(shape, (2, 1), make_add(3))
+    place_of, parent_of, element_of = make_own(shape)
+    L, P, E, FIELDS, OWN = map(specialized, (L, P, E, FIELDS, PARENTS * E))
+    PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
 
     @kept_on_disk
     @cuda.jit
     def em_finish_backward_kernel(
-        partial,  # in   (blocks, N * L, SIZE, P)
+        partial,  # in   (blocks, N * L, 2 E + 1, P)
         beta_u,  # in   (P,)
         states,  # in   (iterations + 1, N * L, FIELDS, P)
         slopes,  # in and out  (iterations, N * L, SLOPES, P)
@@ -189,23 +232,27 @@ def make_finish_backward(shape):
         epsilon,
         lam,  # of iteration t - 1
     ):
-        thread = cuda.grid(1)
-        places = N * L
-        if thread >= places * P:
-            return
-        record = local_array(SIZE, sums)
-        dmu, dvar = local_array(E, sums), local_array(E, sums)
-        p, place = thread % P, thread // P
-        merged(record, partial, place, p, places, blocks)
-        d_log = record[2 * E]
-        old = (t * places + place) * FIELDS
-        for e in range(E):
-            inverse = states[at((old + E + e) * P + p)]
-            dmu[e] = record[e] * inverse
-            dvar[e] = HALF * inverse * (record[E + e] * inverse - d_log)
-        z = states[at((old + 2 * E + 2) * P + p)]
-        dz = d_log * sums.type(math.exp(log_sigmoid(-z)))
-        slope(dmu, dvar, dz, beta_u, epsilon, lam, states, slopes, t - 1, place, p, places)
+        gammas = shared_array(OWN, sums)
+        spreads = shared_array(OWN, sums)
+        d_zs = shared_array(PARENTS, sums)
+        found = local_array(3, sums)
+        places, place = N * L, place_of(cuda.blockIdx.x)
+        state, before = (t * places + place) * FIELDS, t - 1
+        for i in range(cuda.threadIdx.x, OWN, THREADS):
+            p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
+            if p < P:
+                merged(found, partial, place, p, e, places, blocks)
+                d_log, inverse = found[2], states[at((state + E + e) * P + p)]
+                dmu = found[0] * inverse
+                dvar = HALF * inverse * (found[1] * inverse - d_log)
+                z = states[at((state + 2 * E + 2) * P + p)]
+                dz = d_log * sums.type(math.exp(log_sigmoid(-z)))
+                if e == 0:
+                    d_zs[at(i)] = dz
+                of_element(
+                    i, dmu, dvar, dz, epsilon, lam, states, slopes, gammas, spreads, before, place, p, e, places
+                )  # fmt: skip
+        of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, before, place, places)
 
     return em_finish_backward_kernel
 

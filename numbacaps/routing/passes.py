@@ -16,6 +16,7 @@ from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
 from numbacaps.routing.couplings import DynamicCouplings, make_couplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
+from numbacaps.routing.ends import END_THREADS, blocks_of_place
 from numbacaps.routing.gradient import (
     make_taps_gradient,
     make_votes_gradient,
@@ -24,7 +25,7 @@ from numbacaps.routing.gradient import (
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
-from numbacaps.routing.shape import TEAM_THREADS, WARP, Shape, Split, teams_wanted
+from numbacaps.routing.shape import TEAM_THREADS, Shape, Split, teams_wanted
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 
@@ -213,8 +214,8 @@ class Passes:
 
     def _end(self, kernel, arguments, stream, scalars=(), early=False):
         """What is done for each parent at each position."""
-        grid = ceil_div(self.places * self.geometry.P, WARP)
-        run(kernel, grid, WARP, arguments, stream, scalars, early)
+        grid = self.places * blocks_of_place(self.shape)
+        run(kernel, grid, END_THREADS, arguments, stream, scalars, early)
 
     def _gradients(self, form, arrays, dx, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
