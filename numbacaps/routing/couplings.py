@@ -121,7 +121,7 @@ class Assignments:
         M, J = shape.images, shape.parents
         gaussians, log_p = make_hold_gaussians(shape), make_log_p(shape)
         norms = make_norms(shape, self.normalise)
-        M, J = map(specialized, (M, J))
+        M, J, ELEMENTS = map(specialized, (M, J, shape.elements))
 
         @cuda.jit(device=True, forceinline=True)
         def hold(held, states, t, n, l, lane, N):
@@ -129,8 +129,8 @@ class Assignments:
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(B, V, held, prior, norm, t, n, l, i, lane, N):
-            of_images = local_array(M, sums)
-            log_p(B, V, held, lane)
+            of_images, steep = local_array(M, sums), local_array(ELEMENTS, sums)
+            log_p(B, steep, V, held, lane)
             norms(of_images, B, norm, t, n, l, i, N)
             for m in range(M):
                 for j in range(J):

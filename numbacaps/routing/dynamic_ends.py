@@ -174,7 +174,9 @@ def make_begin_backward(shape):
     squash_slope = make_squash_slope(shape)
     place_of, parent_of, element_of = make_own(shape)
     L, P, E, FIELDS, SLOPES = map(specialized, (L, P, E, FIELDS, SLOPES))
-    OWN, NUMBERS, THREADS = map(specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS))
+    OWN, NUMBERS, THREADS = map(
+        specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS)
+    )
 
     @kept_on_disk
     @cuda.jit
@@ -209,7 +211,9 @@ def make_finish_backward(shape):
     squash_slope, merged = make_squash_slope(shape), make_merged(shape, (1, 0), make_add(1))
     place_of, parent_of, element_of = make_own(shape)
     L, P, E, FIELDS, SLOPES = map(specialized, (L, P, E, FIELDS, SLOPES))
-    OWN, NUMBERS, THREADS = map(specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS))
+    OWN, NUMBERS, THREADS = map(
+        specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS)
+    )
 
     @kept_on_disk
     @cuda.jit

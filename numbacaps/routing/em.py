@@ -35,24 +35,30 @@ def state_fields(E):
 
 @cache
 def make_log_p(shape):
-    """Device function ``log_p(B, V, held)``, ``held`` mu, 1 / variance, bias; minus infinity where no parent is."""
+    """Device function ``log_p(B, steep, V, held, lane)``, ``held`` mu, 1 / variance, bias; minus infinity where no parent is.
+
+    ``steep`` is (V - mu) / variance.
+    """
     E, M, J, ELEMENTS, sums = (
         *(shape.own, shape.images, shape.parents),
         *(shape.elements, shape.sums),
     )
     (_, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
-    E, M, J, ELEMENTS = map(specialized, (E, M, J, ELEMENTS))
+    E, M, J, ELEMENTS, TWO = map(specialized, (E, M, J, ELEMENTS, 2))
 
     @cuda.jit(device=True, forceinline=True)
-    def log_p(B, V, held, lane):
+    def log_p(B, steep, V, held, lane):
+        away = local_array(TWO, sums)  # two sums, neither of which waits for the other
         for m in range(M):
             for j in range(J):
-                s, away = m * J + j, ZERO
+                s = m * J + j
+                away[0], away[1] = ZERO, ZERO
                 for e in range(E):
                     d = V[s * E + e] - held[s * E + e]
-                    away += d * d * held[ELEMENTS + s * E + e]
-                b = held[2 * ELEMENTS + s] - HALF * columns_sum(away)
+                    steep[s * E + e] = d * held[ELEMENTS + s * E + e]
+                    away[e % 2] += d * steep[s * E + e]
+                b = held[2 * ELEMENTS + s] - HALF * columns_sum(away[0] + away[1])
                 B[s] = b if has_parent(lane, j) else ABSENT
 
     return log_p
@@ -154,9 +160,12 @@ class MStep:
         ZERO, LOWEST = sums.type(0), sums.type(-math.inf)
         log_p, log = make_log_p(shape), make_log(sums)
         norms = make_norms(shape, self.normalise)
-        activation = make_activations(shape)
+        activation, (_, has_parent) = make_activations(shape), make_parent(shape)
         merge = make_merge_moments(E, sums)
+        # Before there are parents every child is shared out evenly among those of its window.
+        IS_EVEN, EVEN = self.normalise == "window", sums.type(-math.log(shape.geometry.P))
         E, M, J, SCALARS, SIZE = map(specialized, (E, M, J, SCALARS, SIZE))
+        ELEMENTS = specialized(shape.elements)
 
         @cuda.jit(device=True, forceinline=True)
         def clear(record):
@@ -168,8 +177,15 @@ class MStep:
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, given, total, t, n, l, i, lane, live, N):
             B, norm = local_array(SCALARS, sums), local_array(M, sums)
-            log_p(B, V, held, lane)
-            norms(norm, B, given, t, n, l, i, N)
+            steep = local_array(ELEMENTS, sums)
+            if IS_EVEN and t == 0:
+                for s in range(SCALARS):
+                    B[s] = EVEN if has_parent(lane, s % J) else LOWEST
+                for m in range(M):
+                    norm[m] = ZERO
+            else:
+                log_p(B, steep, V, held, lane)
+                norms(norm, B, given, t, n, l, i, N)
             for m in range(M):
                 weight = log(activation(prior, n + m, l, i, N))
                 for j in range(J):
@@ -239,12 +255,12 @@ class Norms:
         shape, SCALARS = self.shape, self.shape.scalars
         sums = shape.sums
         log_p, norms = make_log_p(shape), make_norms(shape, "window")
-        SCALARS = specialized(SCALARS)
+        SCALARS, ELEMENTS = map(specialized, (SCALARS, shape.elements))
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
-            B = local_array(SCALARS, sums)
-            log_p(B, V, held, lane)
+            B, steep = local_array(SCALARS, sums), local_array(ELEMENTS, sums)
+            log_p(B, steep, V, held, lane)
             norms(found, B, given, t, n, l, i, N)
 
         return make_hold_gaussians(shape), of_child

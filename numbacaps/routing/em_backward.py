@@ -72,15 +72,15 @@ def make_hold(shape):
 
 @cache
 def make_logarithms(shape, normalise):
-    """Device function ``logarithms(R, V, held, given, t, n, l, i, lane, N)`` of R."""
+    """Device function ``logarithms(R, steep, V, held, given, t, n, l, i, lane, N)`` of R; ``steep`` is (V - mu') / variance'."""
     M, J, sums = shape.images, shape.parents, shape.sums
     log_p, norms = make_log_p(shape), make_norms(shape, normalise)
     M, J = map(specialized, (M, J))
 
     @cuda.jit(device=True, forceinline=True)
-    def logarithms(R, V, held, given, t, n, l, i, lane, N):
+    def logarithms(R, steep, V, held, given, t, n, l, i, lane, N):
         norm = local_array(M, sums)
-        log_p(R, V, held, lane)
+        log_p(R, steep, V, held, lane)
         norms(norm, R, given, t, n, l, i, N)
         for m in range(M):
             for j in range(J):
@@ -91,9 +91,9 @@ def make_logarithms(shape, normalise):
 
 @cache
 def make_shares(shape):
-    """Device function ``shares(R, omega, D, part, V, held, prior, n, l, i, N)``; R is its logarithm before, and R behind it.
+    """Device function ``shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)``; R is its logarithm before, and R behind it.
 
-    It writes omega and omega D; and R / S D, which an activation gets.
+    It writes omega and omega D; R / S D, which an activation gets; and dmu + 2 dvar (V - mu), ``pull``.
     """
     E, M, J, ELEMENTS, SCALARS = (
         *(shape.own, shape.images, shape.parents),
@@ -106,19 +106,23 @@ def make_shares(shape):
     log = make_log(sums)
     activation, columns_sum = make_activations(shape), make_columns_sum(shape)
     E, M, J, MU, LOG_S = map(specialized, (E, M, J, MU, LOG_S))
-    DMU, DVAR, GAMMA = map(specialized, (DMU, DVAR, GAMMA))
+    DMU, DVAR, GAMMA, TWO = map(specialized, (DMU, DVAR, GAMMA, 2))
 
     @cuda.jit(device=True, forceinline=True)
-    def shares(R, omega, D, part, V, held, prior, n, l, i, N):
+    def shares(R, omega, D, part, pull, V, held, prior, n, l, i, N):
+        sums_of = local_array(TWO, sums)
         for m in range(M):
             weight = log(activation(prior, n + m, l, i, N))
             for j in range(J):
                 s = m * J + j
-                b, inner = R[s], ZERO
+                b = R[s]
+                sums_of[0], sums_of[1] = ZERO, ZERO  # neither waits for the other
                 for e in range(E):
                     away = V[s * E + e] - held[MU + s * E + e]
-                    inner += away * (held[DMU + s * E + e] + away * held[DVAR + s * E + e])
-                inner = held[GAMMA + s] + columns_sum(inner)
+                    half = held[DMU + s * E + e] + away * held[DVAR + s * E + e]
+                    sums_of[e % 2] += away * half
+                    pull[s * E + e] = half + away * held[DVAR + s * E + e]
+                inner = held[GAMMA + s] + columns_sum(sums_of[0] + sums_of[1])
                 R[s] = sums.type(math.exp(b))
                 omega[s], part[s] = ZERO, ZERO
                 if b != LOWEST:
@@ -179,20 +183,23 @@ class EarlierGaussians:
         hold, _ = make_hold(shape)
         clear, merge = make_zero(SCALARS * SIZE, sums), make_add(SIZE)
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
+        ELEMENTS = specialized(shape.elements)
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
-            logarithms(R, V, held, norm, t, n, l, i, lane, N)
-            shares(R, omega, D, part, V, held, prior, n, l, i, N)
+            steep, pull = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+            logarithms(R, steep, V, held, norm, t, n, l, i, lane, N)
+            shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)
             of_logs(D, R, total, t, n, l, i, N)
             for s in range(SCALARS):
                 d_log = D[s] if live else ZERO
                 for e in range(E):
                     away = V[s * E + e] - held[s * E + e]
-                    record[s * SIZE + e] += d_log * away
-                    record[s * SIZE + E + e] += d_log * away * away
+                    weighted = d_log * away
+                    record[s * SIZE + e] += weighted
+                    record[s * SIZE + E + e] += weighted * away
                 record[s * SIZE + 2 * E] += d_log
 
         return hold, clear, absorb, merge
@@ -212,22 +219,20 @@ class EMGradient:
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ELEMENTS = shape.scalars, shape.elements
-        HELD, FULL, TWO = held_numbers(shape), not self.detach, sums.type(2)
-        MU = 2 * ELEMENTS + SCALARS
-        DMU, DVAR = MU + ELEMENTS + SCALARS, MU + 2 * ELEMENTS + SCALARS
+        HELD, FULL = held_numbers(shape), not self.detach
         IS_EVEN, EVEN = self.normalise == "window", sums.type(-math.log(shape.geometry.P))
         LOWEST, how = sums.type(-math.inf), (shape, self.normalise)
         logarithms, shares, of_logs = make_logarithms(*how), make_shares(shape), make_of_logs(*how)
         (hold, hold_after), (_, has_parent) = make_hold(shape), make_parent(shape)
         J = specialized(shape.parents)
-        E, SCALARS, ELEMENTS, HELD, MU = map(specialized, (E, SCALARS, ELEMENTS, HELD, MU))
-        DMU, DVAR = map(specialized, (DMU, DVAR))
+        E, SCALARS, ELEMENTS, HELD = map(specialized, (E, SCALARS, ELEMENTS, HELD))
 
         @cuda.jit(device=True, forceinline=True)
         def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
             held = local_array(HELD, sums)
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
+            steep, pull = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
             for t in range(first, end):
                 is_even = IS_EVEN and t == 0
                 if is_even:
@@ -236,18 +241,16 @@ class EMGradient:
                         R[s] = EVEN if has_parent(lane, s % J) else LOWEST
                 else:
                     hold(held, states, slopes, t, n, l, lane, N)
-                    logarithms(R, V, held, norm, t, n, l, i, lane, N)
-                shares(R, omega, D, part, V, held, prior, n, l, i, N)
+                    logarithms(R, steep, V, held, norm, t, n, l, i, lane, N)
+                shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)
                 if FULL and not is_even:
                     of_logs(D, R, total, t, n, l, i, N)
                 for s in range(SCALARS):
                     dp[s] += part[s]
                     for e in range(E):
-                        k = s * E + e
-                        away = V[k] - held[MU + k]
-                        dV[k] += omega[s] * (held[DMU + k] + TWO * held[DVAR + k] * away)
+                        dV[s * E + e] += omega[s] * pull[s * E + e]
                         if FULL and not is_even:
-                            dV[k] -= D[s] * (V[k] - held[k]) * held[ELEMENTS + k]
+                            dV[s * E + e] -= D[s] * steep[s * E + e]
 
         return gradient
 
@@ -270,13 +273,15 @@ class Shares:
         hold, _ = make_hold(shape)
         parents_sum = make_parents_sum(shape)
         M, J, SCALARS = map(specialized, (M, J, SCALARS))
+        ELEMENTS = specialized(shape.elements)
 
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
-            logarithms(R, V, held, given, t, n, l, i, lane, N)
-            shares(R, omega, D, part, V, held, prior, n, l, i, N)
+            steep, pull = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+            logarithms(R, steep, V, held, given, t, n, l, i, lane, N)
+            shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)
             for m in range(M):
                 q = ZERO
                 for j in range(J):

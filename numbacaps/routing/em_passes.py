@@ -29,7 +29,7 @@ class EMPasses(Passes):
 
     @cached_property
     def backward_form(self):
-        return EarlierGaussians(self.backward_shape, self.options.normalise)
+        return EarlierGaussians(self.shape, self.options.normalise)
 
     def _scalars(self, t):
         """Epsilon, and the inverse temperature of iteration t."""
@@ -152,7 +152,7 @@ class EMPasses(Passes):
                 self._of_capsules(Shares(shape), some, room, total, t, stream)
             if t == self.options.first:
                 break
-            how = shape, self.backward_form, arrays, room["partial"], t, stream
+            how = self.shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
             self._end(finish, ends, stream, self._scalars(t - 1))

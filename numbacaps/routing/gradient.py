@@ -26,7 +26,7 @@ from numbacaps.routing.votes import (
     make_capsule,
     make_element,
     make_parent,
-    make_read_kernel,
+    make_read_row,
     make_votes,
 )
 
@@ -41,12 +41,13 @@ def make_taps_gradient(shape, form, rows):
     ELEMENTS, SCALARS, ROWS, COLUMNS = shape.elements, shape.scalars, rows, shape.columns
     ROW, OWN, SHARE = J * COLUMNS, J * G * rows * COLUMNS, G * D1 * rows
     ROOM, GETS, SAME = scattered(shape, SHARE)
-    # The team has all of its capsules of w in registers, and multiplies by those.
+    # The votes are of the rows that the team owns, and of no others.
     HAS_ALL, OF_CAPSULES = rows == D2 and TAPS == 1, form.is_prior_of_capsules
+    OF_X = M * SHARE
     ZERO, OF_VOTE = sums.type(0), shape.own
     read, _ = conversions(shape.dtype)
     votes, gradient = make_votes(shape, False), form.function
-    (parent, has_parent), read_kernel = make_parent(shape), make_read_kernel(shape)
+    (parent, has_parent), read_row = make_parent(shape), make_read_row(shape)
     element, capsule, CAPSULES = make_element(shape), make_capsule(shape), shape.capsules
     parents_sum, share = make_parents_sum(shape), make_scattered_sums(shape, SHARE)
     L, P, Q, CHILDREN, TAPS = map(specialized, (L, P, Q, CHILDREN, TAPS))
@@ -55,6 +56,7 @@ def make_taps_gradient(shape, form, rows):
     SCALARS, ROWS, COLUMNS, ROW, OWN = map(specialized, (SCALARS, ROWS, COLUMNS, ROW, OWN))
     SHARE, ROOM, GETS, SAME, HAS_ALL = map(specialized, (SHARE, ROOM, GETS, SAME, HAS_ALL))
     OF_CAPSULES, OF_VOTE, CAPSULES = map(specialized, (OF_CAPSULES, OF_VOTE, CAPSULES))
+    OF_X = specialized(OF_X)
 
     @kept_on_disk
     @cuda.jit
@@ -83,11 +85,12 @@ def make_taps_gradient(shape, form, rows):
             local_array(ROOM, sums),
         )
         kernel, own, d_own = local_array(OWN, sums), local_array(OWN, sums), local_array(J, sums)
+        rows_of_x = local_array(OF_X, sums)
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = unit < (D2 + ROWS - 1) // ROWS * Q
         unit = unit if inside else 0
-        q, begin = unit % Q, unit // Q * ROWS
+        q, begin = unit % Q, 0 if HAS_ALL else unit // Q * ROWS
         i = q // TAPS
         owns_prior = begin == 0 and q % TAPS == 0
         groups = (N + M - 1) // M * L
@@ -97,11 +100,14 @@ def make_taps_gradient(shape, form, rows):
         for g in range(G):
             for r in range(ROWS):
                 d2, at_row = min(begin + r, D2 - 1), (g * ROWS + r) * ROW
-                read_kernel(row, w, q, g, d2, lane)
-                for jk in range(ROW):
-                    kernel[at_row + jk], own[at_row + jk] = row[jk], ZERO
+                read_row(row, w, q, g, d2, lane)
+                for j in range(J):  # what is multiplied by no kernel gives no dx
+                    for k in range(COLUMNS):
+                        jk = j * COLUMNS + k
+                        kernel[at_row + jk] = row[jk] if has_parent(lane, j) else ZERO
+                        own[at_row + jk] = ZERO
                 if more:
-                    read_kernel(row, dw, to, g, d2, lane)
+                    read_row(row, dw, to, g, d2, lane)
                     for jk in range(ROW):
                         own[at_row + jk] = row[jk]
         for step in range(count):
@@ -110,21 +116,33 @@ def make_taps_gradient(shape, form, rows):
             place = place if place < groups else 0
             l, n = place % L, place // L * M
             where = capsule(l, q)
+            for m in range(M):
+                is_there = where >= 0 and live and n + m < N
+                from_x = (min(n + m, N - 1) * CAPSULES + max(where, 0)) * E1
+                if is_there:
+                    for gd in range(G * D1):
+                        for r in range(ROWS):
+                            d2 = min(begin + r, D2 - 1)
+                            rows_of_x[m * SHARE + gd * ROWS + r] = read(
+                                x[at(from_x + gd * D2 + d2)]
+                            )
+                else:
+                    for r in range(SHARE):
+                        rows_of_x[m * SHARE + r] = ZERO
             if HAS_ALL:
                 for e in range(ELEMENTS):
                     V[e] = ZERO
-                for g in range(G):
-                    for d2 in range(D2):
-                        for m in range(M):
-                            from_x = (min(n + m, N - 1) * CAPSULES + max(where, 0)) * E1
-                            for d1 in range(D1):
-                                value = ZERO
-                                if where >= 0:
-                                    value = read(x[at(from_x + (g * D1 + d1) * D2 + d2)])
-                                for j in range(J):
-                                    for k in range(COLUMNS):
-                                        e = (m * J + j) * OF_VOTE + (g * D1 + d1) * COLUMNS + k
-                                        V[e] += value * kernel[(g * D2 + d2) * ROW + j * COLUMNS + k]
+                for m in range(M):
+                    for gd in range(G * D1):
+                        for r in range(ROWS):
+                            value, at_row = (
+                                rows_of_x[m * SHARE + gd * ROWS + r],
+                                gd // D1 * ROWS + r,
+                            )
+                            for j in range(J):
+                                for k in range(COLUMNS):
+                                    e = (m * J + j) * OF_VOTE + gd * COLUMNS + k
+                                    V[e] += value * kernel[at_row * ROW + j * COLUMNS + k]
             else:
                 votes(V, x, w, n, l, i, lane, N)
             for e in range(ELEMENTS):
@@ -135,28 +153,19 @@ def make_taps_gradient(shape, form, rows):
             for m in range(M):
                 is_image, of_child = live and n + m < N, ZERO
                 for j in range(J):
-                    s = m * J + j
-                    if not has_parent(lane, j):
-                        dp[s] = ZERO
-                        for e in range(OF_VOTE):
-                            dV[s * OF_VOTE + e] = ZERO
-                    if is_image:
-                        d_own[j] += dp[s]
-                    of_child += dp[s]
-                from_x = (min(n + m, N - 1) * CAPSULES + max(where, 0)) * E1
-                for g in range(G):
+                    reaches = dp[m * J + j] if is_image and has_parent(lane, j) else ZERO
+                    d_own[j] += reaches
+                    of_child += reaches
+                for gd in range(G * D1):
                     for r in range(ROWS):
-                        at_row = (g * ROWS + r) * ROW
-                        for d1 in range(D1):
-                            value, back = ZERO, ZERO
-                            if where >= 0 and is_image and begin + r < D2:
-                                value = read(x[at(from_x + (g * D1 + d1) * D2 + begin + r)])
-                            for j in range(J):
-                                for k in range(COLUMNS):
-                                    e = (m * J + j) * OF_VOTE + (g * D1 + d1) * COLUMNS + k
-                                    own[at_row + j * COLUMNS + k] += value * dV[e]
-                                    back += dV[e] * kernel[at_row + j * COLUMNS + k]
-                            reached[(g * D1 + d1) * ROWS + r] = back
+                        value, back = rows_of_x[m * SHARE + gd * ROWS + r], ZERO
+                        at_row = (gd // D1 * ROWS + r) * ROW
+                        for j in range(J):
+                            for k in range(COLUMNS):
+                                e = (m * J + j) * OF_VOTE + gd * COLUMNS + k
+                                own[at_row + j * COLUMNS + k] += value * dV[e]
+                                back += dV[e] * kernel[at_row + j * COLUMNS + k]
+                        reached[gd * ROWS + r] = back
                 for e in range(SHARE, ROOM):
                     reached[e] = ZERO
                 share(reached, lane)

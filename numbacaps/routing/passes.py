@@ -25,9 +25,13 @@ from numbacaps.routing.gradient import (
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
-from numbacaps.routing.shape import TEAM_THREADS, Shape, Split, teams_wanted
+from numbacaps.routing.shape import RESIDENT_WARPS, TEAM_THREADS, WARP, Shape, Split
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
+_SPLITS_BYTES = 16 << 20  # that all splits of w's gradient may take
+# Microseconds on an H100 that a resident team takes for an image at a position, and that an element of w takes to be written
+# and added once more.
+_GROUP_US, _SPLIT_US = 2, 4e-6
 
 
 @cache
@@ -75,7 +79,7 @@ class Passes:
             geometry = geometry.of_summed_votes
         self.geometry, self.options, self.stored = geometry, options, stored
         self.shape = Shape.of(geometry, dtype, options.is_summed)
-        # A lane's part of a gradient takes more registers.
+        # A lane's part of the gradients of w and x takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
         self.splits = splits or self._wanted_splits()
@@ -143,7 +147,7 @@ class Passes:
         """Workspace of the backward pass."""
         g, splits, children = self.shape.geometry, self.splits, self.shape.children
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
-        found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
+        found["partial"] = self._partial_shape(self.shape, self.backward_form)
         found["d_prior"] = splits, children, g.P
         found["d_capsules"] = self.geometry.N, self.shape.capsules
         found["d_children"] = self.geometry.N, self.geometry.L, children
@@ -184,11 +188,19 @@ class Passes:
         return o.iterations, 2 * o.iterations - 1 - o.first + of_owners
 
     def _wanted_splits(self):
-        """Teams that share what an owner walks over."""
-        shape = self.backward_shape
-        groups = shape.groups(self.geometry.N)
-        wanted = max(1, teams_wanted(shape) // self._owners)
-        return ceil_div(groups, ceil_div(groups, min(groups, wanted)))
+        """Teams that share what an owner walks over, so that all of them together end early."""
+        shape, size = self.backward_shape, prod(self.shape.geometry.kernel_shape)
+        groups, resident = (
+            max(1, shape.groups(self.geometry.N)),
+            RESIDENT_WARPS * WARP // shape.team,
+        )
+        best = None
+        for splits in range(1, max(1, min(groups, _SPLITS_BYTES // (4 * size))) + 1):
+            walks = ceil_div(self._owners * splits, resident) * ceil_div(groups, splits)
+            takes = walks * shape.images * _GROUP_US + splits * size * _SPLIT_US
+            if best is None or takes < best[0]:
+                best = takes, splits
+        return ceil_div(groups, ceil_div(groups, best[1]))
 
     def _pack(self, w, room, stream):
         """The kernel as the passes read it; something else where votes are stored."""
@@ -271,7 +283,7 @@ class DynamicPasses(Passes):
 
     @cached_property
     def backward_form(self):
-        return Earlier(self.backward_shape, self.options.softmax_over)
+        return Earlier(self.shape, self.options.softmax_over)
 
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
@@ -344,7 +356,7 @@ class DynamicPasses(Passes):
         arrays = (x, packed, prior, states, states, states, slopes)
         finish = dynamic_ends.make_finish_backward(shape)
         for t in range(last, self.options.first, -1):
-            how = shape, self.backward_form, arrays, room["partial"], t, stream
+            how = self.shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         o, has_logits = self.options, logits is not None

@@ -21,8 +21,11 @@ TEAM_THREADS = 32 if SIMULATED else 128  # of a block
 _WANTED_WARPS = (
     4 if SIMULATED else 132 * 16
 )  # of a grid: H100's multiprocessors, so that a sum's order is one
+RESIDENT_WARPS = 2 if SIMULATED else 132 * 8  # of a kernel that takes many registers
 _FEWEST_CHILDREN = 4  # of a team
-_MOST_ELEMENTS = 2 if SIMULATED else 8  # of a parent's capsule that one lane has, if more lanes can share it
+_MOST_ELEMENTS = (
+    2 if SIMULATED else 8
+)  # of a parent's capsule that one lane has, if more lanes can share it
 
 
 @dataclass(frozen=True)

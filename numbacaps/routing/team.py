@@ -1,8 +1,8 @@
 """Sums and maxima over the lanes of a team, in an order that is always the same; all lanes of the warp take part.
 
-    parents   over lanes that have parents of their own
-    columns   over lanes that share a parent
-    team      over all
+parents   over lanes that have parents of their own
+columns   over lanes that share a parent
+team      over all
 """
 
 from functools import cache

@@ -75,8 +75,8 @@ def make_capsule(shape):
 
 
 @cache
-def make_read_kernel(shape):
-    """Device function ``read_kernel(row, w, q, g, d2, lane)``: a lane's columns of row d2 of tap q's kernel capsules."""
+def make_read_row(shape):
+    """Device function ``read_row(row, w, q, g, d2, lane)``: a lane's columns of row d2 of tap q's kernel capsules."""
     g = shape.geometry
     J, COLUMNS, D2, D3, E2, P = shape.parents, shape.columns, g.D2, g.D3, g.E2, g.P
     parent, _ = make_parent(shape)
@@ -84,13 +84,13 @@ def make_read_kernel(shape):
     J, COLUMNS, D2, D3, E2, P = map(specialized, (J, COLUMNS, D2, D3, E2, P))
 
     @cuda.jit(device=True, forceinline=True)
-    def read_kernel(row, w, q, g, d2, lane):
+    def read_row(row, w, q, g, d2, lane):
         first = q * E2 + (g * D2 + d2) * D3
         for j in range(J):
             for k in range(COLUMNS):
                 row[j * COLUMNS + k] = w[at((first + element(lane, k)) * P + parent(lane, j))]
 
-    return read_kernel
+    return read_row
 
 
 @cache
@@ -102,7 +102,7 @@ def make_computed(shape):
     M, J, OWN, TAPS, sums = shape.images, shape.parents, shape.own, shape.taps, shape.sums
     ZERO, ELEMENTS = sums.type(0), shape.elements
     read, _ = conversions(shape.dtype)
-    capsule, read_kernel = make_capsule(shape), make_read_kernel(shape)
+    capsule, read_row = make_capsule(shape), make_read_row(shape)
     G, D1, D2, E1, CAPSULES = map(specialized, (G, D1, D2, E1, CAPSULES))
     COLUMNS, ROW, M, J, OWN = map(specialized, (COLUMNS, ROW, M, J, OWN))
     TAPS, ELEMENTS = map(specialized, (TAPS, ELEMENTS))
@@ -117,7 +117,7 @@ def make_computed(shape):
             place = capsule(l, q)
             for g in range(G):
                 for d2 in range(D2):
-                    read_kernel(row, w, q, g, d2, lane)
+                    read_row(row, w, q, g, d2, lane)
                     for m in range(M):
                         first = (min(n + m, N - 1) * CAPSULES + max(place, 0)) * E1
                         for d1 in range(D1):
