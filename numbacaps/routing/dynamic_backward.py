@@ -132,6 +132,10 @@ class DynamicGradient:
     has_logits: bool
     is_prior_of_capsules = False
 
+    @property
+    def held(self):
+        return held_numbers(self.shape)
+
     @cached_property
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""

@@ -45,20 +45,18 @@ def make_log_p(shape):
     )
     (_, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
-    E, M, J, ELEMENTS, TWO = map(specialized, (E, M, J, ELEMENTS, 2))
+    E, M, J, ELEMENTS = map(specialized, (E, M, J, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)
     def log_p(B, steep, V, held, lane):
-        away = local_array(TWO, sums)  # two sums, neither of which waits for the other
         for m in range(M):
             for j in range(J):
-                s = m * J + j
-                away[0], away[1] = ZERO, ZERO
+                s, away = m * J + j, ZERO
                 for e in range(E):
                     d = V[s * E + e] - held[s * E + e]
                     steep[s * E + e] = d * held[ELEMENTS + s * E + e]
-                    away[e % 2] += d * steep[s * E + e]
-                b = held[2 * ELEMENTS + s] - HALF * columns_sum(away[0] + away[1])
+                    away += d * steep[s * E + e]
+                b = held[2 * ELEMENTS + s] - HALF * columns_sum(away)
                 B[s] = b if has_parent(lane, j) else ABSENT
 
     return log_p

@@ -106,23 +106,21 @@ def make_shares(shape):
     log = make_log(sums)
     activation, columns_sum = make_activations(shape), make_columns_sum(shape)
     E, M, J, MU, LOG_S = map(specialized, (E, M, J, MU, LOG_S))
-    DMU, DVAR, GAMMA, TWO = map(specialized, (DMU, DVAR, GAMMA, 2))
+    DMU, DVAR, GAMMA = map(specialized, (DMU, DVAR, GAMMA))
 
     @cuda.jit(device=True, forceinline=True)
     def shares(R, omega, D, part, pull, V, held, prior, n, l, i, N):
-        sums_of = local_array(TWO, sums)
         for m in range(M):
             weight = log(activation(prior, n + m, l, i, N))
             for j in range(J):
                 s = m * J + j
-                b = R[s]
-                sums_of[0], sums_of[1] = ZERO, ZERO  # neither waits for the other
+                b, inner = R[s], ZERO
                 for e in range(E):
                     away = V[s * E + e] - held[MU + s * E + e]
                     half = held[DMU + s * E + e] + away * held[DVAR + s * E + e]
-                    sums_of[e % 2] += away * half
+                    inner += away * half
                     pull[s * E + e] = half + away * held[DVAR + s * E + e]
-                inner = held[GAMMA + s] + columns_sum(sums_of[0] + sums_of[1])
+                inner = held[GAMMA + s] + columns_sum(inner)
                 R[s] = sums.type(math.exp(b))
                 omega[s], part[s] = ZERO, ZERO
                 if b != LOWEST:
@@ -213,6 +211,10 @@ class EMGradient:
     normalise: str
     detach: bool
     is_prior_of_capsules = True
+
+    @property
+    def held(self):
+        return held_numbers(self.shape)
 
     @cached_property
     def function(self):

@@ -29,7 +29,11 @@ class EMPasses(Passes):
 
     @cached_property
     def backward_form(self):
-        return EarlierGaussians(self.shape, self.options.normalise)
+        return EarlierGaussians(self.backward_shape, self.options.normalise)
+
+    def gradient_form(self, has_logits=False):
+        """The form of what reaches votes; logits are dynamic routing's."""
+        return EMGradient(self.backward_shape, self.options.normalise, self.options.detach)
 
     def _scalars(self, t):
         """Epsilon, and the inverse temperature of iteration t."""
@@ -152,12 +156,11 @@ class EMPasses(Passes):
                 self._of_capsules(Shares(shape), some, room, total, t, stream)
             if t == self.options.first:
                 break
-            how = self.shape, self.backward_form, arrays, room["partial"], t, stream
+            how = shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
             self._end(finish, ends, stream, self._scalars(t - 1))
-        form = EMGradient(shape, self.options.normalise, self.options.detach)
-        self._gradients(form, arrays, dx, room, more, stream)
+        self._gradients(self.gradient_form(), arrays, dx, room, more, stream)
         o, places = self.options, self.places
         ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
         grid = self.geometry.P, 2

@@ -21,6 +21,7 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.shape import bounds
 from numbacaps.routing.team import make_parents_sum, make_scattered_sums, scattered
 from numbacaps.routing.votes import (
     make_capsule,
@@ -29,6 +30,13 @@ from numbacaps.routing.votes import (
     make_read_row,
     make_votes,
 )
+
+
+def taps_bounds(shape, form, rows):
+    """What :func:`numbacaps.routing.shape.bounds` says of :func:`make_taps_gradient`."""
+    g = shape.geometry
+    kernel, of_x = shape.parents * g.G * rows * shape.columns, shape.images * g.G * g.D1 * rows
+    return bounds(shape, 2 * kernel + 2 * shape.elements + of_x + form.held)
 
 
 @cache
@@ -44,6 +52,7 @@ def make_taps_gradient(shape, form, rows):
     # The votes are of the rows that the team owns, and of no others.
     HAS_ALL, OF_CAPSULES = rows == D2 and TAPS == 1, form.is_prior_of_capsules
     OF_X = M * SHARE
+    BOUNDS = tuple(map(specialized, taps_bounds(shape, form, rows)))
     ZERO, OF_VOTE = sums.type(0), shape.own
     read, _ = conversions(shape.dtype)
     votes, gradient = make_votes(shape, False), form.function
@@ -59,7 +68,7 @@ def make_taps_gradient(shape, form, rows):
     OF_X = specialized(OF_X)
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=BOUNDS)
     def routing_taps_gradient_kernel(
         x,  # in   (N, C, H, W, E1)
         w,  # in   (Q, E2, P)

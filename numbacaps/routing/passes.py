@@ -21,11 +21,12 @@ from numbacaps.routing.gradient import (
     make_taps_gradient,
     make_votes_gradient,
     make_windows_gradient,
+    taps_bounds,
 )
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
-from numbacaps.routing.shape import RESIDENT_WARPS, TEAM_THREADS, WARP, Shape, Split
+from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 _SPLITS_BYTES = 16 << 20  # that all splits of w's gradient may take
@@ -79,7 +80,7 @@ class Passes:
             geometry = geometry.of_summed_votes
         self.geometry, self.options, self.stored = geometry, options, stored
         self.shape = Shape.of(geometry, dtype, options.is_summed)
-        # A lane's part of the gradients of w and x takes more registers.
+        # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
         self.splits = splits or self._wanted_splits()
@@ -147,7 +148,7 @@ class Passes:
         """Workspace of the backward pass."""
         g, splits, children = self.shape.geometry, self.splits, self.shape.children
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
-        found["partial"] = self._partial_shape(self.shape, self.backward_form)
+        found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
         found["d_prior"] = splits, children, g.P
         found["d_capsules"] = self.geometry.N, self.shape.capsules
         found["d_children"] = self.geometry.N, self.geometry.L, children
@@ -190,11 +191,9 @@ class Passes:
     def _wanted_splits(self):
         """Teams that share what an owner walks over, so that all of them together end early."""
         shape, size = self.backward_shape, prod(self.shape.geometry.kernel_shape)
-        groups, resident = (
-            max(1, shape.groups(self.geometry.N)),
-            RESIDENT_WARPS * WARP // shape.team,
-        )
-        best = None
+        groups, best = max(1, shape.groups(self.geometry.N)), None
+        _, blocks = taps_bounds(shape, self.gradient_form(True), self._rows)
+        resident = MULTIPROCESSORS * blocks * shape.teams
         for splits in range(1, max(1, min(groups, _SPLITS_BYTES // (4 * size))) + 1):
             walks = ceil_div(self._owners * splits, resident) * ceil_div(groups, splits)
             takes = walks * shape.images * _GROUP_US + splits * size * _SPLIT_US
@@ -283,7 +282,12 @@ class DynamicPasses(Passes):
 
     @cached_property
     def backward_form(self):
-        return Earlier(self.shape, self.options.softmax_over)
+        return Earlier(self.backward_shape, self.options.softmax_over)
+
+    def gradient_form(self, has_logits):
+        """The form of what reaches votes."""
+        o = self.options
+        return DynamicGradient(self.backward_shape, o.softmax_over, o.detach, has_logits)
 
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
@@ -356,12 +360,10 @@ class DynamicPasses(Passes):
         arrays = (x, packed, prior, states, states, states, slopes)
         finish = dynamic_ends.make_finish_backward(shape)
         for t in range(last, self.options.first, -1):
-            how = self.shape, self.backward_form, arrays, room["partial"], t, stream
+            how = shape, self.backward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
-        o, has_logits = self.options, logits is not None
-        form = DynamicGradient(shape, o.softmax_over, o.detach, has_logits)
-        self._gradients(form, arrays, dx, room, more, stream)
+        self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
 
     def launch_logits_gradient(self, d_logits, room, stream):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""

@@ -18,7 +18,7 @@ from numbacaps.device.instructions import local_array, shared_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.shape import TEAM_THREADS
+from numbacaps.routing.shape import TEAM_THREADS, bounds
 from numbacaps.routing.votes import make_element, make_parent, make_votes
 
 
@@ -47,7 +47,7 @@ def make_reduce(shape, stored, form, joined):
         *(shape.team, shape.elements, shape.scalars),
     )
     PLACES, JOINED, FIELDS = shape.teams // joined, joined, shape.fields(form.record)
-    SIZE = shape.own_fields(form.record)
+    SIZE = size = shape.own_fields(form.record)
     HELD, RECORD = form.held, shape.scalars * SIZE
     SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
     sums = shape.sums
@@ -60,8 +60,12 @@ def make_reduce(shape, stored, form, joined):
     )
     FIELDS, SIZE, HELD, RECORD, SHARED = map(specialized, (FIELDS, SIZE, HELD, RECORD, SHARED))
 
+    BOUNDS = tuple(
+        map(specialized, bounds(shape, shape.elements + form.held + shape.scalars * size))
+    )
+
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=BOUNDS)
     def routing_reduce_kernel(
         x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
         w,  # in   (Q, E2, P)

@@ -17,7 +17,7 @@ from numbacaps.device.workspace import Rooms
 from numbacaps.routing.em_passes import EMPasses
 from numbacaps.routing.passes import DynamicPasses
 
-WORKSPACE = 16 << 20  # bytes that a part may always take
+WORKSPACE = 28 << 20  # bytes that a part may always take
 _SHARE = 4  # or this part of the operands' bytes
 _KEPT = 32
 

@@ -18,10 +18,10 @@ from numbacaps.geometry import Geometry
 
 WARP = 32
 TEAM_THREADS = 32 if SIMULATED else 128  # of a block
-_WANTED_WARPS = (
-    4 if SIMULATED else 132 * 16
-)  # of a grid: H100's multiprocessors, so that a sum's order is one
-RESIDENT_WARPS = 2 if SIMULATED else 132 * 8  # of a kernel that takes many registers
+MULTIPROCESSORS = 1 if SIMULATED else 132  # H100's, so that a sum's order is one
+_WANTED_WARPS = 4 if SIMULATED else MULTIPROCESSORS * 16  # of a grid
+_REGISTERS = 1 << 16  # of a multiprocessor
+_MOST_BLOCKS = 3  # that registers are spilled for, if a few are
 _FEWEST_CHILDREN = 4  # of a team
 _MOST_ELEMENTS = (
     2 if SIMULATED else 8
@@ -146,6 +146,13 @@ class Shape:
 def teams_wanted(shape):
     """Of a grid."""
     return _WANTED_WARPS * WARP // shape.team
+
+
+def bounds(shape, numbers):
+    """(threads of a block, blocks for which a multiprocessor must have room) where a lane holds so many numbers."""
+    registers = numbers * shape.sums.itemsize // 4
+    blocks = _REGISTERS // (TEAM_THREADS * registers)
+    return TEAM_THREADS, max(1, min(blocks, _MOST_BLOCKS))
 
 
 @dataclass(frozen=True)
