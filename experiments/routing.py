@@ -5,7 +5,8 @@ contestant the median milliseconds, bytes beside operands and results at the mos
 float64. A pass is "forward", or "training", forward and backward. The contestants:
 
 - fused: ours as PyTorch's operator, called again and again; graph: the same launches as a CUDA graph, one call a graph;
-- torch: votes by einsum, stored, and routed by PyTorch; compiled: the same by torch.compile, max-autotune.
+- torch: votes by einsum, stored, and routed by PyTorch; torch_graph: the same as a CUDA graph; compiled: by torch.compile,
+  max-autotune.
 
 All multiply float32 without TF32. ``--workloads digitcaps-128,em-conv1-8`` is a quick run.
 """
@@ -15,11 +16,9 @@ import sys
 from experiments.measuring import device_memory, measure, opponents, routed
 from experiments.measuring.clocks import extra_bytes, milliseconds
 from experiments.measuring.listed import Listed
+from experiments.measuring.routing_rows import KEYS, NAME, VALUES, told
 
-NAME = "routing"
 MINUTES = 12  # that a run takes, about
-KEYS = ("workload", "pass", "contestant")
-VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
 _LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant",))
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
@@ -32,19 +31,6 @@ def make_parser():
         "contestants": (tuple(routed.CONTESTANTS), "who computes them"),
     }
     return _LISTED.parser(__doc__, choices)
-
-
-def captured(call):
-    """A replay of a call as a CUDA graph."""
-    cuda = opponents.torch().cuda
-    stream, graph = cuda.Stream(), cuda.CUDAGraph()
-    stream.wait_stream(cuda.current_stream())
-    with cuda.stream(stream):
-        call()  # compiled, and its workspace on this stream there: a stream that is captured allocates nothing
-    cuda.synchronize()
-    with cuda.graph(graph, stream=stream):
-        call()
-    return graph.replay
 
 
 def measure_case(case):
@@ -72,9 +58,11 @@ def _timed(workload, wanted, contestant):
         direct()
         extra = workspace()
     if contestant == "graph":
-        return {"ms": milliseconds(captured(direct)), "extra_mb": extra / 1e6}
+        return {"ms": milliseconds(routed.captured(direct)), "extra_mb": extra / 1e6}
     call = routed.CONTESTANTS[contestant](workload, tensors, wanted)
     ms = milliseconds(call)
+    if contestant == "torch_graph":  # its memory is its own pool's, as much as without a graph
+        return {"ms": ms}
     if contestant != "fused":
         results = workload.nbytes(wanted) - workload.nbytes("forward")  # gradients
         extra = max(0, extra_bytes(call) - results - tensors["dy"].numel() * 4)
@@ -91,28 +79,6 @@ def cases(options):
     ]
 
 
-def table(rows):
-    """The lines of the printed table: times, and how often ours goes into the best opponent's."""
-    lines = [f"{'ms':18}{'pass':10}" + "".join(f"{name:>12}" for name in routed.CONTESTANTS)]
-    lines[0] += f"{'ratio':>8}{'peak':>7}{'error':>10}"
-    found = {tuple(row[key] for key in KEYS): row for row in rows}
-    for workload, wanted in dict.fromkeys((row["workload"], row["pass"]) for row in rows):
-        own = {name: found.get((workload, wanted, name)) for name in routed.CONTESTANTS}
-        times = {name: float(row["ms"]) for name, row in own.items() if row and row["ms"]}
-        cells = "".join(f"{times[name]:12.4g}" if name in times else f"{'-':>12}" for name in own)
-        line = f"{workload:18}{wanted:10}{cells}"
-        ours = [times[name] for name in ("fused", "graph") if name in times]
-        theirs = [times[name] for name in ("torch", "compiled") if name in times]
-        line += f"{min(theirs) / min(ours):8.1f}" if ours and theirs else f"{'-':>8}"
-        row = own["graph"] or own["fused"]
-        if row and row["ms"]:
-            peak = 1 + float(row["extra_mb"]) / float(row["operands_mb"])
-            line += f"{peak:7.2f}{float(row['error']):10.1e}"
-        lines.append(line)
-        lines += [f"  {name}: {row['note']}" for name, row in own.items() if row and row["note"]]
-    return lines
-
-
 def jobs(options):
     """(keys, work) of every row; ImportError where PyTorch is not here."""
     opponents.torch_on_gpu()
@@ -120,7 +86,7 @@ def jobs(options):
 
 
 def main(arguments=None):
-    return _LISTED.main(make_parser(), arguments, jobs, table)
+    return _LISTED.main(make_parser(), arguments, jobs, told)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 
-from experiments.measuring import paper, torch_rows
+from experiments.measuring import paper, routing_rows, torch_rows
 from experiments.measuring.problem import NETWORK_PASSES
 from experiments.plots.lines import FOLD, added, columns, is_ours, variants
 from experiments.plots.rows import (
@@ -398,6 +398,28 @@ def _torch(data):
     return "\n\n".join(parts)
 
 
+def _routing(data):
+    """Routing: our time as a CUDA graph beside stored votes."""
+    cases = routing_rows.cases(data["routing"])
+    if not cases:
+        return ""
+    header = ["workload", "pass", "PyTorch ms", "as a graph", "compiled", "ours ms", "ratio"]
+    header += ["peak, PyTorch", "ours", "error"]
+    cells = []
+    for case in cases:
+        ours = case.ours
+        numbers = *map(case.ms, routing_rows.THEIRS), ours and float(ours["ms"]), case.ratio
+        peaks = [case.peak("torch") if case.ms("torch") else None]
+        peaks += [case.peak(ours["contestant"]) if ours else None]
+        error = f"{float(ours['error']):.1e}" if ours else ""
+        cells.append((case.workload, case.wanted, *map(_or_nothing, (*numbers, *peaks)), error))
+    words = (
+        "Median ms, ours as a CUDA graph; peak is the most memory over that of operands and results; "
+        "the error is ours, from float64:"
+    )
+    return "\n\n".join((_heading(data["routing"], words), _markdown(header, cells, words=2)))
+
+
 def _or_nothing(value):
     """A number's digits; nothing of None."""
     return "" if value is None else digits(value)
@@ -451,6 +473,7 @@ _TABLES = {
     "forward": _forward,
     "rungs": _rungs,
     "torch": _torch,
+    "routing": _routing,
     "ceilings": _ceilings,
 }
 # Which file holds which tables; {gpu} is the folder of a GPU's results. A table whose marker a file lacks is left

@@ -14,6 +14,7 @@
 `memory`        peak memory against the batch
 `distribution`  how much faster than the library over geometries drawn at random
 `scaling`       one model trained on several GPUs
+`routing`       routing beside PyTorch with stored votes
 `torch_layers`  layers for PyTorch: training steps, and what a call costs the host
 `training`      a training run: curves, confusion matrix, wrong digits, first kernels
 `paper`         the same figures for print

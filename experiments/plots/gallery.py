@@ -12,6 +12,7 @@ from experiments.plots import (
     distribution,
     memory,
     roofline,
+    routing,
     scaling,
     speedup,
     stages,
@@ -41,7 +42,7 @@ class Style:
         ``sweep(workload, rows, baseline)``: a figure.
     table1, workloads, roofline, memory, drawn, stages : callable
         ``draw(rows)``: a figure.
-    torch_layers, scaling : callable or None
+    torch_layers, scaling, routing : callable or None
         The same; None where the style has no such figure.
     """
 
@@ -56,6 +57,7 @@ class Style:
     stages: Callable
     torch_layers: Callable | None = None
     scaling: Callable | None = None
+    routing: Callable | None = None
 
 
 STYLES = {
@@ -71,6 +73,7 @@ STYLES = {
         stages.draw,
         torch_layers.draw,
         scaling.draw,
+        routing.draw,
     ),
     "paper": Style(
         column.STYLE,
@@ -121,6 +124,8 @@ def draw_all(data, baseline, look=STYLES["screen"]):
         jobs.append(("torch-layers", "torch", partial(look.torch_layers, data["torch"])))
     if look.scaling:
         jobs.append(("scaling", "scaling", partial(look.scaling, data["scaling"])))
+    if look.routing:
+        jobs.append(("routing", "routing", partial(look.routing, data["routing"])))
     for name in of_passes(data):
         if name == "fused" or name not in EXPERIMENTS:
             jobs += _of_any(name, data[name], baseline, look)

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from experiments import record, routing
-from experiments.measuring import command, device_memory, listed, opponents, provenance, routed
+from experiments.measuring import (
+    command,
+    device_memory,
+    listed,
+    opponents,
+    provenance,
+    routed,
+    routing_rows,
+    tables,
+)
+from experiments.plots import routing as figure
+from experiments.plots.rows import EXPERIMENTS, Lacking
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
@@ -86,15 +97,15 @@ def _here(monkeypatch, tmp_path):
 def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
     arguments, timed = _here(monkeypatch, tmp_path)
     assert routing.main(arguments) == 0
-    assert len(timed) == 2 * 2 * 4
+    assert len(timed) == 2 * 2 * 5
     rows = routing.listing(tmp_path / "here").rows
-    assert len(rows) == 16 and {row["note"] for row in rows} >= {""}
+    assert len(rows) == 20 and {row["note"] for row in rows} >= {""}
     assert all("no compiler" in row["note"] for row in rows if row["contestant"] == "compiled")
     said = capsys.readouterr().out
     assert "digitcaps-128" in said and "1.0e-07" in said and "no compiler" in said
-    assert routing.main(arguments) == 0 and len(timed) == 16, "rows are kept"
+    assert routing.main(arguments) == 0 and len(timed) == 20, "rows are kept"
     routing.main([*arguments, "--passes", "forward", "--fresh"])
-    assert len(timed) == 24
+    assert len(timed) == 30
 
 
 def test_shards_are_the_whole_and_who_is_compared_falls_to_one(monkeypatch, tmp_path):
@@ -122,10 +133,43 @@ def test_the_ratio_is_to_the_best_opponent():
             "error": "1e-7",
         }
         | {"operands_mb": "2", "extra_mb": "1"}
-        for name, ms in (("fused", "4"), ("graph", "2"), ("torch", "30"), ("compiled", "20"))
+        for name, ms in (
+            *(("fused", "4"), ("graph", "2")),
+            *(("torch", "30"), ("torch_graph", "25"), ("compiled", "20")),
+        )
     ]
-    line = routing.table(rows)[1].split()
-    assert line[:2] == ["digitcaps-1", "forward"] and line[6:] == ["10.0", "1.50", "1.0e-07"]
+    line = routing_rows.told(rows)[1].split()
+    assert line[:2] == ["digitcaps-1", "forward"] and line[7:] == ["10.0", "1.50", "1.0e-07"]
+
+
+def _measured():
+    """Rows of which one failed."""
+    row = dict.fromkeys(routing.VALUES, "") | {"workload": "em-class-8", "operands_mb": "2"}
+    row |= NOW | {"error": "1e-7", "extra_mb": "1", "gpu_uuid": ""}
+    times = {"graph": "0.25", "torch": "2.5", "torch_graph": "1"}
+    rows = [row | {"pass": "forward", "contestant": name, "ms": ms} for name, ms in times.items()]
+    return [*rows, row | {"pass": "training", "contestant": "graph", "note": "RuntimeError: lost"}]
+
+
+def test_the_figure_and_the_table():
+    drawn = figure.draw(_measured())
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        "forward",
+        "forward and backward",
+    ]
+    words = [text.get_text() for text in drawn.axes[0].texts]
+    assert words == ["0.250  (1)", "2.50  (1)", "1.00  (1)"]
+    assert [text.get_text() for text in drawn.axes[1].texts] == ["× failed"]
+    names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+    assert names[0] == "em-class-8, numbacaps, CUDA graph"
+    with pytest.raises(Lacking):
+        figure.draw([])
+    data = dict.fromkeys(EXPERIMENTS, ()) | {"torch": [], "routing": _measured()}
+    made = tables.tables(data)["routing"]
+    assert (
+        "| em-class-8 | forward | 2.50 | 1.00 |  | 0.250 | 4.00 | 1.50 | 1.50 | 1.0e-07 |" in made
+    )
+    assert "| em-class-8 | training |  |  |  |  |  |  |  |  |" in made
 
 
 def test_bad_names_are_refused(capsys):

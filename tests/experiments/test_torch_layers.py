@@ -454,7 +454,7 @@ def test_what_is_printed():
 
 def test_the_table():
     data = dict.fromkeys(("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed"))
-    made = tables.tables({name: [] for name in data} | {"torch": _rows()})
+    made = tables.tables({name: [] for name in data} | {"torch": _rows(), "routing": []})
     assert list(made) == ["torch"]
     assert (
         "| published | default | graph | 0.750 | 0.250 | 3.00 | 0.125 | 60.0 | 30.0 |"

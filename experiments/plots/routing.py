@@ -1,0 +1,84 @@
+"""The figure of routing: ours, which stores no votes, beside PyTorch with them."""
+
+from experiments.measuring import routing_rows
+from experiments.measuring.routing_rows import CONTESTANTS
+from experiments.plots.bars import draw_bar, name_bars, time_scale
+from experiments.plots.canvas import Sheet
+from experiments.plots.lines import FOLD, Line, Time
+from experiments.plots.rows import Lacking, reason
+
+_BARS = {
+    "graph": Line("numbacaps, CUDA graph", "fused", "ieee", ()),
+    "fused": Line("numbacaps, eager", "indexed", "ieee", ()),
+    "torch": Line("PyTorch, votes stored", FOLD, "ieee", ()),
+    "torch_graph": Line("PyTorch, CUDA graph", "torch_fold_nhwc", "ieee", ()),
+    "compiled": Line("PyTorch, compiled", "torch_unfold_einsum", "ieee", ()),
+}
+_TITLES = {"forward": "forward", "training": "forward and backward"}
+_WIDTH, _LEFT, _GAP, _BAR = 3.9, 3.3, 0.6, 0.2  # inches
+
+
+def draw(rows):
+    """Bars: a panel for each pass, a group of bars for each workload.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Of the experiment routing.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    Lacking
+        No rows.
+    """
+    cases = routing_rows.cases(rows)
+    if not cases:
+        raise Lacking("no rows of routing")
+    passes = [wanted for wanted in _TITLES if any(case.wanted == wanted for case in cases)]
+    shown = [name for name in CONTESTANTS if any(name in case.rows for case in cases)]
+    workloads = list(dict.fromkeys(case.workload for case in cases))
+    height = _BAR * (len(shown) + 0.6) * len(workloads)
+    sheet = Sheet(
+        _LEFT + len(passes) * (_WIDTH + _GAP),
+        2.2 + height,
+        "Routing without stored votes beside PyTorch with them",
+        (
+            "medians, float32 without TF32; in brackets the most memory beside operands and results, MB",
+        ),
+        rows,
+    )
+    for i, wanted in enumerate(passes):
+        place = _LEFT + i * (_WIDTH + _GAP), 1.5
+        axes = sheet.panel(*place, _WIDTH, height, _TITLES[wanted])
+        own = {case.workload: case for case in cases if case.wanted == wanted}
+        _draw_panel(axes, [own[name] for name in workloads if name in own], shown, i)
+    return sheet.figure
+
+
+def _draw_panel(axes, cases, shown, column):
+    times = {
+        (case.workload, name): _time(case.rows[name])
+        for case in cases
+        for name in shown
+        if name in case.rows
+    }
+    time_scale(axes, times.values(), room=0.35)
+    names, y = {}, 0.0
+    for case in cases:
+        for name in shown:
+            if name in case.rows:
+                words = f"  ({float(case.rows[name]['extra_mb'] or 0):.3g})"
+                draw_bar(axes, y, times[case.workload, name], _BARS[name], words)
+                names[y] = f"{case.workload}, {_BARS[name].label}"
+                y += 1
+        y += 0.6
+    name_bars(axes, y - 0.6, {} if column else names, size=8)
+
+
+def _time(row):
+    ms = float(row["ms"]) if row["ms"] else None
+    return Time(ms, "" if ms else reason(row))
