@@ -71,7 +71,7 @@ def _draw_panel(axes, cases, shown, column):
     for case in cases:
         for name in shown:
             if name in case.rows:
-                words = f"  ({float(case.rows[name]['extra_mb'] or 0):.3g})"
+                words = _memory(case.rows[name])
                 draw_bar(axes, y, times[case.workload, name], _BARS[name], words)
                 names[y] = f"{case.workload}, {_BARS[name].label}"
                 y += 1
@@ -82,3 +82,11 @@ def _draw_panel(axes, cases, shown, column):
 def _time(row):
     ms = float(row["ms"]) if row["ms"] else None
     return Time(ms, "" if ms else reason(row))
+
+
+def _memory(row):
+    """What stands behind a bar."""
+    if not row["extra_mb"]:
+        return ""
+    mb = float(row["extra_mb"])
+    return f"  ({mb:,.0f})" if mb >= 100 else f"  ({mb:.3g})"
