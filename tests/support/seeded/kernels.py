@@ -9,6 +9,7 @@ _HOPPER = "tests/fused/test_hopper.py"
 _MMA_SYNC = "tests/fused/test_mma_sync.py"
 _NN_KERNELS = "tests/nn/test_nn_kernels.py"
 _EDGES = "tests/algorithms/test_edges.py"
+_ROUTING = "tests/routing/test_routing.py"
 
 FAULTS = [
     Fault(
@@ -284,5 +285,47 @@ FAULTS = [
         "        if i == 0:\n            step[at(0)] += 1\n",
         "",
         f"{_NN_KERNELS} -k counts",
+    ),
+    Fault(
+        "routing's dx without the dilation",
+        "numbacaps/routing/gradient.py",
+        "row = h + PH - kh * DH",
+        "row = h + PH - kh",
+        _ROUTING,
+    ),
+    Fault(
+        "what lanes add up by halves goes to the neighbour's half",
+        "numbacaps/routing/team.py",
+        "upper = lane & BIT != 0",
+        "upper = lane & BIT == 0",
+        _ROUTING,
+    ),
+    Fault(
+        "lanes that share a parent add up their own columns alone",
+        "numbacaps/routing/dynamic.py",
+        "+ columns_sum(b)",
+        "+ b",
+        _ROUTING,
+    ),
+    Fault(
+        "a team's last images are added to w's gradient though there are none",
+        "numbacaps/routing/gradient.py",
+        "is_there = where >= 0 and live and n + m < N",
+        "is_there = where >= 0",
+        _ROUTING,
+    ),
+    Fault(
+        "the first iteration's R is 1 / P though it is normalised over all windows",
+        "numbacaps/routing/em_backward.py",
+        "is_even = IS_EVEN and t == 0",
+        "is_even = t == 0",
+        _ROUTING,
+    ),
+    Fault(
+        "of what blocks leave of a parent the second record is lost",
+        "numbacaps/routing/ends.py",
+        "        block = 1\n",
+        "        block = 2\n",
+        _ROUTING,
     ),
 ]
