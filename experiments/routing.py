@@ -16,7 +16,7 @@ import sys
 from experiments.measuring import device_memory, measure, opponents, routed
 from experiments.measuring.clocks import extra_bytes, milliseconds
 from experiments.measuring.listed import Listed
-from experiments.measuring.routing_rows import KEYS, NAME, VALUES, told
+from experiments.measuring.routing_rows import KEYS, NAME, OURS, VALUES, told
 
 MINUTES = 12  # that a run takes, about
 _LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant",))
@@ -52,8 +52,13 @@ def measure_case(case):
 
 def _timed(workload, wanted, contestant):
     """Time, and bytes beside operands and results."""
-    tensors = workload.tensors()
-    if contestant in ("fused", "graph"):
+    tensors, results = workload.tensors(), workload.nbytes(wanted) - workload.nbytes("forward")
+    if workload.options.is_summed and contestant == "graph":
+        eager = routed.CONTESTANTS["fused"](workload, tensors, wanted)
+        extra = max(0, extra_bytes(eager) - results - tensors["dy"].numel() * 4)
+        return {"ms": milliseconds(routed.captured(eager)), "extra_mb": extra / 1e6}
+    is_direct = contestant in OURS and not workload.options.is_summed
+    if is_direct:
         direct, workspace = routed.launched(workload, tensors, wanted)
         direct()
         extra = workspace()
@@ -63,8 +68,7 @@ def _timed(workload, wanted, contestant):
     ms = milliseconds(call)
     if contestant == "torch_graph":  # its memory is its own pool's, as much as without a graph
         return {"ms": ms}
-    if contestant != "fused":
-        results = workload.nbytes(wanted) - workload.nbytes("forward")  # gradients
+    if not is_direct:  # the results that PyTorch allocates are no extra
         extra = max(0, extra_bytes(call) - results - tensors["dy"].numel() * 4)
     return {"ms": ms, "extra_mb": extra / 1e6}
 

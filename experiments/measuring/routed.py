@@ -67,8 +67,9 @@ class Workload:
 
     @property
     def votes_nbytes(self):
-        """Bytes of the votes, which ours does not store."""
-        return 4 * prod(self.geometry.votes_shape)
+        """Bytes of the votes, which ours does not store unless they are summed over the window."""
+        g = self.geometry
+        return 4 * prod(g.summed_votes_shape if self.options.is_summed else g.votes_shape)
 
     @property
     def flop(self):
@@ -90,6 +91,9 @@ for _N in (8, 64):
     WORKLOADS[f"em-conv2-{_N}"] = Workload(_em_conv(_N, 32, 32, 6, 3), _EM)
     WORKLOADS[f"em-class-{_N}"] = Workload(_em_conv(_N, 32, 5, 4, 4), _EM)
 WORKLOADS["apple-conv-128"] = Workload(_em_conv(128, 32, 32, 16, 3, 2))
+WORKLOADS["segcaps-r3-1"] = Workload(
+    Geometry(1, 16, 4, 128, 128, 5, 5, 1, 1, 32, 32, (1, 1), (2, 2)), Options(votes="sum")
+)
 
 
 # ---- contestants
@@ -124,7 +128,7 @@ def _by_torch(run):
 def _form(workload):
     """The options of numbacaps.torch.capsule_routing."""
     g, o = workload.geometry, workload.options
-    names = ("routing", "iterations", "softmax_over", "normalise", "lam", "epsilon")
+    names = ("routing", "iterations", "softmax_over", "normalise", "lam", "epsilon", "votes")
     form = {name: getattr(o, name) for name in names}
     form |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
     return form | {"product": "gab,gbc->gac"}
@@ -150,7 +154,7 @@ def plain(workload, tensors):
 
     x, w, o = tensors["x"], tensors["w"], workload.options
     g = replace(workload.geometry, N=x.shape[0])
-    V = plain_routing.votes(x, w, g)
+    V = plain_routing.votes(x, w, g, o.is_summed)
     if not o.is_em:
         found = (plain_routing.dynamic(V, None, o),)
     else:
@@ -192,7 +196,10 @@ def captured(call):
 
 
 def launched(workload, tensors, wanted):
-    """Ours without a call's checks: what a CUDA graph captures. Returns (function, bytes of workspace)."""
+    """Ours without a call's checks: what a CUDA graph captures. Returns (function, bytes of workspace).
+
+    Votes that are summed over the window are computed by PyTorch's operator, and have no such function.
+    """
     torch = opponents.torch()
     g, o = replace(workload.geometry, N=tensors["x"].shape[0]), workload.options
     runner = Runner(g, np.dtype(np.float32), o)
@@ -224,7 +231,11 @@ def launched(workload, tensors, wanted):
 
 CONTESTANTS = {
     "fused": _by_torch(fused),
-    "graph": lambda *how: launched(*how)[0],
+    "graph": lambda workload, *how: (
+        captured(_by_torch(fused)(workload, *how))
+        if workload.options.is_summed
+        else launched(workload, *how)[0]
+    ),
     "torch": _by_torch(plain),
     "torch_graph": lambda *how: captured(_by_torch(plain)(*how)),
     "compiled": _compiled,
