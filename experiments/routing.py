@@ -52,10 +52,13 @@ def measure_case(case):
 
 def _timed(workload, wanted, contestant):
     """Time, and bytes beside operands and results."""
-    tensors, results = workload.tensors(), workload.nbytes(wanted) - workload.nbytes("forward")
+    tensors = workload.tensors()
+    # What PyTorch allocates for results: gradients, too, in training.
+    of_results = workload.nbytes(wanted) - workload.nbytes("forward")
+    of_results = of_results or tensors["dy"].numel() * 4
     if workload.options.is_summed and contestant == "graph":
         eager = routed.CONTESTANTS["fused"](workload, tensors, wanted)
-        extra = max(0, extra_bytes(eager) - results - tensors["dy"].numel() * 4)
+        extra = max(0, extra_bytes(eager) - of_results)
         return {"ms": milliseconds(routed.captured(eager)), "extra_mb": extra / 1e6}
     is_direct = contestant in OURS and not workload.options.is_summed
     if is_direct:
@@ -69,7 +72,7 @@ def _timed(workload, wanted, contestant):
     if contestant == "torch_graph":  # its memory is its own pool's, as much as without a graph
         return {"ms": ms}
     if not is_direct:  # the results that PyTorch allocates are no extra
-        extra = max(0, extra_bytes(call) - results - tensors["dy"].numel() * 4)
+        extra = max(0, extra_bytes(call) - of_results)
     return {"ms": ms, "extra_mb": extra / 1e6}
 
 

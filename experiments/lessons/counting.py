@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.lessons.example import unwritten
-from experiments.walk.watch import READ, watching
+from experiments.walk.watch import READ, SECTOR, watching
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.fused import implicit_gemm
@@ -20,6 +20,19 @@ def elements(launches, kind=READ):
     """
     return sum(
         len(launch.of(number, kind))
+        for launch in launches
+        for number, memory in enumerate(launch.memories)
+        if not memory.shared and memory.itemsize == FLOAT.itemsize
+    )
+
+
+def sectors(launches, kind=READ):
+    """Different sectors of 32 bytes of float32 that each launch reads (or writes) in global memory.
+
+    They come from memory, or go there, once at the least; what a launch reads again may come from a cache.
+    """
+    return sum(
+        len(np.unique(launch.of(number, kind)[:, 4] * memory.itemsize // SECTOR))
         for launch in launches
         for number, memory in enumerate(launch.memories)
         if not memory.shared and memory.itemsize == FLOAT.itemsize

@@ -12,7 +12,7 @@
 import numpy as np
 from matplotlib.colors import to_rgb
 
-from experiments.lessons.counting import elements
+from experiments.lessons.counting import sectors
 from experiments.lessons.course import check, open_lesson
 from experiments.lessons.drawing import heat, page, pixels
 from experiments.lessons.example import X
@@ -137,7 +137,8 @@ print(
 
 # %% [markdown]
 # So a pass computes a child's votes, uses them, and forgets them. The algorithm `stored` writes the votes first and reads them in
-# every pass. Otherwise both run the same kernels at this precision. Counted here for a small batch, the digit and its shifts:
+# every pass. Otherwise both run the same kernels at this precision. Counted here for a small batch, the digit and its shifts, is what
+# each kernel must bring from memory once and take there; what it reads again may come from a cache:
 
 # %%
 batch = np.concatenate([np.roll(X, shift, axis=3) for shift in range(4)])
@@ -145,14 +146,14 @@ counted = {}
 for algorithm in ("stored", "fused"):
     with watching({}) as launches:
         capsule_routing(batch, kernel, algorithm=algorithm, **how)
-    counted[algorithm] = elements(launches, READ), elements(launches, WRITE)
+    counted[algorithm] = sectors(launches, READ), sectors(launches, WRITE)
     passes = sum("reduce" in launch.kernel.__name__ for launch in launches)
     memories = {memory.name for launch in launches for memory in launch.memories}
     has = "votes" in memories
     print(
         f"{algorithm}: {passes} passes over the children; votes in memory: {'yes' if has else 'no'}"
     )
-    print("  elements read {}, written {}".format(*counted[algorithm]))
+    print("  sectors of 32 bytes from memory {}, to memory {}".format(*counted[algorithm]))
     assert has == (algorithm == "stored")
 assert all(fused < stored for fused, stored in zip(counted["fused"], counted["stored"]))
 

@@ -1,7 +1,7 @@
 """Routing problems of published networks, and who computes them: numbacaps' kernels, and PyTorch with stored votes.
 
 A contestant is made for a workload, its tensors and a pass; it is a function without arguments that returns results, or
-results and gradients, in the order of :func:`names`.
+results and gradients, those in the order of :attr:`Workload.operands`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,12 +10,14 @@ from math import prod
 import numpy as np
 
 from experiments.measuring import opponents
+from experiments.measuring.problem import WrongResult
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner
 
 PASSES = ("forward", "training")  # the second is forward and backward
+LIMIT = 1e-4  # of a result's error; float32's own is up to 7e-6, where variances divide
 _OF_IMAGES = ("x", "dy", "activations", "d_activations")  # operands whose first axis is images
 
 
@@ -242,10 +244,15 @@ CONTESTANTS = {
 }
 
 
-def error(make, workload, wanted, images=2, device="cuda"):
+def error(make, workload, wanted, images=8, device="cuda"):
     """Largest difference from PyTorch in float64, relative to the largest element of each array, of the first images.
 
     Forward, all images are routed, by the kernels that are timed. All images add to gradients, so there only the first are routed.
+
+    Raises
+    ------
+    WrongResult
+        It is more than :data:`LIMIT`, or no number.
     """
     is_forward = wanted == "forward"
     given = workload.tensors(None if is_forward else images, device)
@@ -261,4 +268,7 @@ def error(make, workload, wanted, images=2, device="cuda"):
         float((one.detach().double() - other.detach()).abs().max() / other.detach().abs().max())
         for one, other in zip(found, want, strict=True)
     ]
-    return max(differences)
+    found = max(differences)
+    if not found <= LIMIT:
+        raise WrongResult(f"wrong result: relative error {found:.1e}, at most {LIMIT:.1e}")
+    return found

@@ -55,28 +55,28 @@ def draw(rows):
         place = _LEFT + i * (_WIDTH + _GAP), 1.5
         axes = sheet.panel(*place, _WIDTH, height, _TITLES[wanted])
         own = {case.workload: case for case in cases if case.wanted == wanted}
-        _draw_panel(axes, [own[name] for name in workloads if name in own], shown, i)
+        _draw_panel(axes, own, workloads, shown, named=i == 0)
     return sheet.figure
 
 
-def _draw_panel(axes, cases, shown, column):
-    times = {
-        (case.workload, name): _time(case.rows[name])
-        for case in cases
+def _draw_panel(axes, cases, workloads, shown, named):
+    """Bars at the same places in every panel; a contestant that was not measured leaves its place free."""
+    rows = {
+        (workload, name): cases[workload].rows[name]
+        for workload in workloads
         for name in shown
-        if name in case.rows
+        if workload in cases and name in cases[workload].rows
     }
-    time_scale(axes, times.values(), room=0.35)
+    time_scale(axes, [_time(row) for row in rows.values()], room=0.35)
     names, y = {}, 0.0
-    for case in cases:
+    for workload in workloads:
         for name in shown:
-            if name in case.rows:
-                words = _memory(case.rows[name])
-                draw_bar(axes, y, times[case.workload, name], _BARS[name], words)
-                names[y] = f"{case.workload}, {_BARS[name].label}"
-                y += 1
+            if row := rows.get((workload, name)):
+                draw_bar(axes, y, _time(row), _BARS[name], _memory(row))
+            names[y] = f"{workload}, {_BARS[name].label}"
+            y += 1
         y += 0.6
-    name_bars(axes, y - 0.6, {} if column else names, size=8)
+    name_bars(axes, y - 0.6, names if named else {}, size=8)
 
 
 def _time(row):
