@@ -30,6 +30,46 @@ def test_dynamic(case, algorithm, over, detach, rng):
     support.check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
 
 
+@pytest.mark.slow(but=["window-fused-parents-False", "class-fused-children-True"])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("over", ["parents", "children"])
+@pytest.mark.parametrize("algorithm", ["fused", "stored"])
+@pytest.mark.parametrize("case", ["window", "class"])
+def test_without_logits(case, algorithm, over, detach, rng):
+    """The first iteration's couplings are even then, which the gradient knows."""
+    g = support.CASES[case]
+    given = support.operands(g, rng, em=False)
+    given["logits"][:] = 0
+    wanted = support.want_dynamic(g, given, softmax_over=over, detach=detach)
+    del given["logits"], wanted.gradients["logits"]
+    support.check(g, given, wanted, algorithm=algorithm, softmax_over=over, detach=detach)
+
+
+# More elements than a block between two passes has threads, on the simulator; a row and a column of them; on a GPU, too.
+_LONG = {
+    "square": Geometry(2, 3, 2, 2, 2, 2, 2, 1, 6, 2, 7),
+    "row": Geometry(2, 2, 3, 1, 1, 1, 1, 1, 1, 3, 300),
+    "column": Geometry(2, 2, 3, 1, 1, 1, 1, 1, 300, 3, 1),
+}
+
+
+@pytest.mark.slow(but=["square"])
+@pytest.mark.parametrize("case", _LONG)
+def test_long_capsules(case, rng):
+    g = _LONG[case]
+    given = support.operands(g, rng, em=False)
+    given["w"] /= g.E3**0.5  # so that no parent has a child alone, which leaves no gradient
+    support.check(g, given, support.want_dynamic(g, given), algorithm="ieee")
+
+
+@pytest.mark.slow
+def test_long_capsules_by_em_routing(rng):
+    g = _LONG["square"]
+    given = support.operands(g, rng, em=True)
+    form = {"routing": "em", "lam": 1.0, "algorithm": "ieee"}
+    support.check(g, given, support.want_em(g, given), **form)
+
+
 @pytest.mark.slow(but=["*-numpy-*", "dilated-fused-all-False"])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("normalise", ["window", "all"])
