@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from matplotlib import style
@@ -42,8 +42,8 @@ class Style:
         ``sweep(workload, rows, baseline)``: a figure.
     table1, workloads, roofline, memory, drawn, stages : callable
         ``draw(rows)``: a figure.
-    torch_layers, scaling, routing : callable or None
-        The same; None where the style has no such figure.
+    listed : dict of str to callable
+        The same by the names of :data:`experiments.plots.rows.LISTED`; those that the style has figures of.
     """
 
     settings: dict
@@ -55,9 +55,7 @@ class Style:
     memory: Callable
     drawn: Callable
     stages: Callable
-    torch_layers: Callable | None = None
-    scaling: Callable | None = None
-    routing: Callable | None = None
+    listed: dict = field(default_factory=dict)
 
 
 STYLES = {
@@ -71,9 +69,7 @@ STYLES = {
         memory.draw,
         distribution.draw,
         stages.draw,
-        torch_layers.draw,
-        scaling.draw,
-        routing.draw,
+        {"torch": torch_layers.draw, "scaling": scaling.draw, "routing": routing.draw},
     ),
     "paper": Style(
         column.STYLE,
@@ -120,12 +116,8 @@ def draw_all(data, baseline, look=STYLES["screen"]):
         ("drawn-speed", "drawn_speed", partial(look.drawn, data["drawn_speed"])),
         ("stages", "stages", partial(look.stages, data["stages"])),
     ]
-    if look.torch_layers:
-        jobs.append(("torch-layers", "torch", partial(look.torch_layers, data["torch"])))
-    if look.scaling:
-        jobs.append(("scaling", "scaling", partial(look.scaling, data["scaling"])))
-    if look.routing:
-        jobs.append(("routing", "routing", partial(look.routing, data["routing"])))
+    for name, draw in look.listed.items():
+        jobs.append((LISTED[name].replace("_", "-"), name, partial(draw, data[name])))
     for name in of_passes(data):
         if name == "fused" or name not in EXPERIMENTS:
             jobs += _of_any(name, data[name], baseline, look)
