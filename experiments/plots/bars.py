@@ -1,6 +1,14 @@
 """What figures of bars share: bars of times on a logarithmic scale, names left of them."""
 
 from experiments.plots.canvas import limits, log_scale
+from experiments.plots.lines import Time
+from experiments.plots.rows import reason
+
+
+def time_of(row):
+    """The time of a row of a CSV with columns of its own, or why it has none."""
+    ms = float(row["ms"]) if row["ms"] else None
+    return Time(ms, "" if ms else reason(row))
 
 
 def time_scale(axes, times, room):

@@ -2,10 +2,10 @@
 
 from experiments.measuring import routing_rows
 from experiments.measuring.routing_rows import CONTESTANTS
-from experiments.plots.bars import draw_bar, name_bars, time_scale
+from experiments.plots.bars import draw_bar, name_bars, time_of, time_scale
 from experiments.plots.canvas import Sheet
-from experiments.plots.lines import FOLD, Line, Time
-from experiments.plots.rows import Lacking, reason
+from experiments.plots.lines import FOLD, Line
+from experiments.plots.rows import Lacking
 
 _BARS = {
     "graph": Line("numbacaps, CUDA graph", "fused", "ieee", ()),
@@ -67,21 +67,16 @@ def _draw_panel(axes, cases, workloads, shown, named):
         for name in shown
         if workload in cases and name in cases[workload].rows
     }
-    time_scale(axes, [_time(row) for row in rows.values()], room=0.35)
+    time_scale(axes, [time_of(row) for row in rows.values()], room=0.35)
     names, y = {}, 0.0
     for workload in workloads:
         for name in shown:
             if row := rows.get((workload, name)):
-                draw_bar(axes, y, _time(row), _BARS[name], _memory(row))
+                draw_bar(axes, y, time_of(row), _BARS[name], _memory(row))
             names[y] = f"{workload}, {_BARS[name].label}"
             y += 1
         y += 0.6
     name_bars(axes, y - 0.6, names if named else {}, size=8)
-
-
-def _time(row):
-    ms = float(row["ms"]) if row["ms"] else None
-    return Time(ms, "" if ms else reason(row))
 
 
 def _memory(row):

@@ -2,10 +2,10 @@
 
 from experiments.measuring import torch_rows
 from experiments.measuring.torch_rows import PRECISIONS
-from experiments.plots.bars import draw_bar, name_bars, time_scale
+from experiments.plots.bars import draw_bar, name_bars, time_of, time_scale
 from experiments.plots.canvas import Sheet
 from experiments.plots.lines import FOLD, Line, Time
-from experiments.plots.rows import Lacking, distinct, reason
+from experiments.plots.rows import Lacking, distinct
 
 _BARS = {  # by the attribute of a step or a call
     "modules": Line("numbacaps.torch", "fused", "ieee", ()),
@@ -73,7 +73,7 @@ def _steps(workload, rows):
             if step.workload == workload and row:
                 peak = torch_rows.number(row, "peak_mb")
                 words = f"  ({peak:.0f})" if peak else ""
-                bars[step.precision, step.mode, name] = _time(row), words
+                bars[step.precision, step.mode, name] = time_of(row), words
     return f"step of {workload}", "ms", bars
 
 
@@ -86,11 +86,6 @@ def _calls(layer, rows):
         for name in ("operator", "plan", "conv2d")
     }
     return f"call of {layer}", "us of the host", bars
-
-
-def _time(row):
-    ms = torch_rows.number(row, "ms")
-    return Time(ms, "" if ms else reason(row))
 
 
 def _groups(bars):
