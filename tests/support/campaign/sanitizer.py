@@ -20,4 +20,5 @@ PART = Part(
     check=check,
     amount=len(_EVERY),
     few=len(_EVERY),
+    shared=True,
 )
