@@ -274,7 +274,8 @@ def asked_to_stop():
 def train(model, run, log):
     """Train to the end of the run, from where the model is.
 
-    After every epoch the test images are classified, a row is logged and the network saved.
+    After every epoch the test images are classified, a row is logged and the network saved, in this order: a row whose
+    network was not saved is dropped by :meth:`Log.begin`.
 
     Parameters
     ----------
@@ -325,7 +326,6 @@ def _train_epoch(model, data, run, log, bar, stop):
     rate = (model.steps - first) * run.batch / (time.perf_counter() - start)
     _show(bar, losses, hits, run, rate)
     test_loss, test_accuracy = evaluate(model, run.digits, run.test_loss)
-    _save(model, run, first)
     log.add(
         run,
         epoch=epoch + 1,
@@ -338,6 +338,7 @@ def _train_epoch(model, data, run, log, bar, stop):
         test_accuracy=test_accuracy,
         images_per_s=rate,
     )
+    _save(model, run, first)  # behind its row: what a killed process has not saved is trained and logged again
 
 
 def classify(model, images):

@@ -171,6 +171,46 @@ def test_ctrl_c_at_the_end_of_an_epoch_keeps_its_row(run, at, steps, epochs):
     assert again.steps == steps and len(training.read(log.path)) == epochs
 
 
+class _Killed(BaseException):
+    """Stands for SIGKILL, of which nobody hears."""
+
+
+@pytest.mark.parametrize("when", ["before the row", "behind the row", "behind the network"])
+def test_killed_between_epochs_no_row_is_lost(run, when, monkeypatch):
+    add, save = training.Log.add, _Model.save
+
+    def killed_at_its_row(log, run, **cells):
+        if when == "behind the row":
+            add(log, run, **cells)
+        if cells["epoch"] == 2:
+            raise _Killed
+        if when == "before the row":
+            add(log, run, **cells)
+
+    def killed_behind_the_network(model, path):
+        save(model, path)
+        if model.steps == 6:
+            raise _Killed
+
+    with monkeypatch.context() as patched:
+        if when == "behind the network":
+            patched.setattr(_Model, "save", killed_behind_the_network)
+        else:
+            patched.setattr(training.Log, "add", killed_at_its_row)
+        with pytest.raises(_Killed):
+            training.train(_Model(), run, _log(run))
+    again, log = _Model(), _log(run)
+    again.load(run.checkpoint)
+    log.begin(run, again.steps)
+    training.train(again, run, log)
+    rows = training.read(log.path)
+    assert [(row["epoch"], row["step"], row["counted"]) for row in rows] == [
+        ("1", "3", "3"),
+        ("2", "6", "3"),
+        ("3", "9", "3"),
+    ]
+
+
 def test_ctrl_c_before_the_first_step(run, monkeypatch):
     order = training.Run.order
 
