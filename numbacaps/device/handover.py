@@ -1,6 +1,6 @@
 """Memory that one stream writes and others read."""
 
-from numbacaps.device.streams import is_capturing
+from numbacaps.device.streams import is_capturing, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -40,7 +40,7 @@ class Handover:
                 "pack before, or capture calls that are given w"
             )
         if self.replayed or self._users - {_address(stream)}:
-            cuda.synchronize()
+            synchronize()
 
     def after_write(self, stream):
         """Call it behind that work."""

@@ -12,6 +12,7 @@ import threading
 import weakref
 from contextlib import suppress
 
+from numbacaps.device.streams import synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
@@ -88,7 +89,7 @@ def _mark(stream):
         event = cuda.event(timing=False)
         event.record(stream)
     except Exception:  # whatever a driver says of a device that has failed
-        cuda.synchronize()
+        synchronize()
         return _Passed()
     return event
 
@@ -115,7 +116,7 @@ def keep_later(stream, held, nbytes=0):
         keep(stream, held, nbytes)
     elif not SIMULATED:
         with suppress(Exception):  # whatever a driver says of a device that has failed
-            cuda.synchronize()
+            synchronize()
 
 
 def let_go():

@@ -1,6 +1,7 @@
 """Streams; and work that is launched kernel by kernel the first time, and as one CUDA graph from then on."""
 
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from functools import lru_cache
@@ -11,18 +12,30 @@ from cuda.bindings import driver
 from numbacaps.device.target import SIMULATED, cuda
 
 
+_whole_device = (
+    threading.RLock()
+)  # held while a stream is captured, and while the whole device is waited for
+
+
 def captured(stream, work):
     """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now."""
-    builder = stream.create_graph_builder()
-    builder.begin_building()
-    try:
-        work()
-    except BaseException:
-        with suppress(Exception):  # what went wrong is what matters
-            builder.end_building()
-        raise
-    builder.end_building()
+    with _whole_device:
+        builder = stream.create_graph_builder()
+        builder.begin_building()
+        try:
+            work()
+        except BaseException:
+            with suppress(Exception):  # what went wrong is what matters
+                builder.end_building()
+            raise
+        builder.end_building()
     return builder.complete()
+
+
+def synchronize():
+    """Wait for all work of the device. CUDA refuses that while any stream is captured, so captures end first."""
+    with _whole_device:
+        cuda.synchronize()
 
 
 class Stream:

@@ -4,6 +4,7 @@ import numpy as np
 
 from numbacaps.arrays import contiguous
 from numbacaps.device.keeping import wait_when_dropped
+from numbacaps.device.streams import synchronize
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn.kernels.gather_rows import gather
 
@@ -25,7 +26,7 @@ class Data:
         self.kind, self._count = kind, len(x)
         self.x = cuda.to_device(contiguous(x))
         self.labels = cuda.to_device(contiguous(np.asarray(labels, np.int64)))
-        cuda.synchronize()
+        synchronize()
 
     def __len__(self):
         return self._count

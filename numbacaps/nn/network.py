@@ -6,8 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from numbacaps.device.keeping import wait_when_dropped
-from numbacaps.device.streams import Beside, Stream
-from numbacaps.device.target import cuda
+from numbacaps.device.streams import Beside, Stream, synchronize
 from numbacaps.nn import checkpoint
 from numbacaps.nn.checks import (
     check_adam,
@@ -353,7 +352,7 @@ class CapsNet:
     def _settle(self):
         """After work that broke off: wait for what was queued, and count the steps that the device has counted."""
         if not self._settled:
-            cuda.synchronize()  # streams beside the computing one too
+            synchronize()  # streams beside the computing one too
             self._steps = int(self.state.step.copy_to_host()[0])
             self._settled = True
 

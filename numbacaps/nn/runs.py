@@ -9,8 +9,7 @@ from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 from numbacaps.device.linking import linked_side_by_side
-from numbacaps.device.streams import Beside, Repeated, Stream
-from numbacaps.device.target import cuda
+from numbacaps.device.streams import Beside, Repeated, Stream, synchronize
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import RowBatch
 from numbacaps.nn.kernels.adam import Adam
@@ -42,7 +41,7 @@ class BySize:
             self._kept[N] = self._kept.pop(N)  # the last one now
             return self._kept[N]
         if len(self._kept) >= KEPT:
-            cuda.synchronize()  # nothing that is queued reads what goes
+            synchronize()  # nothing that is queued reads what goes
             del self._kept[next(iter(self._kept))]
         self._kept[N] = self._make(network, N)
         return self._kept[N]

@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from numbacaps.device.streams import synchronize
 from numbacaps.device.target import cuda
 from numbacaps.nn.kernels.adam import adam_step
 from numbacaps.nn.kernels.he_normal import he_normal
@@ -56,7 +57,7 @@ class State:
         self.hits = cuda.to_device(np.zeros(PLACES, np.int64))
         for number, (layer, kernel) in enumerate(zip(layers, self.kernels)):
             he_normal(kernel, layer.terms, seed, number)
-        cuda.synchronize()
+        synchronize()
 
     def _parts(self, run):
         """Each layer's part of a run of elements, in the kernels' layout."""
@@ -90,4 +91,4 @@ class State:
             part[...] = layer.canonical(array)
         self.writes += 1
         run.copy_to_device(content)
-        cuda.synchronize()  # no other stream waits for the default one
+        synchronize()  # no other stream waits for the default one

@@ -1,5 +1,6 @@
 """What waits for what: shown without a GPU, on streams that do their work as late as they may."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from numbacaps import arrays
 from numbacaps.device import compiled, streams
 from numbacaps.nn import data
+from tests.support.nn_networks import batch, network
 
 # ---- a stream that follows others
 
@@ -67,6 +69,58 @@ def test_a_call_on_the_default_stream_waits_too(told):
 def test_a_stream_does_not_wait_for_itself(told):
     assert arrays.resolve_stream(None, _operands(7, 7, None)) == 7
     assert not told
+
+
+def test_the_whole_device_is_not_waited_for_during_a_capture(monkeypatch):
+    """CUDA refuses it to all threads while one of them captures."""
+    told, asked = [], threading.Event()
+    builder = SimpleNamespace(
+        begin_building=lambda: told.append("begin"),
+        end_building=lambda: told.append("end"),
+        complete=lambda: None,
+    )
+    monkeypatch.setattr(
+        streams, "cuda", SimpleNamespace(synchronize=lambda: told.append("synchronize"))
+    )
+
+    def ask():
+        asked.set()
+        streams.synchronize()
+
+    other = threading.Thread(target=ask)
+
+    def work():
+        other.start()
+        asked.wait()
+        other.join(0.2)  # what does not wait has come by now
+
+    streams.captured(SimpleNamespace(create_graph_builder=lambda: builder), work)
+    other.join()
+    assert told == ["begin", "end", "synchronize"]
+
+
+@pytest.mark.tiers("gpu")
+def test_networks_are_made_while_others_are_captured():
+    """Threads with a network each: building one waits for the whole device, and its steps are captured."""
+    failed, start = [], threading.Barrier(4)
+
+    def train(seed):
+        try:
+            start.wait()
+            for _ in range(5):
+                net = network("matrix", seed=seed)
+                for _ in range(3):
+                    net.step(*batch(net, 3, np.random.default_rng(seed)))
+                net.history()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 def test_what_is_run_beside_a_stream_is_waited_for(told, monkeypatch):
