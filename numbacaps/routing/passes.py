@@ -23,6 +23,7 @@ from numbacaps.routing.gradient import (
     make_windows_gradient,
     taps_bounds,
 )
+from numbacaps.routing.mma_sync import gradient_launcher
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
@@ -73,6 +74,10 @@ class Passes:
         The forward passes on tensor cores (:mod:`numbacaps.routing.mma_sync`), if they are.
     why_not : str or None
         Why they are not.
+    gradient_warps : object or None
+        The gradients on tensor cores, if they are; where logits are given they are not.
+    why_not_gradient : str or None
+        Why they are not.
     """
 
     def __init__(self, geometry, dtype, options, stored=False, splits=None, precision="auto"):
@@ -83,14 +88,24 @@ class Passes:
         # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self.places = geometry.N * geometry.L
-        self.splits = splits or self._wanted_splits()
-        self.why_not = "votes are stored"
+        self.why_not = self.why_not_gradient = "votes are stored"
         if not stored:
             self.why_not = warps.why_not(self.shape, geometry.N, options, precision)
         self.warps = None
         if self.why_not is None:
             make = warps.EMWarps if options.is_em else warps.DynamicWarps
             self.warps = make(self.shape, self.places, options, precision)
+        self.gradient_warps = None
+        if not stored:
+            how = self.shape, geometry.N, options, precision
+            self.why_not_gradient = gradient_launcher.why_not(*how)
+        if self.why_not_gradient is None:
+            how = self.shape, self.places, options, precision, splits
+            self.gradient_warps = gradient_launcher.DynamicGradient(*how)
+        if splits is None:
+            of_warps = self.gradient_warps
+            splits = of_warps.splits if of_warps else self._wanted_splits()
+        self.splits = splits
 
     @property
     def sums(self):
@@ -144,8 +159,10 @@ class Passes:
             **self._more_shapes(),
         }
 
-    def backward_shapes(self):
+    def backward_shapes(self, has_logits=True):
         """Workspace of the backward pass."""
+        if self.is_on_warps(has_logits):
+            return self.gradient_warps.shapes | {"columns": self.columns_shape}
         g, splits, children = self.shape.geometry, self.splits, self.shape.children
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
@@ -156,6 +173,10 @@ class Passes:
             found["dw"] = splits, g.Q, g.E2, g.P
             found["columns"] = self.columns_shape
         return found | self._more_shapes(backward=True)
+
+    def is_on_warps(self, has_logits):
+        """Whether gradients are computed on tensor cores."""
+        return self.gradient_warps is not None and not has_logits
 
     def _more_shapes(self, backward=False):
         return {}
@@ -245,9 +266,12 @@ class Passes:
         arguments = (*arrays, *results, N, count, o.first, o.iterations, int(more))
         run(kernel, grid, TEAM_THREADS, arguments, stream)
         if dx is not None:
-            grid = ceil_div(dx.size, TEAM_THREADS)
-            arguments = (room["columns"], dx, N)
-            run(make_windows_gradient(shape), grid, TEAM_THREADS, arguments, stream)
+            self._add_columns(room["columns"], dx, stream)
+
+    def _add_columns(self, columns, dx, stream):
+        """Write dx."""
+        grid, kernel = ceil_div(dx.size, TEAM_THREADS), make_windows_gradient(self.backward_shape)
+        run(kernel, grid, TEAM_THREADS, (columns, dx, self.geometry.N), stream)
 
     def launch_couplings(self, form, arrays, couplings, stream):
         """Write the last iteration's couplings, (N, P, L, I)."""
@@ -258,9 +282,11 @@ class Passes:
         arguments = (*arrays, couplings, N, count, self.options.iterations - 1)
         run(make_couplings(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
 
-    def launch_kernel_gradient(self, dw, room, stream):
+    def launch_kernel_gradient(self, dw, room, stream, has_logits=True):
         """Write what the backward passes of all parts of a batch have added up of w's gradient."""
         g = self.shape.geometry
+        if self.is_on_warps(has_logits):
+            return self.gradient_warps.add_splits(dw, room, stream)
         self._unpack(room["dw"], dw, g.Q * g.E2, self.shape.dtype, stream)
 
     def _unpack(self, packed, w, size, dtype, stream):
@@ -353,6 +379,8 @@ class DynamicPasses(Passes):
         other images left there. :meth:`launch_kernel_gradient` and :meth:`launch_logits_gradient` write them.
         ``room`` has device arrays of ``backward_shapes``; the others are as in :meth:`forward`.
         """
+        if self.is_on_warps(logits is not None):
+            return self._backward_on_warps(x, w, states, dy, dx, room, more, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
         shape = self.backward_shape
@@ -364,6 +392,14 @@ class DynamicPasses(Passes):
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
+
+    def _backward_on_warps(self, x, w, states, dy, dx, room, more, stream):
+        """The same on tensor cores."""
+        if self.gradient_warps.is_filled_up:
+            self._clear(room["held"], stream)
+        self.gradient_warps.launch(x, w, states, dy, room["columns"], room, more, stream)
+        if dx is not None:
+            self._add_columns(room["columns"], dx, stream)
 
     def launch_logits_gradient(self, d_logits, room, stream):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""

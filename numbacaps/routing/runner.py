@@ -186,12 +186,13 @@ class Runner:
         d_operands : tuple of device arrays, or None
             Of dynamic routing (d_logits,), of EM routing (d_activations, d_beta_u, d_beta_a).
         """
+        has_logits = not self.options.is_em and operands[0] is not None
         for passes, images in self._parts(self.part, self._of_gradient):
             scratch = self._arrays(passes, self._result_shapes(passes), stream)
             room = self._arrays(passes, passes.forward_shapes(), stream)
             own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
             self._forward(passes, own, w, operands, images, out, room, stream, True)
-            room = self._arrays(passes, passes.backward_shapes(), stream)
+            room = self._arrays(passes, passes.backward_shapes(has_logits), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}
@@ -204,7 +205,7 @@ class Runner:
             else:
                 passes.backward(own, w, operands[0], *states, *d_out, to, **run)
         if dw is not None:
-            passes.launch_kernel_gradient(dw, room, stream)
+            passes.launch_kernel_gradient(dw, room, stream, has_logits)
         if self.options.is_em:
             passes.launch_betas_gradient(*d_operands[1:], room, stream)
         elif d_operands[0] is not None and (dw is not None or self.stored):

@@ -11,7 +11,7 @@ from numba import from_dtype, int64, types
 from numbacaps import Geometry
 from numbacaps.device import gpu
 from numbacaps.routing import call, em_passes, passes
-from numbacaps.routing.mma_sync import launcher
+from numbacaps.routing.mma_sync import gradient_launcher, launcher
 from numbacaps.routing.options import Options
 from tests.support.kernels import factories
 
@@ -68,8 +68,8 @@ def launched(layer, form, dtype, monkeypatch, is_stored=False):
 
 
 def launched_on_tensor_cores(layer, form, monkeypatch, precision="tf32x3"):
-    """Those of a forward pass on tensor cores, of a form that has them."""
-    found = _launched(layer, form, "float32", monkeypatch, False, precision, _forward)
+    """Those of the passes that are on tensor cores, of a form that has them."""
+    found = _launched(layer, form, "float32", monkeypatch, False, precision, _on_tensor_cores)
     return {name: one for name, one in found.items() if "mma_sync" in one[0].py_func.__module__}
 
 
@@ -85,7 +85,7 @@ def _launched(layer, form, dtype, monkeypatch, is_stored, precision, calls):
         kinds += [from_dtype(one.dtype) for one in scalars]
         found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
-    for module in (passes, em_passes, call, launcher):
+    for module in (passes, em_passes, call, launcher, gradient_launcher):
         monkeypatch.setattr(module, "run", note)
     monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
     monkeypatch.setattr(launcher.Warps, "_tile_for", lambda self, *arrays: self.tile)
@@ -95,8 +95,8 @@ def _launched(layer, form, dtype, monkeypatch, is_stored, precision, calls):
     return found
 
 
-def _forward(p, dtype):
-    """Calls of a forward pass on tensor cores, dynamic routing's with and without logits."""
+def _on_tensor_cores(p, dtype):
+    """Calls of a forward pass, dynamic routing's with and without logits, and of its gradients."""
     assert p.warps, p.why_not
     g, o = p.geometry, p.options
 
@@ -112,6 +112,9 @@ def _forward(p, dtype):
         return p.forward(x, w, operands, states, made(1), y, a, **how)
     for logits in (None, made(g.P, p.shape.children)):
         p.forward(x, w, logits, states, y, **how)
+    back = {name: made(*shape) for name, shape in p.backward_shapes(has_logits=False).items()}
+    p.backward(x, w, None, made(*p.states_shape), y, x, room=back)
+    p.launch_kernel_gradient(w, back, 0, has_logits=False)
 
 
 def _all(p, dtype):

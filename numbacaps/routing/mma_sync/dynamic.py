@@ -1,12 +1,18 @@
-"""A pass of dynamic routing on tensor cores: s = sum of c u over a part of the children.
+"""A pass of dynamic routing on tensor cores: the sum of a weight times u over a part of the children, for each parent.
 
-The logits are b = prior + <u, A>, A the sum of v so far; they are kept to the base 2. In the first pass, where no logits
-are given, all couplings are 1 / P, and nothing is read of the parents.
+The weights are a form's:
+
+    Even        1 / P: the couplings of the first iteration, where no logits are given. Nothing is read of the parents
+    Couplings   c, the softmax of b = prior + <u, A>, where A is the sum of v so far: s = sum of c u
+    Slopes      db = c (<u, ds> - sum over the parents of c <u, ds>), where ds is what reaches s: backward, dA = sum of db u
+
+What a form reads of the parents lies as lanes hold it, A times log2(e): logits are to the base 2.
 
 Thread mapping: a warp has 8 or 16 places and all parents, or a part of them; sets of warps take the children of a stage in turns.
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -30,7 +36,12 @@ from numbacaps.device.powers import reciprocal
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.mma_sync.fragments import make_where
-from numbacaps.routing.mma_sync.sharing import make_softmax, make_sum_of_parent
+from numbacaps.routing.mma_sync.sharing import (
+    make_softmax,
+    make_sum_of_parent,
+    make_total,
+    words_of_sharing,
+)
 from numbacaps.routing.mma_sync.stage import (
     make_clear_stages,
     make_copy_stage,
@@ -45,7 +56,7 @@ from numbacaps.routing.mma_sync.votes import (
 
 
 def words_behind(fragments, rows):
-    """Words of shared memory for A of a block's places."""
+    """Words of shared memory for an array of the parents of a block's places, as lanes hold it."""
     return rows * fragments.across * 32 * fragments.elements
 
 
@@ -55,20 +66,17 @@ def words_at_end(g, places, sets):
 
 
 @cache
-def make_logits(fragments):
-    """Device function ``logits(B, V, shared, held, warp)``: b of a child's votes; A lies in shared memory from word ``held`` on."""
+def make_dots(fragments):
+    """Device function ``dots(B, V, shared, held)``: <u, a> of a child's votes and an array a, which lies from word ``held`` on."""
     f = fragments
-    P, DOWN, TILES = map(specialized, (f.P, f.down, f.tiles))
-    IMAGES, SCALARS, BESIDE = map(specialized, (f.images, f.scalars, f.beside))
-    ZERO, ABSENT = np.float32(0), np.float32(-math.inf)
-    NONE_ABSENT = specialized(f.parents == f.P)
-    _, parent_of, _ = make_where(f)
+    DOWN, TILES, IMAGES = map(specialized, (f.down, f.tiles, f.images))
+    SCALARS, BESIDE = map(specialized, (f.scalars, f.beside))
+    ZERO = np.float32(0)
     whole = make_sum_of_parent(f.split)
 
     @cuda.jit(device=True, forceinline=True)
-    def logits(B, V, shared, held, warp):
+    def dots(B, V, shared, held):
         four = local_array(4, np.float32)
-        lane = cuda.threadIdx.x % 32
         for s in range(SCALARS):
             B[s] = ZERO
         for i in range(DOWN):
@@ -78,18 +86,134 @@ def make_logits(fragments):
                     s = tile // BESIDE * IMAGES + quarter // 2 % IMAGES
                     B[s] += V[(i * TILES + tile) * 4 + quarter] * four[quarter]
         for s in range(SCALARS):
-            b = whole(B[s])
-            there = NONE_ABSENT == 1 or parent_of(lane, warp, s // IMAGES * BESIDE) < P
-            B[s] = b if there else ABSENT
+            B[s] = whole(B[s])
 
-    return logits
+    return dots
 
 
 @cache
-def make_dynamic_pass(tile, is_uniform, has_prior):
-    """Kernel of a pass; of the first one, whose couplings are all the same, or of another."""
+def make_couplings(fragments, groups, words, has_prior):
+    """Device function ``couple(B, V, prior, shared, held, i, group, warp, turn)``: B becomes the couplings of child ``i``.
+
+    ``groups`` of warps, each with all parents, meet from word ``words`` of shared memory on.
+    """
+    f = fragments
+    P, IMAGES = map(specialized, (f.P, f.images))
+    SCALARS, BESIDE = map(specialized, (f.scalars, f.beside))
+    BASE, ABSENT = np.float32(math.log2(math.e)), np.float32(-math.inf)
+    PRIOR, NONE_ABSENT = has_prior, specialized(f.parents == f.P)
+    _, parent_of, _ = make_where(f)
+    dots, softmax = make_dots(f), make_softmax(f, groups, 1, words)
+
+    @cuda.jit(device=True, forceinline=True)
+    def couple(B, V, prior, shared, held, i, group, warp, turn):
+        top, total = local_array(IMAGES, np.float32), local_array(IMAGES, np.float32)
+        lane = cuda.threadIdx.x % 32
+        dots(B, V, shared, held)
+        for s in range(SCALARS):
+            p = parent_of(lane, warp, s // IMAGES * BESIDE)
+            B[s] = B[s] if NONE_ABSENT == 1 or p < P else ABSENT
+            if PRIOR:
+                B[s] += prior[at(i * P + min(p, P - 1))] * BASE
+        softmax(B, top, total, shared, group, warp, turn)
+        for image in range(IMAGES):
+            total[image] = reciprocal(total[image])
+        for s in range(SCALARS):
+            B[s] *= total[s % IMAGES]
+
+    return couple
+
+
+@cache
+def make_slopes(fragments, groups, words, has_prior):
+    """Device function ``slope(B, D, V, prior, shared, held, i, group, warp, turn)``: the couplings B, and D = db.
+
+    ds lies behind A. Else as :func:`make_couplings`.
+    """
+    f = fragments
+    IMAGES, SCALARS, OF_ARRAY = map(specialized, (f.images, f.scalars, words_behind(f, 1)))
+    couple, dots = make_couplings(f, groups, words, has_prior), make_dots(f)
+    total = make_total(f, groups, words + words_of_sharing(f, groups, 1))
+
+    @cuda.jit(device=True, forceinline=True)
+    def slope(B, D, V, prior, shared, held, i, group, warp, turn):
+        inner = local_array(IMAGES, np.float32)
+        couple(B, V, prior, shared, held, i, group, warp, turn)
+        dots(D, V, shared, short(held + OF_ARRAY))
+        for s in range(SCALARS):
+            D[s] *= B[s]
+        total(D, inner, shared, group, warp, turn)
+        for s in range(SCALARS):
+            D[s] -= B[s] * inner[s % IMAGES]
+
+    return slope
+
+
+@dataclass(frozen=True)
+class Even:
+    """1 for all; what is gathered is multiplied by 1 / P at the end."""
+
+    arrays = 0
+
+    def function(self, fragments, groups, words):
+        """Device function ``weigh(B, V, prior, shared, held, i, group, warp, turn)``."""
+        return _make_ones(fragments)
+
+
+@dataclass(frozen=True)
+class Couplings:
+    """c of an iteration; ``has_prior``: logits to begin with are given."""
+
+    has_prior: bool
+    arrays = 1
+
+    def function(self, fragments, groups, words):
+        """Device function ``weigh(B, V, prior, shared, held, i, group, warp, turn)``."""
+        return make_couplings(fragments, groups, words, self.has_prior)
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """db of an iteration, of which A and ds are read."""
+
+    arrays = 2
+
+    def function(self, fragments, groups, words):
+        """Device function ``weigh(B, V, prior, shared, held, i, group, warp, turn)``."""
+        return _make_second(fragments, groups, words)
+
+
+@cache
+def _make_ones(fragments):
+    SCALARS, ONE = specialized(fragments.scalars), np.float32(1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def weigh(B, V, prior, shared, held, i, group, warp, turn):
+        for s in range(SCALARS):
+            B[s] = ONE
+
+    return weigh
+
+
+@cache
+def _make_second(fragments, groups, words):
+    """What :func:`make_slopes` makes, of which D is wanted alone."""
+    SCALARS = specialized(fragments.scalars)
+    slope = make_slopes(fragments, groups, words, False)
+
+    @cuda.jit(device=True, forceinline=True)
+    def weigh(D, V, prior, shared, held, i, group, warp, turn):
+        B = local_array(SCALARS, np.float32)
+        slope(B, D, V, prior, shared, held, i, group, warp, turn)
+
+    return weigh
+
+
+@cache
+def make_dynamic_pass(tile, form):
+    """Kernel of a pass, whose weights are a form's."""
     g, f = tile.geometry, tile.fragments
-    columns, behind = g.P * g.E3, words_behind(f, tile.rows)
+    columns, of_row = g.P * g.E3, form.arrays * words_behind(f, 1)
     P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
     ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
@@ -98,20 +222,19 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
     TOGETHER, STAGE, RING = map(specialized, (tile.children, tile.stage, tile.ring))
     OF_CHILD, PITCH, X_FIRST = map(specialized, (f.of_child, f.pitch, tile.children * f.of_child))
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
-    HELD, OF_BLOCK = map(specialized, (32 * f.elements, behind))
+    HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
+    OF_ROW, OF_BLOCK = map(specialized, (max(1, of_row), tile.rows * of_row))
     RUN = 4 if columns % 4 == 0 else 1  # sums that a thread stores at once
     RUNS, COLUMNS, ROW = map(specialized, (columns // RUN, columns, columns + 4))
-    UNIFORM, PRIOR = is_uniform, has_prior
+    IS_EVEN = form.arrays == 0
     A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
-    ZERO, SHARE = np.float32(0), specialized_float32(1 / g.P if is_uniform else 1)
-    BASE = np.float32(math.log2(math.e))
+    ZERO, SHARE = np.float32(0), specialized_float32(1 / g.P if IS_EVEN else 1)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
     (begin, copy), clear = make_copy_stage(tile, False), make_clear_stages(tile)
     MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
-    softmax = make_softmax(f, tile.rows, tile.sets, tile.ring + behind)
+    weigh = form.function(f, tile.rows * tile.sets, tile.ring + tile.rows * of_row)
     place_of, parent_of, element_of = make_where(f)
-    logits = make_logits(f)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -119,18 +242,19 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
         x,  # in   (N, C, H, W, E1)
         w,  # in   (P, I, E2)
         prior,  # in   (I, P), or anything where there is none
-        summed,  # in   A times log2(e), as lanes hold it
+        held,  # in   (rows of places, arrays, words): what the form reads, as lanes hold it
         partial,  # out  (parts, N * L, P, E)
         places,  # N * L
         count,  # children of a part
+        arrays,  # of each row of places, and the first that is read
+        which,
     ):
-        shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, A, the softmax
+        shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, what is held, where warps meet
         S, V = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
         a, B = local_array(A_WORDS, np.float32), local_array(SCALARS, np.float32)
         mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)
         some, added = local_array(RUN, np.float32), local_array(RUN, np.float32)
         at_words = local_array(FOURS, np.int32)
-        top, total = local_array(IMAGES, np.float32), local_array(IMAGES, np.float32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
@@ -139,7 +263,7 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
         first = short(cuda.blockIdx.y * count)
         last = min(short(first + count), short(CHILDREN))
         steps = short((last - first + TOGETHER - 1) // TOGETHER)
-        held = short(RING + (row * ACROSS + warp) * HELD + lane * 4)
+        mine_of_held = short(RING + row * OF_ROW + warp * HELD + lane * 4)
         clear(shared)
         find(at_words, warp)
         begin(mine, sources, block, places, first)
@@ -147,12 +271,13 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
             ahead = short(first + step * TOGETHER)
             copy(shared, start, step, x, x, w, mine, sources, ahead, last, step)
             cp_async_commit()
-        wait_for_last()  # A is there; nobody reads the sums of the last pass
+        wait_for_last()  # what is held is there; nobody reads the sums of the last pass
         let_next_start()
-        if not UNIFORM:
-            copied = np.int64(cuda.blockIdx.x) * OF_BLOCK
+        if not IS_EVEN:
+            of_block = np.int64(cuda.blockIdx.x) * ROWS
             for word in range(thread * 4, OF_BLOCK, THREADS * 4):
-                cp_async(16, shared, start + 4 * (RING + word), summed, copied + word, True)
+                source = ((of_block + word // OF_ROW) * arrays + which) * OF_ARRAY + word % OF_ROW
+                cp_async(16, shared, start + 4 * (RING + word), held, source, True)
             cp_async_commit()
             cp_async_wait(0)  # the loop makes what has arrived known to all
         for e in range(ELEMENTS):
@@ -175,20 +300,8 @@ def make_dynamic_pass(tile, is_uniform, has_prior):
                 at_row = short((child * PLACES + row * OF_WARP) * PITCH)
                 load(a, shared, short(stage + X_FIRST + at_row))
                 votes(V, a, shared, short(stage + child * OF_CHILD), at_words)
-                if UNIFORM:
-                    for e in range(ELEMENTS):
-                        S[e] += V[e]
-                    continue
-                logits(B, V, shared, held, warp)
-                if PRIOR:
-                    for s in range(SCALARS):
-                        p = parent_of(lane, warp, s // IMAGES * BESIDE)
-                        B[s] += prior[at(i * P + min(p, P - 1))] * BASE
-                softmax(B, top, total, shared, of_set * ROWS + row, warp, step * TURNS + turn)
-                for image in range(IMAGES):
-                    total[image] = reciprocal(total[image])
-                for s in range(SCALARS):
-                    B[s] *= total[s % IMAGES]
+                group, time = of_set * ROWS + row, step * TURNS + turn
+                weigh(B, V, prior, shared, mine_of_held, i, group, warp, time)
                 for k in range(DOWN):
                     for tile in range(TILES):
                         for quarter in range(4):

@@ -1,7 +1,6 @@
 """Between two passes of dynamic routing: what the parts have gathered is added in their order, and the parents squash.
 
-The state that is written is that of :mod:`numbacaps.routing.dynamic_ends`, which has one thread a parent. Here the
-sums of many parts are read by a thread an element.
+The state that is written, and the gradient of squash, are those of :mod:`numbacaps.routing.dynamic_ends`.
 
 Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents.
 """
@@ -29,14 +28,37 @@ _TOGETHER = 16  # sums that a thread loads at once
 
 
 @cache
+def make_added(fragments):
+    """Device function ``added(partial, place, column, places, parts)``: a sum over the parts."""
+    COLUMNS = specialized(fragments.P * fragments.D1 * fragments.D3)
+    TOGETHER, ZERO = _TOGETHER, np.float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def added(partial, place, column, places, parts):
+        some = local_array(TOGETHER, np.float32)
+        total, part = ZERO, 0
+        while part + TOGETHER <= parts:  # their loads are under way together
+            for ahead in range(TOGETHER):
+                some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
+            for ahead in range(TOGETHER):
+                total += some[ahead]
+            part += TOGETHER
+        while part < parts:
+            total += partial[at((part * places + place) * COLUMNS + column)]
+            part += 1
+        return total
+
+    return added
+
+
+@cache
 def make_dynamic_end(fragments, L, is_first):
     """Kernel between two passes, the first of which found A = 0 in no state."""
     elements = fragments.D1 * fragments.D3
     P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
     FIELDS, OF_IMAGE, FIRST = *map(specialized, (state_fields(elements)[0], L)), is_first
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
-    THREADS, TOGETHER = END_THREADS, _TOGETHER
-    ZERO = np.float32(0)
+    THREADS, ZERO, added = END_THREADS, np.float32(0), make_added(fragments)
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
 
     @kept_on_disk
@@ -53,22 +75,11 @@ def make_dynamic_end(fragments, L, is_first):
     ):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
-        some, s = local_array(TOGETHER, np.float32), local_array(E, np.float32)
-        place = cuda.blockIdx.x
+        s, place = local_array(E, np.float32), cuda.blockIdx.x
         wait_for_last()  # the parts have been summed
         let_next_start()
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            total, part = ZERO, 0
-            while part + TOGETHER <= parts:  # their loads are under way together
-                for ahead in range(TOGETHER):
-                    some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
-                for ahead in range(TOGETHER):
-                    total += some[ahead]
-                part += TOGETHER
-            while part < parts:
-                total += partial[at((part * places + place) * COLUMNS + column)]
-                part += 1
-            sums[at(column)] = total
+            sums[at(column)] = added(partial, place, column, places, parts)
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
             for e in range(E):
@@ -88,3 +99,74 @@ def make_dynamic_end(fragments, L, is_first):
                 states[at((to + 2 * E) * P + p)] = ZERO
 
     return routing_dynamic_end_kernel
+
+
+@cache
+def make_dynamic_slope(fragments, L, is_last):
+    """Kernel that writes ds of iteration ``t``, and A beside it: of the last iteration, or behind the pass of the one after."""
+    elements = fragments.D1 * fragments.D3
+    P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
+    FIELDS, OF_IMAGE, LAST = *map(specialized, (state_fields(elements)[0], L)), is_last
+    PLACES = specialized(fragments.places)
+    OF_ARRAY = specialized(32 * fragments.across * fragments.elements)
+    BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
+    THREADS, ZERO, ONE = END_THREADS, np.float32(0), np.float32(1)
+    length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
+    added = make_added(fragments)
+
+    @kept_on_disk
+    @cuda.jit
+    def routing_dynamic_slope_kernel(
+        partial,  # in   (parts, N * L, P, E): dA, what the pass of the iteration after has gathered
+        states,  # in   (states, N * L, FIELDS, P)
+        dy,  # in   (N, P, L, E)
+        later,  # in and out  (N * L, P, E): what reaches A from all iterations after
+        held,  # out  (rows of places, arrays, words): A times log2(e), behind it ds, as lanes hold them
+        places,  # N * L
+        parts,
+        t,
+        arrays,
+        first,  # where A is among them, or -1
+    ):
+        dv = shared_array(COLUMNS, np.float32)
+        sums = shared_array(COLUMNS, np.float32)
+        factors = shared_array(P, np.float32)
+        along = shared_array(P, np.float32)
+        s, place = local_array(E, np.float32), cuda.blockIdx.x
+        wait_for_last()  # the parts have been summed
+        let_next_start()
+        state = (t * places + place) * FIELDS
+        behind = ((t + 1) * places + place) * FIELDS + E
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            p, e = column // E, column % E
+            if LAST:
+                reached = dy[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)]
+                later[at(place * COLUMNS + column)] = ZERO
+            else:
+                reached = added(partial, place, column, places, parts)
+                reached += later[at(place * COLUMNS + column)]
+                later[at(place * COLUMNS + column)] = reached
+            dv[at(column)] = reached
+            sums[at(column)] = states[at((behind + e) * P + p)]
+        cuda.syncthreads()  # every parent's s is there
+        for p in range(cuda.threadIdx.x, P, THREADS):
+            for e in range(E):
+                s[e] = sums[at(p * E + e)]
+            size = length(s)
+            f, dot = shrunk(size), ZERO
+            if size != ZERO:
+                for e in range(E):
+                    dot += s[e] / size * dv[at(p * E + e)]
+                dot *= (ONE / size - size) * f * f / size
+            factors[at(p)], along[at(p)] = f, dot
+        cuda.syncthreads()  # and what takes all of it
+        row = place // PLACES * arrays
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            p, e = column // E, column % E
+            here = slot(place % PLACES, p, e)
+            ds = factors[at(p)] * dv[at(column)] + sums[at(column)] * along[at(p)]
+            held[at((row + first + 1) * OF_ARRAY + here)] = ds
+            if first >= 0:
+                held[at((row + first) * OF_ARRAY + here)] = states[at((state + e) * P + p)] * BASE
+
+    return routing_dynamic_slope_kernel

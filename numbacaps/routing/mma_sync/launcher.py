@@ -24,7 +24,7 @@ _FLOAT32 = np.dtype(np.float32)
 _MOST_PARTS = 128
 _WARPS = 2 if SIMULATED else 8  # of a block
 # Elements that a lane holds: it has a vote and a sum of each, or a vote, two sums, and the parents' mean and scale.
-_ELEMENTS = {"dynamic": 80, "em": 32}
+ELEMENTS = {"dynamic": 80, "em": 32}
 # Steps over a child that it takes to merge one part more: EM routing's records are merged one by one.
 _MERGING = {"dynamic": 0.15, "em": 0.8}
 _MOST_COLUMNS = 4096  # of all parents of a place: their sums lie in shared memory
@@ -64,7 +64,7 @@ def why_not(shape, images, options, precision):
         return f"{g.P} parents of {g.E3} elements; {_MOST_COLUMNS} together fit"
     if g.Q >= _MOST_CHILDREN or images * shape.capsules >= _MOST_CAPSULES:
         return f"{g.Q} children of a position, {images * shape.capsules} capsules: kernels count with 32 bits"
-    fragments, reason = choose_fragments(g, terms_of(precision), _ELEMENTS[options.routing])
+    fragments, reason = choose_fragments(g, terms_of(precision), ELEMENTS[options.routing])
     if reason:
         return reason
     tile = choose_tile(g, fragments, images * g.L, options)
@@ -83,8 +83,7 @@ def choose_tile(g, fragments, places, options):
     warps = max(1, (4 if is_em and f.across > 1 else _WARPS) // f.across)
     rows = 1 if is_em else min(2, warps, ceil_div(places, f.places))
     sets = warps // rows
-    runs = CHUNK if g.D2 == f.depth else 4, CHUNK if g.D3 == f.width and g.D3 % 4 == 0 else 4
-    tile = Tile(g, f, rows, sets, turns_of(f, rows, sets), runs)
+    tile = Tile(g, f, rows, sets, turns_of(f, rows, sets), runs_of(g, f))
     extra = words_of_sharing(f, rows, sets)
     if is_em:
         return replace(tile, extra=extra, end=em.words_at_end(f, rows, sets))
@@ -106,8 +105,14 @@ def run(kernel, grid, threads, arguments, stream, shared=0, early=False):
     compiled.on(grid, threads, shared)(launch_stream(stream), (*values, *integers))
 
 
+def runs_of(g, fragments):
+    """Bytes that one copy takes of x, and of w."""
+    f = fragments
+    return CHUNK if g.D2 == f.depth else 4, CHUNK if g.D3 == f.width and g.D3 % 4 == 0 else 4
+
+
 class Warps:
-    """Forward routing of some images: what both algorithms have in common.
+    """Routing of some images: what both algorithms have in common.
 
     Parameters
     ----------
@@ -120,7 +125,7 @@ class Warps:
 
     def __init__(self, shape, places, options, precision):
         g = shape.geometry
-        most = _ELEMENTS[options.routing]
+        most = ELEMENTS[options.routing]
         fragments, _ = choose_fragments(g, terms_of(precision), most)
         self.geometry, self.places, self._iterations = g, places, options.iterations
         self.tile = choose_tile(g, fragments, places, options)
@@ -197,9 +202,11 @@ class DynamicWarps(Warps):
         has_prior, of_prior = prior is not None, states if prior is None else prior
         for t in range(self._iterations):
             old, new = (t, t + 1) if keep else (t % 2, (t + 1) % 2)
-            kernel = dynamic.make_dynamic_pass(tile, t == 0 and not has_prior, has_prior)
+            is_even = t == 0 and not has_prior
+            form = dynamic.Even() if is_even else dynamic.Couplings(has_prior)
+            kernel = dynamic.make_dynamic_pass(tile, form)
             partial, summed = room["partial"], room["summed"]
-            arguments = (x, w, of_prior, summed, partial, self.places, self.children)
+            arguments = (x, w, of_prior, summed, partial, self.places, self.children, 1, 0)
             self._pass(kernel, tile, arguments, t, stream)
             kernel = dynamic_ends.make_dynamic_end(tile.fragments, g.L, t == 0)
             arguments = (partial, states, y, summed, self.places, self.parts, old, new)

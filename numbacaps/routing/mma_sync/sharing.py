@@ -66,6 +66,51 @@ def make_sum_of_parent(split):
     return whole
 
 
+def words_of_totals(fragments, groups):
+    """Words of shared memory in which :func:`make_total` meets."""
+    f = fragments
+    return 2 * groups * f.across * f.places if f.across > 1 else 0
+
+
+@cache
+def make_total(fragments, groups, words):
+    """Device function ``total(B, found, shared, group, warp, turn)``: ``found``, for each image of a lane, of B over all parents.
+
+    Arguments are as in :func:`make_softmax`, and warps meet as there.
+    """
+    f = fragments
+    IMAGES, SCALARS, PLACES = map(specialized, (f.images, f.scalars, f.places))
+    ACROSS, GROUPS = map(specialized, (f.across, groups))
+    WORDS, THREADS = map(specialized, (words, 32 * f.across))
+    ZERO = np.float32(0)
+    sum_over, _ = make_over_lanes(f.split)
+
+    @cuda.jit(device=True, forceinline=True)
+    def total(B, found, shared, group, warp, turn):
+        lane = cuda.threadIdx.x % 32
+        for image in range(IMAGES):
+            found[image] = ZERO
+        for s in range(SCALARS):
+            found[s % IMAGES] += B[s]
+        for image in range(IMAGES):
+            found[image] = sum_over(found[image])
+        if ACROSS > 1:
+            here = WORDS + (turn % 2 * GROUPS + group) * (ACROSS * PLACES)
+            for image in range(IMAGES):
+                if lane % 4 == 0:
+                    shared[at(here + warp * PLACES + lane // 4 + 8 * image)] = found[image]
+            if GROUPS == 1:
+                meet(THREADS)
+            else:
+                meet_at(2 + group, THREADS)
+            for image in range(IMAGES):
+                found[image] = ZERO
+                for other in range(ACROSS):
+                    found[image] += shared[at(here + other * PLACES + lane // 4 + 8 * image)]
+
+    return total
+
+
 @cache
 def make_softmax(fragments, rows, sets, words):
     """Device function ``softmax(B, top, total, shared, group, warp, turn)``.

@@ -14,7 +14,7 @@ from numbacaps.routing.mma_sync.fragments import Fragments, round_up
 
 _STAGE_BYTES = 32 * 1024  # about
 _MOST_STAGES = 3
-_BLOCKS = 4 if SIMULATED else H100.multiprocessors  # one GPU's, so that a sum's order is one
+BLOCKS = 4 if SIMULATED else H100.multiprocessors  # one GPU's, so that a sum's order is one
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def parts_of(tile, groups, children, most, merging):
     Of the numbers of parts up to ``most`` the one whose blocks end first, if each multiprocessor takes the next that is
     left. To begin takes a block about as long as six children of a set, to merge one part more ``merging`` of them.
     """
-    at_once = _BLOCKS * tile.blocks_at_once
+    at_once = BLOCKS * tile.blocks_at_once
     best = None
     for parts in range(1, min(most, ceil_div(children, tile.sets)) + 1):
         each = round_up(ceil_div(children, parts), tile.sets)

@@ -1,0 +1,482 @@
+"""The gradients of w and x in dynamic routing on tensor cores: each child is one group of warps', which walk over the places.
+
+With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), computed from votes as in a pass:
+
+    dV = sum over the iterations of c ds + db A
+    dw = sum over the places of x^T dV
+    columns = dV w^T, summed over the parents: what reaches the capsule under the tap at a place
+
+A tensor core hands out dV by rows of places. For columns that is the left factor as it lies, if the columns that a lane has side by
+side count as four apart (sums may be in any order). For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
+
+Thread mapping: a block has some children, a group of warps each, and walks over rows of places; its kernels stay in shared memory,
+and so do, a row of places at a time, its inputs and what is read of the parents. Blocks share the places: ``splits``.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+
+import numpy as np
+
+from numbacaps.device.instructions import (
+    CHUNK,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    cut_tf32,
+    float_of,
+    let_next_start,
+    load_run,
+    local_array,
+    meet_at,
+    mma,
+    shared_address,
+    short,
+    shuffle,
+    wait_for_last,
+)
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized, specialized_float32
+from numbacaps.device.target import at, cuda
+from numbacaps.device.tf32 import nearer
+from numbacaps.device.unrolled import make_in_quarters
+from numbacaps.routing.mma_sync.dynamic import make_slopes, words_behind
+from numbacaps.routing.mma_sync.fragments import make_where, round_up
+from numbacaps.routing.mma_sync.sharing import words_of_sharing, words_of_totals
+from numbacaps.routing.mma_sync.stage import (
+    count_of_w,
+    counts_of_x,
+    make_copies_of_w,
+    make_copies_of_x,
+    make_swizzle,
+)
+from numbacaps.routing.mma_sync.tile import Tile
+from numbacaps.routing.mma_sync.votes import (
+    make_load_input,
+    make_places,
+    make_votes,
+    words_of_input,
+)
+
+STAGES = 2
+
+
+@dataclass(frozen=True)
+class Owners:
+    """What the kernel is compiled for.
+
+    Attributes
+    ----------
+    tile : numbacaps.routing.mma_sync.tile.Tile
+        One row of places, and as many sets as a block has children.
+    has_even : bool
+        The first iteration counts, whose couplings are all the same.
+    turns : int
+        Other iterations.
+    is_whole : bool
+        The logits have a gradient, too.
+    """
+
+    tile: Tile
+    has_even: bool
+    turns: int
+    is_whole: bool
+
+    @property
+    def arrays(self):
+        """That are read of the parents: ds of the first iteration, A and ds of the others."""
+        return self.has_even + 2 * self.turns
+
+    @property
+    def children(self):
+        """Of a block."""
+        return self.tile.sets
+
+    @property
+    def steps(self):
+        """Products of 8 that D2 takes."""
+        return max(1, self.tile.fragments.depth // 8)
+
+    @property
+    def pairs(self):
+        """Of tiles."""
+        return -(-self.tile.fragments.tiles // 2)
+
+    @property
+    def own(self):
+        """Elements of dw that a lane has."""
+        return 4 * self.pairs * self.steps
+
+    @property
+    def kernel(self):
+        """Words of shared memory that the kernels take."""
+        return self.children * self.tile.fragments.of_child
+
+    @property
+    def stage(self):
+        """Words of a stage: the inputs, then what is read of the parents."""
+        f = self.tile.fragments
+        return self.children * f.places * f.pitch + self.arrays * words_behind(f, 1)
+
+    @property
+    def reached(self):
+        """Words of what a warp adds of columns."""
+        f = self.tile.fragments
+        return f.places * f.rows * 8 * self.steps
+
+    @property
+    def shared_bytes(self):
+        """Shared memory of a block."""
+        f, sets = self.tile.fragments, self.children
+        meeting = words_of_sharing(f, sets, 1) + words_of_totals(f, sets)
+        return 4 * (
+            self.kernel + STAGES * self.stage + meeting + 2 * sets * f.across * self.reached
+        )
+
+
+@cache
+def make_transposed():
+    """Device function ``transposed(rows, first, second)``: from (row lane // 4; columns 2 (lane % 4) and the next) of 8 x 8
+    to (column lane // 4; rows 2 (lane % 4) and the next), which ``rows`` has."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def transposed(rows, first, second):
+        lane = cuda.threadIdx.x % 32
+        is_odd = lane // 4 % 2 == 1
+        # Neighbours in rows exchange: both then have a column each, of both rows.
+        other = shuffle(first if is_odd else second, lane ^ 4)
+        upper = other if is_odd else first
+        lower = second if is_odd else other
+        source = (lane % 4 * 2 + lane // 4 % 2) * 4 + lane // 8
+        rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)
+
+    return transposed
+
+
+@cache
+def make_multiply(fragments):
+    """Device function ``multiply(sums, to, a, b)``: one product more; ``a`` has four numbers, ``b`` two, in float32."""
+    THREE = fragments.terms == 3
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(sums, to, a, b):
+        a_high, a_low = local_array(4, np.float32), local_array(4, np.float32)
+        b_high, b_low = local_array(2, np.float32), local_array(2, np.float32)
+        for k in range(4):
+            a_high[k] = a[k] if THREE else nearer(a[k])
+            a_low[k] = a[k] - cut_tf32(a[k])
+        for k in range(2):
+            b_high[k] = b[k] if THREE else nearer(b[k])
+            b_low[k] = b[k] - cut_tf32(b[k])
+        if THREE:
+            mma(sums, to, a_low, 0, b_high, 0)
+            mma(sums, to, a_high, 0, b_low, 0)
+        mma(sums, to, a_high, 0, b_high, 0)
+
+    return multiply
+
+
+@cache
+def make_reach(owners):
+    """Device function ``reach(V, C, db, shared, parents)``: V becomes dV, by the couplings C and db of each turn.
+
+    What is read of the parents lies from word ``parents`` on.
+    """
+    f = owners.tile.fragments
+    TILES, SCALARS, IMAGES, BESIDE = map(specialized, (f.tiles, f.scalars, f.images, f.beside))
+    OF_ARRAY, TURNS = map(specialized, (words_behind(f, 1), owners.turns))
+    EVEN, WHOLE, FIRST = owners.has_even, owners.is_whole, specialized(int(owners.has_even))
+    ZERO, SHARE = np.float32(0), specialized_float32(1 / f.P)
+
+    @cuda.jit(device=True, forceinline=True)
+    def some_blocks(arguments, begin, end):
+        V, C, db, shared, parents = arguments
+        four, dV = local_array(4, np.float32), local_array(4, np.float32)
+        for block in range(begin, end):
+            for k in range(4):
+                dV[k] = ZERO
+            if EVEN:
+                load_run(4, four, shared, parents + block * 128)
+                for k in range(4):
+                    dV[k] = four[k] * float_of(SHARE)
+            for turn in range(TURNS):
+                of_scalar = turn * SCALARS + block % TILES // BESIDE * IMAGES
+                where = parents + (FIRST + 2 * turn) * OF_ARRAY + block * 128
+                load_run(4, four, shared, where + OF_ARRAY)
+                for k in range(4):
+                    dV[k] += C[of_scalar + k // 2 % IMAGES] * four[k]
+                if WHOLE:
+                    load_run(4, four, shared, where)
+                    for k in range(4):
+                        dV[k] += db[of_scalar + k // 2 % IMAGES] * four[k]
+            for k in range(4):
+                V[block * 4 + k] = dV[k]
+
+    blocks = make_in_quarters(some_blocks, f.down * f.tiles)
+
+    @cuda.jit(device=True, forceinline=True)
+    def reach(V, C, db, shared, parents):
+        blocks((V, C, db, shared, parents))
+
+    return reach
+
+
+@cache
+def make_columns(owners):
+    """Device function ``columns_of(R, dV, shared, child, warp)``: R = dV w^T, of the kernel at word ``child``."""
+    f = owners.tile.fragments
+    DOWN, TILES, GROUPS, BESIDE = map(specialized, (f.down, f.tiles, f.groups, f.beside))
+    DEPTH, WIDTH, SPLIT, COLUMNS = map(specialized, (f.depth, f.width, f.split, f.columns))
+    TOGETHER, OF_GROUP = map(specialized, (f.together, f.together * f.depth * f.width))
+    STEPS, NUMBERS = map(specialized, (owners.steps, 4 * f.down * owners.steps))
+    OF_STEP = specialized(2 * f.beside)
+    RUN = gcd(f.beside, 4)  # words of one load
+    ZERO = np.float32(0)
+    swizzle, multiply = make_swizzle(f), make_multiply(f)
+
+    @cuda.jit(device=True, forceinline=True)
+    def columns_of(R, dV, shared, child, warp):
+        a, b = local_array(4, np.float32), local_array(2, np.float32)
+        words, some = local_array(OF_STEP, np.float32), local_array(RUN, np.float32)
+        lane = short(cuda.threadIdx.x % 32)
+        for k in range(NUMBERS):
+            R[k] = ZERO
+        for step in range(STEPS):
+            d2 = short(step * 8 + lane // 4)
+            is_there = d2 < DEPTH
+            d2 = short(d2 % DEPTH)
+            first = short(warp * GROUPS * TOGETHER + lane % 4 // SPLIT)
+            first = short(child + (first * DEPTH + d2) * WIDTH)
+            for group in range(GROUPS):
+                for side in range(2):
+                    d3 = short(lane % 4 % SPLIT * COLUMNS + side * BESIDE)
+                    word = short(first + group * OF_GROUP + (d3 // 4 ^ swizzle(d2)) * 4 + d3 % 4)
+                    for run in range(BESIDE // RUN):
+                        load_run(RUN, some, shared, word + run * RUN)
+                        for i in range(RUN):
+                            words[side * BESIDE + run * RUN + i] = some[i] if is_there else ZERO
+                for beside in range(BESIDE):
+                    tile = group * BESIDE + beside
+                    b[0], b[1] = words[beside], words[BESIDE + beside]
+                    for i in range(DOWN):
+                        e = (i * TILES + tile) * 4
+                        a[0], a[1], a[2], a[3] = dV[e], dV[e + 2], dV[e + 1], dV[e + 3]
+                        multiply(R, (i * STEPS + step) * 4, a, b)
+
+    return columns_of
+
+
+@cache
+def make_kernel_gradient(owners):
+    """Device function ``add(own, dV, shared, input)``: own += x^T dV, of the capsules at word ``input``."""
+    f = owners.tile.fragments
+    DOWN, TILES, STEPS = map(specialized, (f.down, f.tiles, owners.steps))
+    ROWS, PITCH, DEPTH = map(specialized, (f.rows, f.pitch, f.depth))
+    OF_X = specialized(2 * owners.steps)
+    ZERO = np.float32(0)
+    transposed, multiply = make_transposed(), make_multiply(f)
+
+    @cuda.jit(device=True, forceinline=True)
+    def some_pairs(arguments, begin, end):
+        own, dV, x, i, side = arguments
+        a, b = local_array(4, np.float32), local_array(2, np.float32)
+        rows = local_array(2, np.float32)
+        for pair in range(begin, end):
+            for half in range(2):
+                tile = 2 * pair + half
+                if tile < TILES:
+                    e = (i * TILES + tile) * 4 + 2 * side
+                    transposed(rows, dV[e], dV[e + 1])
+                    a[half], a[half + 2] = rows[0], rows[1]
+                else:
+                    a[half], a[half + 2] = ZERO, ZERO
+            for step in range(STEPS):
+                b[0], b[1] = x[2 * step], x[2 * step + 1]
+                multiply(own, (pair * STEPS + step) * 4, a, b)
+
+    pairs = make_in_quarters(some_pairs, owners.pairs)
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(own, dV, shared, input):
+        x = local_array(OF_X, np.float32)
+        lane = short(cuda.threadIdx.x % 32)
+        for i in range(DOWN):
+            for side in range(2):
+                for step in range(STEPS):
+                    d2 = short(step * 8 + lane // 4)
+                    for k in range(2):
+                        place = short(2 * (lane % 4) + k + (8 * side if ROWS == 1 else 0))
+                        row = short((2 * i + side) % ROWS)
+                        word = short(input + place * PITCH + row * DEPTH + d2 % DEPTH)
+                        x[2 * step + k] = shared[at(word)] if d2 < DEPTH else ZERO
+                pairs((own, dV, x, i, side))
+
+    return add
+
+
+@cache
+def make_dynamic_gradient(owners):
+    """Kernel that owns the children's kernels."""
+    tile = owners.tile
+    g, f = tile.geometry, tile.fragments
+    Q, L, P, E1, E2 = map(specialized, (g.Q, g.L, g.P, g.E1, g.E2))
+    D1, D2, D3, ROWS = map(specialized, (f.D1, f.D2, f.D3, f.rows))
+    ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
+    ACROSS, THREADS, PLACES = map(specialized, (f.across, tile.threads, f.places))
+    CHILDREN, TOGETHER, OF_CHILD = map(specialized, (owners.children, 32 * f.across, f.of_child))
+    PITCH, DOWN, TILES, BESIDE = map(specialized, (f.pitch, f.down, f.tiles, f.beside))
+    SPLIT, COLUMNS, STEPS = map(specialized, (f.split, f.columns, owners.steps))
+    GROUPS, PARENTS = map(specialized, (f.groups, f.together))
+    HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
+    OF_PARENTS, X_WORDS = map(
+        specialized, (owners.arrays * words_behind(f, 1), owners.children * f.places * f.pitch)
+    )
+    STAGE, RING = map(specialized, (owners.stage, owners.kernel))
+    meeting = owners.kernel + STAGES * owners.stage
+    of_softmax = words_of_sharing(f, owners.children, 1) + words_of_totals(f, owners.children)
+    REACHED, BACK = map(specialized, (meeting + of_softmax, owners.reached))
+    WORDS = specialized(meeting)
+    OWN, PAIRS, NUMBERS = map(specialized, (owners.own, owners.pairs, 4 * f.down * owners.steps))
+    OF_ROW = specialized(8 * owners.steps)
+    TURNS, COUPLED = map(specialized, (owners.turns, max(1, owners.turns) * f.scalars))
+    FIRST = specialized(int(owners.has_even))
+    A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
+    of_x = 3 * sum(counts_of_x(tile))
+    MINE, OF_W, SOURCES = map(specialized, (of_x, 3 * count_of_w(tile), count_of_w(tile)))
+    ZERO, NATURAL = np.float32(0), np.float32(math.log(2))
+    BOUNDS = (specialized(tile.threads), 1)
+    begin_kernel, copy_kernel = make_copies_of_w(tile)
+    begin_input, copy_input = make_copies_of_x(tile, False)
+    load, find, votes = make_load_input(f), make_places(f), make_votes(f)
+    slope = make_slopes(f, owners.children, meeting, False)
+    reach = make_reach(owners)
+    columns_of, add = make_columns(owners), make_kernel_gradient(owners)
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=BOUNDS)
+    def routing_dynamic_gradient_kernel(
+        x,  # in   (N, C, H, W, E1)
+        w,  # in   (P, Q, E2)
+        held,  # in   (rows of places, arrays, words): ds of the first iteration, A times log2(e) and ds of the others
+        columns,  # out  (N, L, Q, E1)
+        dw,  # out  (splits, P, Q, E2)
+        places,  # N * L
+        count,  # rows of places of a block
+        more,  # sums go on from what lies there
+    ):
+        shared = cuda.shared.array(0, np.float32, CHUNK)  # kernels, stages, where warps meet
+        V, own = local_array(ELEMENTS, np.float32), local_array(OWN, np.float32)
+        B, D = local_array(SCALARS, np.float32), local_array(SCALARS, np.float32)
+        C, db = local_array(COUPLED, np.float32), local_array(COUPLED, np.float32)
+        a, at_words = local_array(A_WORDS, np.float32), local_array(FOURS, np.int32)
+        R = local_array(NUMBERS, np.float32)
+        mine, of_kernel = local_array(MINE, np.int32), local_array(OF_W, np.int32)
+        sources = local_array(SOURCES, np.int64)
+        start = shared_address(shared)
+        thread = short(cuda.threadIdx.x & 1023)
+        lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
+        child = short(thread // (32 * ACROSS))
+        first = short(cuda.blockIdx.x * CHILDREN)
+        q, meets_at = short(first + child), short(2 + child)
+        rows = short((places + PLACES - 1) // PLACES)
+        begin = short(cuda.blockIdx.y * count)
+        steps = short(min(rows - begin, count))
+        for word in range(thread, WORDS, THREADS):  # what is filled up is zeros
+            shared[at(word)] = ZERO
+        find(at_words, warp)
+        begin_kernel(of_kernel, sources, first)
+        for k in range(OWN):
+            own[k] = ZERO
+        cuda.syncthreads()  # before a copy is begun
+        copy_kernel(shared, start, 0, w, of_kernel, sources, first, Q, 0)
+        wait_for_last()  # what is held is there
+        let_next_start()
+        for step in range(-1, steps):
+            if step + 1 < steps:
+                row = np.int64(begin + step + 1)
+                to = short(RING + (step + 1) % STAGES * STAGE)
+                begin_input(mine, row * PLACES, places)
+                copy_input(shared, start, to, x, x, mine, first, Q)
+                for word in range(thread * 4, OF_PARENTS, THREADS * 4):
+                    there = start + 4 * (to + X_WORDS + word)
+                    cp_async(16, shared, there, held, row * OF_PARENTS + word, True)
+            cp_async_commit()
+            if step >= 0:
+                stage = short(RING + step % STAGES * STAGE)
+                of_input = short(stage + child * PLACES * PITCH)
+                of_parents = short(stage + X_WORDS + warp * HELD + lane * 4)
+                load(a, shared, of_input)
+                votes(V, a, shared, short(child * OF_CHILD), at_words)
+                for turn in range(TURNS):
+                    where = short(of_parents + (FIRST + 2 * turn) * OF_ARRAY)
+                    slope(B, D, V, x, shared, where, q, child, warp, step * TURNS + turn)
+                    for s in range(SCALARS):
+                        C[turn * SCALARS + s] = B[s]
+                        db[turn * SCALARS + s] = D[s] * NATURAL
+                reach(V, C, db, shared, of_parents)
+                columns_of(R, V, shared, short(child * OF_CHILD), warp)
+                back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
+                for i in range(DOWN):
+                    for side in range(2):
+                        place = lane // 4 + (8 * side if ROWS == 1 else 0)
+                        d1 = (2 * i + side) % ROWS
+                        to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
+                        for n in range(STEPS):
+                            for k in range(2):
+                                word = to + n * 8 + 2 * (lane % 4) + k
+                                shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
+                meet_at(meets_at, TOGETHER)
+                block = np.int64(begin + step) * PLACES
+                for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
+                    place, e = k // E1, k % E1
+                    if block + place < places and q < Q:
+                        word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
+                        added = ZERO
+                        for one in range(ACROSS):
+                            added += shared[at(word + one * BACK)]
+                        columns[at(((block + place) * Q + q) * E1 + e)] = added
+                add(own, V, shared, of_input)
+            cp_async_wait(0)
+            cuda.syncthreads()  # the next stage is there, and nobody reads this one any more
+        of_split = np.int64(cuda.blockIdx.y) * P
+        for pair in range(PAIRS):
+            for half in range(2):
+                tile = 2 * pair + half
+                column = lane // 4
+                p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
+                d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
+                if tile < TILES and p < P and d3 < D3 and q < Q:
+                    for n in range(STEPS):
+                        for k in range(2):
+                            d2 = n * 8 + 2 * (lane % 4) + k
+                            if d2 < D2:
+                                to = ((of_split + p) * Q + q) * E2 + d2 * D3 + d3
+                                value = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                                dw[at(to)] = dw[at(to)] + value if more else value
+
+    return routing_dynamic_gradient_kernel
+
+
+@cache
+def make_add_splits():
+    """Kernel that adds the splits of dw."""
+    ZERO = np.float32(0)
+
+    @kept_on_disk
+    @cuda.jit
+    def routing_add_splits_kernel(
+        parts,  # in   (splits, count)
+        dw,  # out  (count,)
+        count,
+        splits,
+    ):
+        i = cuda.grid(1)
+        if i < count:
+            total = ZERO
+            for split in range(splits):
+                total += parts[at(split * count + i)]
+            dw[at(i)] = total
+
+    return routing_add_splits_kernel
