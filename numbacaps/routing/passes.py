@@ -100,12 +100,9 @@ class Passes:
             how = self.shape, geometry.N, options, precision
             self.why_not_gradient = gradient_launcher.why_not(*how)
         if self.why_not_gradient is None:
-            how = self.shape, self.places, options, precision, splits
+            how = self.shape, self.places, options, precision
             self.gradient_warps = gradient_launcher.DynamicGradient(*how)
-        if splits is None:
-            of_warps = self.gradient_warps
-            splits = of_warps.splits if of_warps else self._wanted_splits()
-        self.splits = splits
+        self.splits = splits or self._wanted_splits()
 
     @property
     def sums(self):
@@ -159,10 +156,11 @@ class Passes:
             **self._more_shapes(),
         }
 
-    def backward_shapes(self, has_logits=True):
+    def backward_shapes(self, has_logits=True, has_dx=True):
         """Workspace of the backward pass."""
         if self.is_on_warps(has_logits):
-            return self.gradient_warps.shapes | {"columns": self.columns_shape}
+            columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
+            return self.gradient_warps.shapes | {"columns": columns}
         g, splits, children = self.shape.geometry, self.splits, self.shape.children
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
@@ -180,6 +178,12 @@ class Passes:
 
     def _more_shapes(self, backward=False):
         return {}
+
+    @property
+    def columns_are_dx(self):
+        """Whether a capsule is under one window alone, at one position: what reaches it from there is its gradient."""
+        g = self.shape.geometry
+        return (g.H, g.W, g.KH, g.KW, g.L) == (1,) * 5
 
     @property
     def columns_shape(self):
@@ -286,7 +290,7 @@ class Passes:
         """Write what the backward passes of all parts of a batch have added up of w's gradient."""
         g = self.shape.geometry
         if self.is_on_warps(has_logits):
-            return self.gradient_warps.add_splits(dw, room, stream)
+            return
         self._unpack(room["dw"], dw, g.Q * g.E2, self.shape.dtype, stream)
 
     def _unpack(self, packed, w, size, dtype, stream):
@@ -372,15 +376,16 @@ class DynamicPasses(Passes):
             form = DynamicCouplings(self.shape, self.options.softmax_over)
             self.launch_couplings(form, arrays, couplings, stream)
 
-    def backward(self, x, w, logits, states, dy, dx, *, room, more=False, stream=0):
+    def backward(self, x, w, logits, states, dy, dx, *, room, dw=None, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
 
         The gradients of w and of the logits are left in ``room``: added, with ``more``, to what
         other images left there. :meth:`launch_kernel_gradient` and :meth:`launch_logits_gradient` write them.
+        Where gradients are computed on tensor cores, w's is written, or added, to ``dw`` at once, unless that is None.
         ``room`` has device arrays of ``backward_shapes``; the others are as in :meth:`forward`.
         """
         if self.is_on_warps(logits is not None):
-            return self._backward_on_warps(x, w, states, dy, dx, room, more, stream)
+            return self._backward_on_warps(x, w, states, dy, dx, dw, room, more, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
         shape = self.backward_shape
@@ -393,13 +398,15 @@ class DynamicPasses(Passes):
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
 
-    def _backward_on_warps(self, x, w, states, dy, dx, room, more, stream):
+    def _backward_on_warps(self, x, w, states, dy, dx, dw, room, more, stream):
         """The same on tensor cores."""
         if self.gradient_warps.is_filled_up:
             self._clear(room["held"], stream)
-        self.gradient_warps.launch(x, w, states, dy, room["columns"], room, more, stream)
-        if dx is not None:
-            self._add_columns(room["columns"], dx, stream)
+        is_direct = dx is not None and self.columns_are_dx
+        columns = dx if is_direct else room["columns"]
+        self.gradient_warps.launch(x, w, states, dy, columns, dw, room, more, stream)
+        if dx is not None and not is_direct:
+            self._add_columns(columns, dx, stream)
 
     def launch_logits_gradient(self, d_logits, room, stream):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""

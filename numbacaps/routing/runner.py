@@ -192,7 +192,8 @@ class Runner:
             room = self._arrays(passes, passes.forward_shapes(), stream)
             own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
             self._forward(passes, own, w, operands, images, out, room, stream, True)
-            room = self._arrays(passes, passes.backward_shapes(has_logits), stream)
+            how = has_logits, dx is not None
+            room = self._arrays(passes, passes.backward_shapes(*how), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}
@@ -203,7 +204,7 @@ class Runner:
                 some = (activations[images], *betas)
                 passes.backward(own, w, some, *states, *d_out, to, d_activations, **run)
             else:
-                passes.backward(own, w, operands[0], *states, *d_out, to, **run)
+                passes.backward(own, w, operands[0], *states, *d_out, to, dw=dw, **run)
         if dw is not None:
             passes.launch_kernel_gradient(dw, room, stream, has_logits)
         if self.options.is_em:

@@ -113,8 +113,7 @@ def _on_tensor_cores(p, dtype):
     for logits in (None, made(g.P, p.shape.children)):
         p.forward(x, w, logits, states, y, **how)
     back = {name: made(*shape) for name, shape in p.backward_shapes(has_logits=False).items()}
-    p.backward(x, w, None, made(*p.states_shape), y, x, room=back)
-    p.launch_kernel_gradient(w, back, 0, has_logits=False)
+    p.backward(x, w, None, made(*p.states_shape), y, x, room=back, dw=w)
 
 
 def _all(p, dtype):

@@ -249,7 +249,9 @@ def make_dynamic_pass(tile, form):
         arrays,  # of each row of places, and the first that is read
         which,
     ):
-        shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, what is held, where warps meet
+        shared = cuda.shared.array(
+            0, np.float32, CHUNK
+        )  # STAGES of STAGE words, what is held, where warps meet
         S, V = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
         a, B = local_array(A_WORDS, np.float32), local_array(SCALARS, np.float32)
         mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)

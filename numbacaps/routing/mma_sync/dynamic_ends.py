@@ -140,7 +140,9 @@ def make_dynamic_slope(fragments, L, is_last):
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
             p, e = column // E, column % E
             if LAST:
-                reached = dy[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)]
+                reached = dy[
+                    at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)
+                ]
                 later[at(place * COLUMNS + column)] = ZERO
             else:
                 reached = added(partial, place, column, places, parts)

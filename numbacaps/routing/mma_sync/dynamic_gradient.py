@@ -9,8 +9,10 @@ With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), co
 A tensor core hands out dV by rows of places. For columns that is the left factor as it lies, if the columns that a lane has side by
 side count as four apart (sums may be in any order). For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
 
-Thread mapping: a block has some children, a group of warps each, and walks over rows of places; its kernels stay in shared memory,
-and so do, a row of places at a time, its inputs and what is read of the parents. Blocks share the places: ``splits``.
+Thread mapping: a block has some children at a time, a group of warps each, and walks over rows of places. The children's kernels
+stay in shared memory; the inputs and what is read of the parents come a row of places at a time. Steps are counted children by
+children, and each block has equally many of them, so a block may end in the middle of some children's places and the next one goes on:
+of their dw each has a part, which :func:`make_add_parts` adds in the order of the blocks.
 """
 
 import math
@@ -138,8 +140,11 @@ class Owners:
 
 @cache
 def make_transposed():
-    """Device function ``transposed(rows, first, second)``: from (row lane // 4; columns 2 (lane % 4) and the next) of 8 x 8
-    to (column lane // 4; rows 2 (lane % 4) and the next), which ``rows`` has."""
+    """Device function ``transposed(rows, first, second)``: 8 x 8 elements change hands.
+
+    A lane gives columns ``2 (lane % 4)`` and the next of row ``lane // 4``; it gets rows ``2 (lane % 4)`` and the next of
+    column ``lane // 4``.
+    """
 
     @cuda.jit(device=True, forceinline=True)
     def transposed(rows, first, second):
@@ -231,7 +236,7 @@ def make_columns(owners):
     DEPTH, WIDTH, SPLIT, COLUMNS = map(specialized, (f.depth, f.width, f.split, f.columns))
     TOGETHER, OF_GROUP = map(specialized, (f.together, f.together * f.depth * f.width))
     STEPS, NUMBERS = map(specialized, (owners.steps, 4 * f.down * owners.steps))
-    OF_STEP = specialized(2 * f.beside)
+    OF_STEP, HALF = map(specialized, (2 * f.beside, f.is_half))
     RUN = gcd(f.beside, 4)  # words of one load
     ZERO = np.float32(0)
     swizzle, multiply = make_swizzle(f), make_multiply(f)
@@ -245,7 +250,7 @@ def make_columns(owners):
             R[k] = ZERO
         for step in range(STEPS):
             d2 = short(step * 8 + lane // 4)
-            is_there = d2 < DEPTH
+            is_there = HALF == 0 or d2 < DEPTH
             d2 = short(d2 % DEPTH)
             first = short(warp * GROUPS * TOGETHER + lane % 4 // SPLIT)
             first = short(child + (first * DEPTH + d2) * WIDTH)
@@ -274,7 +279,7 @@ def make_kernel_gradient(owners):
     f = owners.tile.fragments
     DOWN, TILES, STEPS = map(specialized, (f.down, f.tiles, owners.steps))
     ROWS, PITCH, DEPTH = map(specialized, (f.rows, f.pitch, f.depth))
-    OF_X = specialized(2 * owners.steps)
+    OF_X, HALF = map(specialized, (2 * owners.steps, f.is_half))
     ZERO = np.float32(0)
     transposed, multiply = make_transposed(), make_multiply(f)
 
@@ -310,7 +315,8 @@ def make_kernel_gradient(owners):
                         place = short(2 * (lane % 4) + k + (8 * side if ROWS == 1 else 0))
                         row = short((2 * i + side) % ROWS)
                         word = short(input + place * PITCH + row * DEPTH + d2 % DEPTH)
-                        x[2 * step + k] = shared[at(word)] if d2 < DEPTH else ZERO
+                        is_there = HALF == 0 or d2 < DEPTH
+                        x[2 * step + k] = shared[at(word)] if is_there else ZERO
                 pairs((own, dV, x, i, side))
 
     return add
@@ -361,10 +367,9 @@ def make_dynamic_gradient(owners):
         w,  # in   (P, Q, E2)
         held,  # in   (rows of places, arrays, words): ds of the first iteration, A times log2(e) and ds of the others
         columns,  # out  (N, L, Q, E1)
-        dw,  # out  (splits, P, Q, E2)
+        parts,  # out  (parts, P, Q, E2)
         places,  # N * L
-        count,  # rows of places of a block
-        more,  # sums go on from what lies there
+        count,  # steps of a block
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # kernels, stages, where warps meet
         V, own = local_array(ELEMENTS, np.float32), local_array(OWN, np.float32)
@@ -378,105 +383,119 @@ def make_dynamic_gradient(owners):
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
         child = short(thread // (32 * ACROSS))
-        first = short(cuda.blockIdx.x * CHILDREN)
-        q, meets_at = short(first + child), short(2 + child)
+        meets_at = short(2 + child)
         rows = short((places + PLACES - 1) // PLACES)
-        begin = short(cuda.blockIdx.y * count)
-        steps = short(min(rows - begin, count))
+        now = np.int64(cuda.blockIdx.x) * count
+        end = min(now + count, np.int64(rows) * ((Q + CHILDREN - 1) // CHILDREN))
         for word in range(thread, WORDS, THREADS):  # what is filled up is zeros
             shared[at(word)] = ZERO
         find(at_words, warp)
-        begin_kernel(of_kernel, sources, first)
-        for k in range(OWN):
-            own[k] = ZERO
-        cuda.syncthreads()  # before a copy is begun
-        copy_kernel(shared, start, 0, w, of_kernel, sources, first, Q, 0)
         wait_for_last()  # what is held is there
         let_next_start()
-        for step in range(-1, steps):
-            if step + 1 < steps:
-                row = np.int64(begin + step + 1)
-                to = short(RING + (step + 1) % STAGES * STAGE)
-                begin_input(mine, row * PLACES, places)
-                copy_input(shared, start, to, x, x, mine, first, Q)
-                for word in range(thread * 4, OF_PARENTS, THREADS * 4):
-                    there = start + 4 * (to + X_WORDS + word)
-                    cp_async(16, shared, there, held, row * OF_PARENTS + word, True)
-            cp_async_commit()
-            if step >= 0:
-                stage = short(RING + step % STAGES * STAGE)
-                of_input = short(stage + child * PLACES * PITCH)
-                of_parents = short(stage + X_WORDS + warp * HELD + lane * 4)
-                load(a, shared, of_input)
-                votes(V, a, shared, short(child * OF_CHILD), at_words)
-                for turn in range(TURNS):
-                    where = short(of_parents + (FIRST + 2 * turn) * OF_ARRAY)
-                    slope(B, D, V, x, shared, where, q, child, warp, step * TURNS + turn)
-                    for s in range(SCALARS):
-                        C[turn * SCALARS + s] = B[s]
-                        db[turn * SCALARS + s] = D[s] * NATURAL
-                reach(V, C, db, shared, of_parents)
-                columns_of(R, V, shared, short(child * OF_CHILD), warp)
-                back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
-                for i in range(DOWN):
-                    for side in range(2):
-                        place = lane // 4 + (8 * side if ROWS == 1 else 0)
-                        d1 = (2 * i + side) % ROWS
-                        to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
+        while now < end:
+            first = short(now // rows * CHILDREN)
+            q, begin = short(first + child), short(now % rows)
+            steps = short(min(end - now, np.int64(rows - begin)))
+            for k in range(OWN):
+                own[k] = ZERO
+            cuda.syncthreads()  # before a copy is begun
+            begin_kernel(of_kernel, sources, first)
+            copy_kernel(shared, start, 0, w, of_kernel, sources, first, Q, 0)
+            for step in range(-1, steps):
+                if step + 1 < steps:
+                    row = np.int64(begin + step + 1)
+                    to = short(RING + (step + 1) % STAGES * STAGE)
+                    begin_input(mine, row * PLACES, places)
+                    copy_input(shared, start, to, x, x, mine, first, Q)
+                    for word in range(thread * 4, OF_PARENTS, THREADS * 4):
+                        there = start + 4 * (to + X_WORDS + word)
+                        cp_async(16, shared, there, held, row * OF_PARENTS + word, True)
+                cp_async_commit()
+                if step >= 0:
+                    stage = short(RING + step % STAGES * STAGE)
+                    of_input = short(stage + child * PLACES * PITCH)
+                    of_parents = short(stage + X_WORDS + warp * HELD + lane * 4)
+                    load(a, shared, of_input)
+                    votes(V, a, shared, short(child * OF_CHILD), at_words)
+                    for turn in range(TURNS):
+                        where = short(of_parents + (FIRST + 2 * turn) * OF_ARRAY)
+                        slope(B, D, V, x, shared, where, q, child, warp, step * TURNS + turn)
+                        for s in range(SCALARS):
+                            C[turn * SCALARS + s] = B[s]
+                            db[turn * SCALARS + s] = D[s] * NATURAL
+                    reach(V, C, db, shared, of_parents)
+                    columns_of(R, V, shared, short(child * OF_CHILD), warp)
+                    back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
+                    for i in range(DOWN):
+                        for side in range(2):
+                            place = lane // 4 + (8 * side if ROWS == 1 else 0)
+                            d1 = (2 * i + side) % ROWS
+                            to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
+                            for n in range(STEPS):
+                                for k in range(2):
+                                    word = to + n * 8 + 2 * (lane % 4) + k
+                                    shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
+                    meet_at(meets_at, TOGETHER)
+                    block = np.int64(begin + step) * PLACES
+                    for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
+                        place, e = k // E1, k % E1
+                        if block + place < places and q < Q:
+                            word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
+                            added = ZERO
+                            for one in range(ACROSS):
+                                added += shared[at(word + one * BACK)]
+                            columns[at(((block + place) * Q + q) * E1 + e)] = added
+                    add(own, V, shared, of_input)
+                cp_async_wait(0)
+                cuda.syncthreads()  # the next stage is there, and nobody reads this one any more
+            part = cuda.blockIdx.x - now // rows * rows // count
+            for pair in range(PAIRS):
+                for half in range(2):
+                    tile = 2 * pair + half
+                    column = lane // 4
+                    p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
+                    d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
+                    if tile < TILES and p < P and d3 < D3 and q < Q:
                         for n in range(STEPS):
                             for k in range(2):
-                                word = to + n * 8 + 2 * (lane % 4) + k
-                                shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
-                meet_at(meets_at, TOGETHER)
-                block = np.int64(begin + step) * PLACES
-                for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
-                    place, e = k // E1, k % E1
-                    if block + place < places and q < Q:
-                        word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
-                        added = ZERO
-                        for one in range(ACROSS):
-                            added += shared[at(word + one * BACK)]
-                        columns[at(((block + place) * Q + q) * E1 + e)] = added
-                add(own, V, shared, of_input)
-            cp_async_wait(0)
-            cuda.syncthreads()  # the next stage is there, and nobody reads this one any more
-        of_split = np.int64(cuda.blockIdx.y) * P
-        for pair in range(PAIRS):
-            for half in range(2):
-                tile = 2 * pair + half
-                column = lane // 4
-                p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
-                d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
-                if tile < TILES and p < P and d3 < D3 and q < Q:
-                    for n in range(STEPS):
-                        for k in range(2):
-                            d2 = n * 8 + 2 * (lane % 4) + k
-                            if d2 < D2:
-                                to = ((of_split + p) * Q + q) * E2 + d2 * D3 + d3
-                                value = own[(pair * STEPS + n) * 4 + 2 * half + k]
-                                dw[at(to)] = dw[at(to)] + value if more else value
+                                d2 = n * 8 + 2 * (lane % 4) + k
+                                if d2 < D2:
+                                    to = ((part * P + p) * Q + q) * E2 + d2 * D3 + d3
+                                    value = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                                    parts[at(to)] = value
+            now += steps
 
     return routing_dynamic_gradient_kernel
 
 
 @cache
-def make_add_splits():
-    """Kernel that adds the splits of dw."""
-    ZERO = np.float32(0)
+def make_add_parts(g, children):
+    """Kernel that adds what blocks of so many children have of dw, in their order; a thread a few elements of one child."""
+    RUN = gcd(g.E2, 4)
+    Q, E2, CHILDREN, SIZE = map(specialized, (g.Q, g.E2, children, g.P * g.Q * g.E2))
 
     @kept_on_disk
     @cuda.jit
-    def routing_add_splits_kernel(
-        parts,  # in   (splits, count)
-        dw,  # out  (count,)
-        count,
-        splits,
+    def routing_add_parts_kernel(
+        parts,  # in   (parts, P, Q, E2)
+        dw,  # in and out  (P, Q, E2)
+        rows,  # steps that the children of a block take
+        count,  # steps of a block
+        more,  # dw goes on from what is there
     ):
-        i = cuda.grid(1)
-        if i < count:
-            total = ZERO
-            for split in range(splits):
-                total += parts[at(split * count + i)]
-            dw[at(i)] = total
+        some, total = local_array(RUN, np.float32), local_array(RUN, np.float32)
+        i = cuda.grid(1) * RUN
+        if i >= SIZE:
+            return
+        first = short(i // E2 % Q // CHILDREN) * short(rows)
+        last = short(first + rows - 1) // short(count) - first // short(count)
+        for k in range(RUN):
+            total[k] = dw[at(i + k)] if more else np.float32(0)
+        for part in range(last + 1):
+            load_run(RUN, some, parts, part * np.int64(SIZE) + i)
+            for k in range(RUN):
+                total[k] += some[k]
+        for k in range(RUN):
+            dw[at(i + k)] = total[k]
 
-    return routing_add_splits_kernel
+    return routing_add_parts_kernel

@@ -6,27 +6,27 @@ where it counts, then A and ds of each of the others.
 
 from dataclasses import replace
 from functools import cached_property
+from math import gcd
 
 from numbacaps.device import gpu
 from numbacaps.device.launch import ceil_div
 from numbacaps.routing.mma_sync import dynamic, dynamic_ends, launcher
 from numbacaps.routing.mma_sync.dynamic_gradient import (
     Owners,
-    make_add_splits,
+    make_add_parts,
     make_dynamic_gradient,
 )
-from numbacaps.routing.mma_sync.fragments import choose_fragments
+from numbacaps.routing.mma_sync.fragments import choose_fragments, round_up
 from numbacaps.routing.mma_sync.launcher import Warps, run
 from numbacaps.routing.mma_sync.sharing import words_of_totals
 from numbacaps.routing.mma_sync.tile import BLOCKS, Tile
 
-_MOST_WARPS = 9  # of a block: a thread has nearly all registers that it can have
+_MOST_WARPS = 12  # of a block
 _MOST_OWN = 48  # elements of dw that a lane holds, beside a vote
-_MOST_SPLITS = 64
-_SPLITS_BYTES = 16 << 20  # that all splits of dw may take, if they are more than one
+_PARTS_BYTES = 32 << 20  # that the blocks' parts of dw may take, if they are more than one
+_MOST_STEPS = 1 << 31  # which are counted with 32 bits
 _THREADS = 256
-# Steps that it takes an owner to begin and to end, and to write and add another megabyte of splits.
-_BEGINNING, _OF_MEGABYTE = 2, 0.3
+_CHANGING = 2  # steps that it takes to go from some children to the next
 
 
 def why_not(shape, images, options, precision, has_logits=False):
@@ -52,28 +52,37 @@ def owners_of(g, options, precision, children):
     return found if found.own <= _MOST_OWN else None
 
 
-def choose_owners(g, places, options, precision, splits=None):
-    """(owners' kernel, splits of the places) that end first; None where none fits.
+def choose_owners(g, places, options, precision):
+    """(owners' kernel, steps of a block) that end first; None where none fits.
 
-    A multiprocessor has one block at once, and works on all its children at the same time.
+    A multiprocessor has one block at once. Two warps of each of its four schedulers work on their children at the same time, nearly as
+    fast as one.
     """
-    best, whole = None, g.P * g.Q * g.E2 * 4
+    best = None
     for children in range(1, _MOST_WARPS + 1):
         owners = owners_of(g, options, precision, children)
         if owners is None or owners.tile.threads > 32 * _MOST_WARPS:
             continue
         if owners.shared_bytes > gpu.current().shared_bytes:
             continue
-        rows, blocks = ceil_div(places, owners.tile.places), ceil_div(g.Q, children)
-        most = min(rows, _MOST_SPLITS, max(1, _SPLITS_BYTES // whole))
-        for some in range(1, most + 1) if splits is None else (min(splits, rows),):
-            count = ceil_div(rows, some)
-            waves = ceil_div(blocks * ceil_div(rows, count), BLOCKS)
-            busy = max(8, owners.tile.threads // 32)  # as long as eight take, two for each scheduler
-            takes = waves * (count + _BEGINNING) * busy + some * whole / 1e6 * _OF_MEGABYTE
+        rows, groups = ceil_div(places, owners.tile.places), ceil_div(g.Q, children)
+        busy = max(6, round_up(owners.tile.threads // 32, 4))
+        for each in {ceil_div(rows * groups, BLOCKS), ceil_div(groups, BLOCKS) * rows}:
+            parts = parts_of_dw(rows, groups, each)
+            if rows * groups >= _MOST_STEPS:
+                continue
+            if parts > 1 and parts * g.P * g.Q * g.E2 * 4 > _PARTS_BYTES:
+                continue
+            takes = (each + ceil_div(each, rows) * _CHANGING + parts) * busy
             if best is None or takes < best[0]:
-                best = takes, owners, ceil_div(rows, count)
+                best = takes, owners, each
     return best and best[1:]
+
+
+def parts_of_dw(rows, groups, each):
+    """Blocks that have a part of some children's dw, at the most: of ``rows`` steps for each group, a block has ``each``."""
+    firsts = range(0, rows * groups, rows)
+    return max((first + rows - 1) // each - first // each + 1 for first in firsts)
 
 
 class DynamicGradient(Warps):
@@ -83,21 +92,24 @@ class DynamicGradient(Warps):
     ----------
     shape, places, options, precision
         As :class:`numbacaps.routing.mma_sync.launcher.Warps`.
-    splits : int, optional
-        Of dw.
     """
 
-    def __init__(self, shape, places, options, precision, splits=None):
+    def __init__(self, shape, places, options, precision):
         super().__init__(shape, places, options, precision)
         self._options, f = options, self.tile.fragments
         groups = self.tile.rows * self.tile.sets
-        extra = self.tile.extra + dynamic.words_behind(f, self.tile.rows) + words_of_totals(f, groups)
-        self.tile = replace(self.tile, extra=extra)
-        self._owners, self.splits = choose_owners(
-            self.geometry, places, options, precision, splits
+        extra = (
+            self.tile.extra + dynamic.words_behind(f, self.tile.rows) + words_of_totals(f, groups)
         )
-        self.splits = splits or self.splits
+        self.tile = replace(self.tile, extra=extra)
+        self._owners, self._each = choose_owners(self.geometry, places, options, precision)
         self._rows = ceil_div(places, f.places)
+        self._groups = ceil_div(self.geometry.Q, self._owners.children)
+
+    @property
+    def of_dw(self):
+        """Parts of dw."""
+        return parts_of_dw(self._rows, self._groups, self._each)
 
     @cached_property
     def shapes(self):
@@ -108,7 +120,7 @@ class DynamicGradient(Warps):
             "partial": (self.parts, self.places, g.P, g.E3),
             "held": (rows, self._owners.arrays, dynamic.words_behind(f, 1)),
             "later": (self.places, g.P, g.E3),
-            "dw": (self.splits, g.P, g.Q, g.E2),
+            "parts_of_dw": (self.of_dw, g.P, g.Q, g.E2),
         }
 
     @property
@@ -130,8 +142,8 @@ class DynamicGradient(Warps):
         how = {"early": early}
         run(kernel, self.places, dynamic_ends.END_THREADS, (*arrays, *numbers), stream, **how)
 
-    def launch(self, x, w, states, dy, columns, room, more, stream):
-        """Write columns, and what dw comes to of each split into ``room``.
+    def launch(self, x, w, states, dy, columns, dw, room, more, stream):
+        """Write columns and dw.
 
         Parameters
         ----------
@@ -140,6 +152,7 @@ class DynamicGradient(Warps):
             All that the forward pass has had.
         dy : device array (N, P, L, E)
         columns : device array (N, L, Q, E1)
+        dw : device array (P, Q, E2), or None
         room : dict of device arrays of ``shapes``
             "held" is zeros where something is filled up.
         more : bool
@@ -156,20 +169,19 @@ class DynamicGradient(Warps):
             self._pass(kernel, tile, arguments, 1, stream)
             self._slope(t - 1, False, states, dy, room, stream, early=True)
         owners = replace(self._owners, tile=replace(self._owners.tile, runs=tile.runs))
-        count = ceil_div(self._rows, self.splits)
-        grid = ceil_div(self.geometry.Q, owners.children), self.splits
-        arguments = (x, w, held, columns, room["dw"], self.places, count, int(more))
+        grid = ceil_div(self._rows * self._groups, self._each)
+        arguments = (x, w, held, columns, room["parts_of_dw"], self.places, self._each)
         how = {"shared": owners.shared_bytes, "early": True}
         run(make_dynamic_gradient(owners), grid, owners.tile.threads, arguments, stream, **how)
-
-    def add_splits(self, dw, room, stream):
-        """Write dw (P, Q, E2)."""
-        arguments = (room["dw"], dw, dw.size, self.splits)
-        run(make_add_splits(), ceil_div(dw.size, _THREADS), _THREADS, arguments, stream)
+        if dw is not None:
+            g, kernel = self.geometry, make_add_parts(self.geometry, owners.children)
+            arguments = (room["parts_of_dw"], dw, self._rows, self._each, int(more))
+            grid = ceil_div(dw.size // gcd(g.E2, 4), _THREADS)
+            run(kernel, grid, _THREADS, arguments, stream)
 
     def __str__(self):
         owners = self._owners
         return (
-            f"passes: {super().__str__()}; owners: {owners.children} children a block, {self.splits} splits of "
-            f"{self._rows} rows of {owners.tile.places} places"
+            f"passes: {super().__str__()}; owners: {owners.children} children a block, {self._each} steps of "
+            f"{owners.tile.places} places"
         )
