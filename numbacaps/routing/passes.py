@@ -211,6 +211,7 @@ class Passes:
             return 1, 1
         o, taps = self.options, self.shape.taps
         of_owners = taps * ceil_div(self.geometry.D2, self._rows)
+        of_owners = 1 if self.gradient_warps else of_owners
         return o.iterations, 2 * o.iterations - 1 - o.first + of_owners
 
     def _wanted_splits(self):

@@ -242,6 +242,9 @@ class Runner:
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
         states = prod(first.states_shape) * first.sums.itemsize
         owners = "one for the votes" if self.stored else "one for w and x"
+        back = f"{o.iterations - 1 - o.first} passes more, then {owners} (ordinary arithmetic: {first.why_not_gradient})"
+        if first.gradient_warps:
+            back = f"{o.iterations - 1 - o.first} {first.gradient_warps}; with logits by ordinary arithmetic"
         forward, backward = first.times
         take = "stored, they take" if self.stored else "stored votes would take"
         return "\n".join(
@@ -249,7 +252,7 @@ class Runner:
                 f"{o.routing} routing, {o.iterations} iterations, {form}: {first.shape.children} children of each of "
                 f"{g.N * g.L} positions for {g.P} parents",
                 f"forward: {o.iterations} passes over the children, {how}",
-                f"backward: {o.iterations - 1 - o.first} passes more, then {owners}",
+                f"backward: {back}",
                 f"votes: computed {forward} times forward and {backward} backward, {g.flop} FLOP each time; {take} "
                 f"{self.votes_nbytes()} bytes",
                 f"memory: {ceil_div(g.N, self.forward_part)} parts of {self.forward_part} images forward, backward "

@@ -29,17 +29,15 @@ _THREADS = 256
 _CHANGING = 2  # steps that it takes to go from some children to the next
 
 
-def why_not(shape, images, options, precision, has_logits=False):
+def why_not(shape, images, options, precision):
     """Why the gradients of a form are not on tensor cores; None where they are. As :func:`launcher.why_not`."""
+    if options.is_em:
+        return "gradients of EM routing divide V - mu by variances that may be near epsilon"
     reason = launcher.why_not(shape, images, options, precision)
     if reason:
         return reason
-    if options.is_em:
-        return "gradients of EM routing divide V - mu by variances that may be near epsilon"
-    if has_logits:
-        return "logits are given, which have a gradient"
     if choose_owners(shape.geometry, images * shape.geometry.L, options, precision) is None:
-        return "what the owners of w read of the parents does not fit a block's memory"
+        return "what the owners of w hold of it, or read of the parents, does not fit"
     return None
 
 
@@ -182,6 +180,6 @@ class DynamicGradient(Warps):
     def __str__(self):
         owners = self._owners
         return (
-            f"passes: {super().__str__()}; owners: {owners.children} children a block, {self._each} steps of "
+            f"passes more, {super().__str__()}, then owners: {owners.children} children a block, {self._each} steps of "
             f"{owners.tile.places} places"
         )
