@@ -20,6 +20,11 @@ def parents_of_block(shape):
     return max(1, min(shape.geometry.P, END_THREADS // shape.geometry.E3))
 
 
+def threads_of_parent(shape):
+    """Threads that share a parent's elements: thread i has some of the block's parent ``i % parents``."""
+    return min(shape.geometry.E3, END_THREADS)
+
+
 def blocks_of_place(shape):
     """Blocks that a position takes."""
     return ceil_div(shape.geometry.P, parents_of_block(shape))

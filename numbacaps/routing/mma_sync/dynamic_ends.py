@@ -1,7 +1,7 @@
 """Between two passes of dynamic routing: what the parts have gathered is added in their order, and the parents squash.
 
-The state that is written is that of :mod:`numbacaps.routing.dynamic_ends`, which has one thread a parent. Here the
-sums of many parts are read by a thread an element.
+The state that is written is that of :mod:`numbacaps.routing.dynamic_ends`. Here a block has all parents of a position, whose
+capsules fit shared memory, and writes their sums once more as lanes hold them.
 
 Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents.
 """
@@ -53,7 +53,7 @@ def make_dynamic_end(fragments, L, is_first):
     ):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
-        some, s = local_array(TOGETHER, np.float32), local_array(E, np.float32)
+        some = local_array(TOGETHER, np.float32)
         place = cuda.blockIdx.x
         wait_for_last()  # the parts have been summed
         let_next_start()
@@ -71,9 +71,7 @@ def make_dynamic_end(fragments, L, is_first):
             sums[at(column)] = total
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
-            for e in range(E):
-                s[e] = sums[at(p * E + e)]
-            factors[at(p)] = shrunk(length(s))
+            factors[at(p)] = shrunk(length(sums, p * E, 1))
         cuda.syncthreads()  # and what it is multiplied by
         from_, to = (old * places + place) * FIELDS, (new * places + place) * FIELDS
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
