@@ -8,7 +8,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.routing import em, em_ends
 from numbacaps.routing.couplings import Assignments
 from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
-from numbacaps.routing.overlap import make_of_capsules, make_of_children
+from numbacaps.routing.overlap import make_norms_of_capsules, make_of_children
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import Passes, run
 from numbacaps.routing.shape import TEAM_THREADS, Split
@@ -47,6 +47,11 @@ class EMPasses(Passes):
             return (1,)
         return self.options.iterations, self.geometry.N, g.C, g.H, g.W
 
+    @property
+    def d_prior_shape(self):
+        """(N, L, I): what reaches the activations by each position's children."""
+        return self.geometry.N, self.geometry.L, self.shape.children
+
     def _more_shapes(self, backward=False):
         betas = {"d_betas": (2, self.geometry.P)} if backward else {}
         if not self._overlaps:
@@ -54,8 +59,8 @@ class EMPasses(Passes):
         found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
         return found | ({"total": self.norms_shape} if backward else {})
 
-    def _of_capsules(self, form, arrays, room, total, t, stream):
-        """A number of every child, put together for every capsule."""
+    def _find(self, form, arrays, room, t, stream):
+        """Find a form's number of every child."""
         shape, N = self.backward_shape, self.geometry.N
         split = Split.of(shape, N, 1)
         parts = split.parts * split.blocks
@@ -63,13 +68,6 @@ class EMPasses(Passes):
         grid = ceil_div(shape.groups(N), shape.teams), parts
         arguments = (*arrays, room["found"], N, count, t)
         run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
-        self._together(room["found"], total, isinstance(form, em.Norms), t, stream)
-
-    def _together(self, found, total, logarithms, t, stream):
-        """Put together what a capsule's children have found."""
-        N, kernel = self.geometry.N, make_of_capsules(self.shape, logarithms)
-        grid = ceil_div(N * self.shape.capsules, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (found, total, N, t), stream)
 
     def forward(
         self, x, w, operands, states, norms, y, a_out, *, room, keep=True, couplings=None, stream=0
@@ -101,14 +99,16 @@ class EMPasses(Passes):
                 ends = (room["partial"], *betas, states, y, a_out, N, blocks, new)
                 self._end(finish, ends, stream, self._scalars(t), early=True)
             return self._couplings(x, w, activations, norms, states, room, couplings, stream)
-        packed = self._pack(w, room, stream)
+        packed, of_capsules = self._pack(w, room, stream), make_norms_of_capsules(self.shape)
         self._clear(states[0], stream)
         arrays = (x, packed, activations, norms, states, states, states)
         for t in range(self.options.iterations):
             if self._overlaps:
                 form = em.Norms(self.backward_shape)
                 some = (x, packed, activations, norms, states, states)
-                self._of_capsules(form, some, room, norms, t, stream)
+                self._find(form, some, room, t, stream)
+                grid, to = ceil_div(N * self.shape.capsules, TEAM_THREADS), norms[t]
+                run(of_capsules, grid, TEAM_THREADS, (room["found"], to, N), stream)
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
@@ -153,7 +153,8 @@ class EMPasses(Passes):
         for t in range(last, self.options.first - 1, -1):
             if self._overlaps and not self.options.detach:
                 some = (x, packed, activations, norms, states, slopes)
-                self._of_capsules(Shares(shape), some, room, total, t, stream)
+                self._find(Shares(shape), some, room, t, stream)
+                self._over_windows(room["found"], total[t], 1, stream)
             if t == self.options.first:
                 break
             how = shape, self.backward_form, arrays, room["partial"], t, stream
@@ -166,8 +167,7 @@ class EMPasses(Passes):
         grid = self.geometry.P, 2
         run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
         if dx is not None:
-            self._together(room["d_children"], room["d_capsules"], False, 0, stream)
-            self._copy(room["d_capsules"], d_activations, stream)
+            self._over_windows(room["d_prior"], d_activations, 1, stream)
 
     def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
         """Write what the backward passes have added up of the gradients of both betas, (P,)."""

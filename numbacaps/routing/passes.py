@@ -20,13 +20,13 @@ from numbacaps.routing.ends import END_THREADS, blocks_of_place
 from numbacaps.routing.gradient import (
     make_taps_gradient,
     make_votes_gradient,
-    make_windows_gradient,
     taps_bounds,
 )
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
+from numbacaps.routing.windows import make_windows_sum
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 _SPLITS_BYTES = 16 << 20  # that all splits of w's gradient may take
@@ -146,12 +146,10 @@ class Passes:
 
     def backward_shapes(self):
         """Workspace of the backward pass."""
-        g, splits, children = self.shape.geometry, self.splits, self.shape.children
+        g, splits = self.shape.geometry, self.splits
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
-        found["d_prior"] = splits, children, g.P
-        found["d_capsules"] = self.geometry.N, self.shape.capsules
-        found["d_children"] = self.geometry.N, self.geometry.L, children
+        found["d_prior"] = self.d_prior_shape
         if not self.stored:
             found["dw"] = splits, g.Q, g.E2, g.P
             found["columns"] = self.columns_shape
@@ -230,24 +228,27 @@ class Passes:
 
     def _gradients(self, form, arrays, dx, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
-        shape, N, o = self.backward_shape, self.geometry.N, self.options
+        shape, g, N, o = self.backward_shape, self.shape.geometry, self.geometry.N, self.options
         splits = self.splits
         count = ceil_div(shape.groups(N), splits)
         if self.stored:
             kernel = make_votes_gradient(shape, form)
             grid = ceil_div(self._owners, shape.teams), splits
-            arguments = (*arrays, dx, room["d_children"], room["d_prior"])
-            arguments = (*arguments, N, count, o.first, o.iterations, int(more))
+            arguments = (*arrays, dx, room["d_prior"], N, count, o.first, o.iterations, int(more))
             return run(kernel, grid, TEAM_THREADS, arguments, stream)
         kernel = make_taps_gradient(shape, form, self._rows)
         grid = ceil_div(self._owners, shape.teams), splits
-        results = (room[name] for name in ("columns", "d_children", "dw", "d_prior"))
+        results = (room[name] for name in ("columns", "dw", "d_prior"))
         arguments = (*arrays, *results, N, count, o.first, o.iterations, int(more))
         run(kernel, grid, TEAM_THREADS, arguments, stream)
         if dx is not None:
-            grid = ceil_div(dx.size, TEAM_THREADS)
-            arguments = (room["columns"], dx, N)
-            run(make_windows_gradient(shape), grid, TEAM_THREADS, arguments, stream)
+            self._over_windows(room["columns"], dx, g.E1, stream)
+
+    def _over_windows(self, found, total, each, stream):
+        """Add up what windows have found, (N, L, Q, each), for each capsule."""
+        kernel = make_windows_sum(self.shape, each, np.dtype(total.dtype))
+        grid = ceil_div(total.size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, total, self.geometry.N), stream)
 
     def launch_couplings(self, form, arrays, couplings, stream):
         """Write the last iteration's couplings, (N, P, L, I)."""
@@ -288,6 +289,11 @@ class DynamicPasses(Passes):
         """The form of what reaches votes."""
         o = self.options
         return DynamicGradient(self.backward_shape, o.softmax_over, o.detach, has_logits)
+
+    @property
+    def d_prior_shape(self):
+        """(splits, I, P): the logits' gradient, before it is added up."""
+        return self.splits, self.shape.children, self.geometry.P
 
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
