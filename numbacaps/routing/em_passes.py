@@ -19,6 +19,8 @@ class EMPasses(Passes):
 
     state_fields = staticmethod(em.state_fields)
 
+    _prior_size = 0  # of what images share: activations are each image's own
+
     @property
     def _overlaps(self):
         return self.options.normalise == "all"

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.device.launch import ceil_div
+from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
 from numbacaps.routing.couplings import DynamicCouplings, make_couplings
@@ -29,9 +29,10 @@ from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.windows import make_windows_sum
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
-_SPLITS_BYTES = 16 << 20  # that all splits of w's gradient may take
-# Microseconds on an H100 that a resident team takes for an image at a position, and that an element of w takes to be written
-# and added once more.
+_SPLITS_BYTES = 16 << 20  # that all splits of a gradient may take
+_MOST_WAVES = 8  # of teams, one after another, that splits are worth
+# Microseconds on an H100 that a resident team takes for an image at a position, and that an element takes to be written and
+# added once more.
 _GROUP_US, _SPLIT_US = 2, 4e-6
 
 
@@ -178,6 +179,11 @@ class Passes:
         return self.shape.children if self.stored else g.Q * ceil_div(g.D2, self._rows)
 
     @property
+    def _size_of_split(self):
+        """Elements that a split adds up: w's gradient; of stored votes, which have no w here, the prior's alone."""
+        return self._prior_size if self.stored else prod(self.shape.geometry.kernel_shape)
+
+    @property
     def times(self):
         """How often all votes are computed, forward and backward; where they are stored, their own gradients apart."""
         if self.stored:
@@ -188,11 +194,13 @@ class Passes:
 
     def _wanted_splits(self):
         """Teams that share what an owner walks over, so that all of them together end early."""
-        shape, size = self.backward_shape, prod(self.shape.geometry.kernel_shape)
+        shape, size = self.backward_shape, self._size_of_split
         groups, best = max(1, shape.groups(self.geometry.N)), None
         _, blocks = taps_bounds(shape, self.gradient_form(True), self._rows)
         resident = MULTIPROCESSORS * blocks * shape.teams
-        for splits in range(1, max(1, min(groups, _SPLITS_BYTES // (4 * size))) + 1):
+        fit = _SPLITS_BYTES // (max(1, size) * self.sums.itemsize)
+        of_use = ceil_div(_MOST_WAVES * resident, self._owners)
+        for splits in range(1, max(1, min(groups, fit, of_use, MAX_GRID_Y)) + 1):
             walks = ceil_div(self._owners * splits, resident) * ceil_div(groups, splits)
             takes = walks * shape.images * _GROUP_US + splits * size * _SPLIT_US
             if best is None or takes < best[0]:
@@ -294,6 +302,11 @@ class DynamicPasses(Passes):
     def d_prior_shape(self):
         """(splits, I, P): the logits' gradient, before it is added up."""
         return self.splits, self.shape.children, self.geometry.P
+
+    @property
+    def _prior_size(self):
+        """Of the gradient of the prior that all images share."""
+        return self.shape.children * self.geometry.P
 
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
