@@ -248,6 +248,7 @@ def _operands(call):
 def _forward(call, couplings):
     """Results by kernels."""
     g, o = call.geometry, call.problem.options
+    runner = _runner(call)
     y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
     a_out = call.room(shape) if o.is_em else None
     found = call.room((*shape, *call.children)) if couplings else None
@@ -259,7 +260,6 @@ def _forward(call, couplings):
         children = prod(call.children)
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
         is_stored = call.problem.name == "stored"
-        runner = _runner(call)
         if is_stored:
             _, x = _stored(call, x, w)
         runner.forward(x, w, operands, results, of_couplings, call.stream)
@@ -269,6 +269,9 @@ def _forward(call, couplings):
 
 
 def _runner(call):
+    """What runs the call, or refuses it, before anything is allocated; None where there is nothing to run."""
+    if call.signature.is_empty:
+        return None
     p, is_stored = call.problem, call.problem.name == "stored"
     how = call.geometry, call.signature.dtype, p.options, is_stored
     return runner_of(*how, stream=call.stream, precision=p.precision)
@@ -287,6 +290,7 @@ def _stored(call, x, w):
 def _backward(call, needs):
     """Gradients by kernels."""
     g, o = call.geometry, call.problem.options
+    runner = _runner(call)
     dx = call.call.result("x") if "input" in needs else None
     dw = call.call.result("w") if "kernel" in needs else None
     own = {}
@@ -306,7 +310,6 @@ def _backward(call, needs):
         to = dx and dx.operand.array.reshape(*g.input_shape)
         of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
         is_stored = call.problem.name == "stored"
-        runner = _runner(call)
         how = _operands(call), d_results
         if is_stored:
             made, votes = _stored(call, *arrays)

@@ -34,11 +34,16 @@ from numbacaps.routing.votes import (
 )
 
 
-def taps_bounds(shape, form, rows):
-    """What :func:`numbacaps.routing.shape.bounds` says of :func:`make_taps_gradient`."""
+def taps_numbers(shape, form, rows):
+    """Numbers that a lane holds in :func:`make_taps_gradient`, but for those that it adds up over its team."""
     g = shape.geometry
     kernel, of_x = shape.parents * g.G * rows * shape.columns, shape.images * g.G * g.D1 * rows
-    return bounds(shape, 2 * kernel + 2 * shape.elements + of_x + form.held)
+    return 2 * kernel + 2 * shape.elements + of_x + form.held
+
+
+def taps_bounds(shape, form, rows):
+    """What :func:`numbacaps.routing.shape.bounds` says of :func:`make_taps_gradient`."""
+    return bounds(shape, taps_numbers(shape, form, rows))
 
 
 @cache

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.device.gpu import LOCAL_BYTES
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
@@ -21,11 +22,13 @@ from numbacaps.routing.gradient import (
     make_taps_gradient,
     make_votes_gradient,
     taps_bounds,
+    taps_numbers,
 )
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
+from numbacaps.routing.team import scattered
 from numbacaps.routing.windows import make_windows_sum
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
@@ -74,6 +77,11 @@ class Passes:
         The forward passes on tensor cores (:mod:`numbacaps.routing.mma_sync`), if they are.
     why_not : str or None
         Why they are not.
+
+    Raises
+    ------
+    ValueError
+        The parents' capsules are longer than kernels take.
     """
 
     def __init__(self, geometry, dtype, options, stored=False, splits=None, precision="auto"):
@@ -83,6 +91,7 @@ class Passes:
         self.shape = Shape.of(geometry, dtype, options.is_summed)
         # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
+        self._check_length()
         self.places = geometry.N * geometry.L
         self.splits = splits or self._wanted_splits()
         self.why_not = "votes are stored"
@@ -92,6 +101,22 @@ class Passes:
         if self.why_not is None:
             make = warps.EMWarps if options.is_em else warps.DynamicWarps
             self.warps = make(self.shape, self.places, options, precision)
+
+    def _check_length(self):
+        """Refuse capsules of which a lane's part, and what it holds besides, are more than a thread's local memory."""
+        shape, form, rows = self.backward_shape, self.gradient_form(True), self._rows
+        record = shape.own_fields(self.backward_form.record)
+        holds = shape.elements + self.backward_form.held + (shape.scalars + 1) * record
+        if not self.stored:
+            g = shape.geometry
+            room, _, _ = scattered(shape, g.G * g.D1 * rows)
+            holds = max(holds, taps_numbers(shape, form, rows) + room)
+        nbytes = holds * self.sums.itemsize
+        if nbytes > LOCAL_BYTES:
+            raise ValueError(
+                f"w makes capsules of {self.geometry.E3} elements, of which a thread holds {nbytes} bytes; it takes at most "
+                f"{LOCAL_BYTES} (algorithm 'numpy' takes more)"
+            )
 
     @property
     def sums(self):
