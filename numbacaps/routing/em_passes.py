@@ -8,10 +8,10 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.routing import em, em_ends
 from numbacaps.routing.couplings import Assignments
 from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
-from numbacaps.routing.overlap import make_norms_of_capsules, make_of_children
+from numbacaps.routing.overlap import make_norms_of_capsules
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import Passes, run
-from numbacaps.routing.shape import TEAM_THREADS, Split
+from numbacaps.routing.shape import TEAM_THREADS
 
 
 class EMPasses(Passes):
@@ -61,16 +61,6 @@ class EMPasses(Passes):
         found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
         return found | ({"total": self.norms_shape} if backward else {})
 
-    def _find(self, form, arrays, room, t, stream):
-        """Find a form's number of every child."""
-        shape, N = self.backward_shape, self.geometry.N
-        split = Split.of(shape, N, 1)
-        parts = split.parts * split.blocks
-        count = ceil_div(shape.children, parts)
-        grid = ceil_div(shape.groups(N), shape.teams), parts
-        arguments = (*arrays, room["found"], N, count, t)
-        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
-
     def forward(
         self, x, w, operands, states, norms, y, a_out, *, room, keep=True, couplings=None, stream=0
     ):
@@ -108,7 +98,7 @@ class EMPasses(Passes):
             if self._overlaps:
                 form = em.Norms(self.backward_shape)
                 some = (x, packed, activations, norms, states, states)
-                self._find(form, some, room, t, stream)
+                self._of_children(form, some, room["found"], t, stream)
                 grid, to = ceil_div(N * self.shape.capsules, TEAM_THREADS), norms[t]
                 run(of_capsules, grid, TEAM_THREADS, (room["found"], to, N), stream)
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
@@ -121,8 +111,8 @@ class EMPasses(Passes):
         if couplings is not None:
             packed = self._pack(w, room, stream)
             form = Assignments(self.shape, self.options.normalise)
-            arrays = x, packed, activations, norms, states
-            self.launch_couplings(form, arrays, couplings, stream)
+            arrays = x, packed, activations, norms, states, states
+            self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
 
     def backward(
         self,
@@ -155,7 +145,7 @@ class EMPasses(Passes):
         for t in range(last, self.options.first - 1, -1):
             if self._overlaps and not self.options.detach:
                 some = (x, packed, activations, norms, states, slopes)
-                self._find(Shares(shape), some, room, t, stream)
+                self._of_children(Shares(shape), some, room["found"], t, stream)
                 self._over_windows(room["found"], total[t], 1, stream)
             if t == self.options.first:
                 break

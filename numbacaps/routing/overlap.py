@@ -1,12 +1,13 @@
 """EM routing's assignments normalised over all parents that a capsule votes for, in all windows that cover it.
 
 Each such window sees the capsule as a child of its own. So what is summed over all these parents takes two kernels: one
-sums over the parents of each position, a number for every child; one puts the numbers of a capsule together.
+sums over the parents of each position, a number for every child (:mod:`numbacaps.routing.children`); one puts the numbers
+of a capsule together.
 
     forward     norm = log of the sum of exp(log p)      children's norms become the capsule's, here
     backward    q = sum of omega D                       children's q are added (:mod:`numbacaps.routing.windows`)
 
-Thread mapping: a team a part of the children of some images at a position; then one thread a capsule.
+Thread mapping: one thread a capsule.
 """
 
 import math
@@ -16,56 +17,7 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.votes import make_votes
 from numbacaps.routing.windows import make_over_windows
-
-
-@cache
-def make_of_children(shape, stored, form):
-    """Kernel that writes a form's number of every child, of all parents of the child's position."""
-    L, CHILDREN, M, TEAM, TEAMS = (
-        *(shape.geometry.L, shape.children),
-        *(shape.images, shape.team, shape.teams),
-    )
-    ELEMENTS, HELD, sums = shape.elements, form.held, shape.sums
-    votes = make_votes(shape, stored)
-    hold, of_child = form.functions
-    L, CHILDREN, M, TEAM, TEAMS = map(specialized, (L, CHILDREN, M, TEAM, TEAMS))
-    ELEMENTS, HELD = map(specialized, (ELEMENTS, HELD))
-
-    @kept_on_disk
-    @cuda.jit
-    def em_of_children_kernel(
-        x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
-        w,  # in   (Q, E2, P)
-        prior,  # in
-        norm,  # in
-        states,  # in
-        slopes,  # in
-        found,  # out  (N, L, I)
-        N,
-        count,  # children of a team
-        t,
-    ):
-        V, held = local_array(ELEMENTS, sums), local_array(HELD, sums)
-        number = local_array(M, sums)
-        lane = cuda.threadIdx.x % TEAM
-        place = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
-        inside = place < (N + M - 1) // M * L
-        place = place if inside else 0
-        l, n = place % L, place // L * M
-        hold(held, states, slopes, t, n, l, lane, N)
-        for step in range(count):
-            i = cuda.blockIdx.y * count + step
-            if i >= CHILDREN:
-                break
-            votes(V, x, w, n, l, i, lane, N)
-            of_child(number, V, held, prior, norm, t, n, l, i, lane, N)
-            for m in range(M):
-                if lane == 0 and inside and n + m < N:
-                    found[at(((n + m) * L + l) * CHILDREN + i)] = number[m]
-
-    return em_of_children_kernel
 
 
 @cache

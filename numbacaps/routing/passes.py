@@ -15,7 +15,8 @@ from numbacaps.device.gpu import LOCAL_BYTES
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
-from numbacaps.routing.couplings import DynamicCouplings, make_couplings
+from numbacaps.routing.children import make_of_children
+from numbacaps.routing.couplings import DynamicCouplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
 from numbacaps.routing.ends import END_THREADS, blocks_of_place
 from numbacaps.routing.gradient import (
@@ -283,14 +284,14 @@ class Passes:
         grid = ceil_div(total.size, TEAM_THREADS)
         run(kernel, grid, TEAM_THREADS, (found, total, self.geometry.N), stream)
 
-    def launch_couplings(self, form, arrays, couplings, stream):
-        """Write the last iteration's couplings, (N, P, L, I)."""
-        shape, N = self.shape, self.geometry.N
+    def _of_children(self, form, arrays, found, t, stream):
+        """Write what a form finds of every child, from the parents before iteration t."""
+        shape, N = form.shape, self.geometry.N
         split = Split.of(shape, N, 1)
-        count = ceil_div(shape.children, split.parts * split.blocks)
-        grid = ceil_div(shape.groups(N), shape.teams), split.parts * split.blocks
-        arguments = (*arrays, couplings, N, count, self.options.iterations - 1)
-        run(make_couplings(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
+        parts = split.parts * split.blocks
+        grid = ceil_div(shape.groups(N), shape.teams), parts
+        arguments = (*arrays, found, N, ceil_div(shape.children, parts), t)
+        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
 
     def launch_kernel_gradient(self, dw, room, stream):
         """Write what the backward passes of all parts of a batch have added up of w's gradient."""
@@ -370,7 +371,7 @@ class DynamicPasses(Passes):
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
-        self._couplings(arrays[:5], couplings, stream)
+        self._couplings(arrays[:6], couplings, stream)
 
     def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same on tensor cores."""
@@ -383,12 +384,12 @@ class DynamicPasses(Passes):
         if couplings is not None:
             prior = self._prior(logits, room, stream)
             packed = self._pack(w, room, stream)
-            self._couplings((x, packed, prior, states, states), couplings, stream)
+            self._couplings((x, packed, prior, states, states, states), couplings, stream)
 
     def _couplings(self, arrays, couplings, stream):
         if couplings is not None:
             form = DynamicCouplings(self.shape, self.options.softmax_over)
-            self.launch_couplings(form, arrays, couplings, stream)
+            self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
 
     def backward(self, x, w, logits, states, dy, dx, *, room, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
