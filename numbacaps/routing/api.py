@@ -13,7 +13,14 @@ from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
 from numbacaps.product import parse_product
 from numbacaps.routing import host, stored
-from numbacaps.routing.call import ALGORITHMS, Problem, RoutingCall, is_shared, rung
+from numbacaps.routing.call import (
+    ALGORITHMS,
+    Problem,
+    RoutingCall,
+    host_array,
+    is_shared,
+    rung,
+)
 from numbacaps.routing.options import Options, check_name
 from numbacaps.routing.runner import Runner, runner_of
 from numbacaps.shapes import geometry_of
@@ -346,10 +353,7 @@ def _in_dtype(call):
 def _arrays_on_host(call):
     """x, w and, if there is one, dy in the kernels' layout, and the votes."""
     shapes = call.geometry.input_shape, call.geometry.kernel_shape, call.geometry.output_shape
-    arrays = [
-        np.asarray(getattr(one.array, "_ary", one.array)).reshape(shape)
-        for one, shape in zip(call.call.operands(), shapes)
-    ]
+    arrays = [host_array(one).reshape(shape) for one, shape in zip(call.call.operands(), shapes)]
     return arrays, host.make_votes(call.geometry, *arrays[:2], call.problem.options.votes)
 
 
@@ -381,7 +385,7 @@ def _forward_on_host(call, couplings):
         else:
             (found, c), a_out = host.dynamic(V, _logits_on_host(call), o), None
     if y.operand is not None:
-        written = np.asarray(getattr(y.operand.array, "_ary", y.operand.array))
+        written = host_array(y.operand)
         written[...] = np.moveaxis(found, 2, 1).reshape(written.shape)
     more = [] if a_out is None else [np.moveaxis(a_out, 2, 1).reshape(g.N, g.P, g.OH, g.OW)]
     if couplings:
@@ -413,8 +417,7 @@ def _backward_on_host(call, needs):
             found = host.votes_backward(g, x, w, dV, o.votes)
         for result, gradient in zip((dx, dw), found):
             if result is not None:
-                written = result.operand.array
-                np.asarray(getattr(written, "_ary", written))[...] = gradient
+                host_array(result.operand)[...] = gradient
     lacking = {"input": "activations", "kernel": "logits"}
     left = {lacking[name] for name in set(lacking) - needs}
     more = {

@@ -40,10 +40,8 @@ def make_log_p(shape):
 
     ``steep`` is (V - mu) / variance.
     """
-    E, M, J, ELEMENTS, sums = (
-        *(shape.own, shape.images, shape.parents),
-        *(shape.elements, shape.sums),
-    )
+    E, M, J = shape.own, shape.images, shape.parents
+    ELEMENTS, sums = shape.elements, shape.sums
     (_, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
     E, M, J, ELEMENTS = map(specialized, (E, M, J, ELEMENTS))

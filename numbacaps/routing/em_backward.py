@@ -74,7 +74,7 @@ def make_hold(shape):
 
 @cache
 def make_logarithms(shape, normalise):
-    """Device function ``logarithms(R, steep, V, held, given, t, n, l, i, lane, N)`` of R; ``steep`` is (V - mu') / variance'."""
+    """Device function ``logarithms(R, steep, V, held, given, t, n, l, i, lane, N)``: log R, and (V - mu') / variance'."""
     M, J, sums = shape.images, shape.parents, shape.sums
     log_p, norms = make_log_p(shape), make_norms(shape, normalise)
     M, J = map(specialized, (M, J))
@@ -93,14 +93,13 @@ def make_logarithms(shape, normalise):
 
 @cache
 def make_shares(shape):
-    """Device function ``shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)``; R is its logarithm before, and R behind it.
+    """Device function ``shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)``: what of a child each parent gets.
 
-    It writes omega and omega D; R / S D, which an activation gets; and dmu + 2 dvar (V - mu), ``pull``.
+    ``R`` comes as its logarithm, and becomes R. It writes ``omega``, and omega D to ``D``; R / S D, which reaches the child's
+    activation, to ``part``; and dmu + 2 dvar (V - mu) to ``pull``.
     """
-    E, M, J, ELEMENTS, SCALARS = (
-        *(shape.own, shape.images, shape.parents),
-        *(shape.elements, shape.scalars),
-    )
+    E, M, J = shape.own, shape.images, shape.parents
+    ELEMENTS, SCALARS = shape.elements, shape.scalars
     MU = 2 * ELEMENTS + SCALARS
     LOG_S, DMU = MU + ELEMENTS, MU + ELEMENTS + SCALARS
     DVAR, GAMMA, sums = DMU + ELEMENTS, DMU + 2 * ELEMENTS, shape.sums
@@ -152,7 +151,7 @@ def make_total(shape):
 
 @cache
 def make_of_logs(shape, normalise):
-    """Device function ``of_logs(D, R, total, t, n, l, i, N)``: omega D becomes dlog."""
+    """Device function ``of_logs(D, R, total, t, n, l, i, N)``: of ``D``, omega D becomes dlog."""
     M, J, sums = shape.images, shape.parents, shape.sums
     OF_CAPSULES, ZERO = normalise == "all", sums.type(0)
     capsule, CAPSULES = make_capsule(shape), shape.capsules

@@ -78,41 +78,42 @@ class EMPasses(Passes):
             The states of all iterations are wanted; so are they where couplings are.
         stream : Numba stream
         """
-        finish, N = em_ends.make_finish(self.shape), self.geometry.N
         activations, *betas = operands
         if self.warps:
-            if keep:
-                self._clear(states[0], stream)
+            self._forward_on_warps(x, w, operands, states, y, a_out, room, keep, stream)
+        else:
+            arrays = x, self._pack(w, room, stream), activations, norms, states, states
+            self._clear(states[0], stream)
+            finish, N = em_ends.make_finish(self.shape), self.geometry.N
             for t in range(self.options.iterations):
-                old = t if keep else 0  # without, one state is read, then written
-                how = activations, states, room["partial"], old, t, stream
-                self.warps.launch(x, w, *how)
-                blocks, new = self.warps.parts, t if keep else -1
-                ends = (room["partial"], *betas, states, y, a_out, N, blocks, new)
-                self._end(finish, ends, stream, self._scalars(t), early=True)
-            return self._couplings(x, w, activations, norms, states, room, couplings, stream)
-        packed, of_capsules = self._pack(w, room, stream), make_norms_of_capsules(self.shape)
-        self._clear(states[0], stream)
-        arrays = (x, packed, activations, norms, states, states, states)
-        for t in range(self.options.iterations):
-            if self._overlaps:
-                form = em.Norms(self.backward_shape)
-                some = (x, packed, activations, norms, states, states)
-                self._of_children(form, some, room["found"], t, stream)
-                grid, to = ceil_div(N * self.shape.capsules, TEAM_THREADS), norms[t]
-                run(of_capsules, grid, TEAM_THREADS, (room["found"], to, N), stream)
-            how = self.shape, self.forward_form, arrays, room["partial"], t, stream
-            blocks = self._reduce(*how)
-            ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
-            self._end(finish, ends, stream, self._scalars(t))
-        self._couplings(x, w, activations, norms, states, room, couplings, stream)
-
-    def _couplings(self, x, w, activations, norms, states, room, couplings, stream):
+                if self._overlaps:
+                    self._norms(arrays, norms[t], room["found"], t, stream)
+                how = (*arrays, states), room["partial"], t, stream
+                blocks = self._reduce(self.shape, self.forward_form, *how)
+                ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
+                self._end(finish, ends, stream, self._scalars(t))
         if couplings is not None:
-            packed = self._pack(w, room, stream)
+            arrays = x, self._pack(w, room, stream), activations, norms, states, states
             form = Assignments(self.shape, self.options.normalise)
-            arrays = x, packed, activations, norms, states, states
             self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
+
+    def _forward_on_warps(self, x, w, operands, states, y, a_out, room, keep, stream):
+        """The same on tensor cores, but for the couplings."""
+        activations, *betas = operands
+        finish, N = em_ends.make_finish(self.shape), self.geometry.N
+        if keep:
+            self._clear(states[0], stream)
+        for t in range(self.options.iterations):
+            old, new = (t, t) if keep else (0, -1)  # without, one state is read, then written
+            self.warps.launch(x, w, activations, states, room["partial"], old, t, stream)
+            ends = (room["partial"], *betas, states, y, a_out, N, self.warps.parts, new)
+            self._end(finish, ends, stream, self._scalars(t), early=True)
+
+    def _norms(self, arrays, norms, found, t, stream):
+        """Write the capsules' norms before iteration t."""
+        self._of_children(em.Norms(self.backward_shape), arrays, found, t, stream)
+        kernel, grid = make_norms_of_capsules(self.shape), ceil_div(norms.size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, norms, self.geometry.N), stream)
 
     def backward(
         self,

@@ -32,7 +32,11 @@ def blocks_of_place(shape):
 
 @cache
 def make_own(shape):
-    """Device functions ``place_of(block)``, ``parent_of(block, i)`` and ``element_of(i)`` of a block's i-th element, or parent."""
+    """Device functions ``place_of(block)``, ``parent_of(block, i)`` and ``element_of(i)``, of a block's i-th element.
+
+    Its elements come parent by parent within each element: the first ones are element 0 of every parent. So the i-th parent
+    is the i-th element's.
+    """
     PARENTS, ACROSS = map(specialized, (parents_of_block(shape), blocks_of_place(shape)))
 
     @cuda.jit(device=True, forceinline=True)
@@ -52,9 +56,10 @@ def make_own(shape):
 
 @cache
 def make_merged(shape, record, merge):
-    """Device function ``merged(found, partial, place, p, e, places, blocks)``: an element of each capsule, then the numbers.
+    """Device function ``merged(found, partial, place, p, e, places, blocks)``: what all blocks have left of a parent, merged.
 
-    ``merge`` is of records whose capsules have one element; ``partial`` is (blocks, N * L, fields, P).
+    ``found`` is a record of its own: element e of each capsule, then the numbers. So ``merge`` is of records whose capsules
+    have one element. ``partial`` is (blocks, N * L, fields, P).
     """
     capsules, numbers = record
     P, E, FIELDS = map(specialized, (shape.geometry.P, shape.geometry.E3, shape.fields(record)))

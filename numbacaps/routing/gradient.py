@@ -1,4 +1,4 @@
-"""From what reaches the parents to what reaches x and w, or the votes where they are stored.
+"""The gradients of x and w, or of stored votes, from what reaches the parents.
 
 No thread adds to what another one adds to. Instead every sum has an *owner*, a team that walks over all votes with a part
 in it, and computes them and what reaches them again. So everything is added in one order.
@@ -153,13 +153,9 @@ def make_taps_gradient(shape, form, rows):
         more,  # sums go on from what lies there
     ):
         V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
-        dp, row, reached = (
-            local_array(SCALARS, sums),
-            local_array(ROW, sums),
-            local_array(ROOM, sums),
-        )
+        dp, row = local_array(SCALARS, sums), local_array(ROW, sums)
+        reached, rows_of_x = local_array(ROOM, sums), local_array(OF_X, sums)
         kernel, own, d_own = local_array(OWN, sums), local_array(OWN, sums), local_array(J, sums)
-        rows_of_x = local_array(OF_X, sums)
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = unit < (D2 + ROWS - 1) // ROWS * Q
@@ -207,10 +203,8 @@ def make_taps_gradient(shape, form, rows):
                 for m in range(M):
                     for gd in range(G * D1):
                         for r in range(ROWS):
-                            value, at_row = (
-                                rows_of_x[m * SHARE + gd * ROWS + r],
-                                gd // D1 * ROWS + r,
-                            )
+                            value = rows_of_x[m * SHARE + gd * ROWS + r]
+                            at_row = gd // D1 * ROWS + r
                             for j in range(J):
                                 for k in range(COLUMNS):
                                     e = (m * J + j) * OF_VOTE + gd * COLUMNS + k

@@ -1,7 +1,17 @@
 """The passes of a routing problem: which kernels run, in which order, on which memory.
 
-Arrays are C-contiguous device arrays, in the layouts that the kernels name. What is in device memory beside operands
-and results: the packed kernel, the parents' states of every iteration, and the records that blocks leave to be merged.
+Arrays are C-contiguous device arrays, in the layouts that the kernels name. Beside operands and results there are in device
+memory:
+
+    packed      the kernel as passes read it, (Q, E2, P)
+    states      of every iteration, what the next one and the gradients read of the parents; before the first one zeros
+    partial     records of the parents, one of each block that has some of their children, to be merged
+    slopes      backward, of every iteration: what reaches the parents (dynamic: s; EM: mean and variance), and what else
+                of a parent the children's gradients take. Slope t is to iteration t what state t + 1 is forward
+    columns     backward, what reaches x from each window apart: (N, L, Q, E1), a capsule for each tap of each position,
+                as im2col lays out the input; added up they are dx
+    dw, d_prior backward, sums of w's gradient and of the prior's, one for each split of the images and positions
+
 No vote is among them.
 """
 
@@ -132,15 +142,17 @@ class Passes:
 
     @property
     def slopes_shape(self):
+        """(iterations, N * L, fields, P): what reaches the parents of every iteration."""
         g, fields = self.geometry, self.state_fields(self.geometry.E3)[1]
         return self.options.iterations, self.places, fields, g.P
 
-    def _split(self, shape, form):
+    def split(self, shape, form):
+        """How teams share the children in a pass."""
         return Split.of(shape, self.geometry.N, shape.own_fields(form.record))
 
     def _partial_shape(self, shape, form):
         fields = shape.fields(form.record)
-        return self._split(shape, form).blocks, self.places, fields, self.geometry.P
+        return self.split(shape, form).blocks, self.places, fields, self.geometry.P
 
     @property
     def _packed_shape(self):
@@ -187,20 +199,20 @@ class Passes:
 
     @property
     def columns_shape(self):
-        """(N, L, Q, E1): what reaches x from each window apart; of stored votes there is none."""
+        """(N, L, Q, E1); where votes are stored there are no columns."""
         g = self.shape.geometry
         return (1,) if self.stored else (self.geometry.N, g.L, g.Q, g.E1)
 
     @property
     def _rows(self):
-        """Of D2 that a team has of the kernel's gradient."""
+        """Rows of a kernel capsule, of its D2, whose gradient a team owns."""
         g = self.geometry
         most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * self.shape.columns))
         return ceil_div(g.D2, ceil_div(g.D2, min(g.D2, most)))
 
     @property
     def _owners(self):
-        """Teams that have the kernel's gradient, or that of stored votes, if nothing is shared."""
+        """Teams that own the kernel's gradient, or that of stored votes, if none share what they walk over."""
         g = self.shape.geometry
         return self.shape.children if self.stored else g.Q * ceil_div(g.D2, self._rows)
 
@@ -248,8 +260,8 @@ class Passes:
         run(kernel, grid, TEAM_THREADS, (array, array.size), stream)
 
     def _reduce(self, shape, form, arrays, partial, t, stream):
-        """One pass over the children."""
-        split, N = self._split(shape, form), self.geometry.N
+        """One pass over the children; returns the number of blocks whose records are to be merged."""
+        split, N = self.split(shape, form), self.geometry.N
         kernel = make_reduce(shape, self.stored, form, split.parts)
         grid = ceil_div(shape.groups(N), split.places), split.blocks
         run(kernel, grid, TEAM_THREADS, (*arrays, partial, N, split.children, t), stream)

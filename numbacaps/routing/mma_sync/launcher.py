@@ -21,7 +21,7 @@ from numbacaps.routing.mma_sync.sharing import words_of_sharing
 from numbacaps.routing.mma_sync.tile import Tile, parts_of, turns_of
 
 _FLOAT32 = np.dtype(np.float32)
-_MOST_PARTS = 128
+_MOST_PARTS = 128  # blocks that share the children of the same places
 _WARPS = 2 if SIMULATED else 8  # of a block
 # Elements that a lane holds: it has a vote and a sum of each, or a vote, two sums, and the parents' mean and scale.
 _ELEMENTS = {"dynamic": 80, "em": 32}
