@@ -34,8 +34,8 @@ def blocks_of_place(shape):
 def make_own(shape):
     """Device functions ``place_of(block)``, ``parent_of(block, i)`` and ``element_of(i)``, of a block's i-th element.
 
-    Its elements come parent by parent within each element: the first ones are element 0 of every parent. So the i-th parent
-    is the i-th element's.
+    They are counted with parents side by side: element 0 of every parent, then element 1, and so on. So the block's i-th
+    parent is that of its i-th element.
     """
     PARENTS, ACROSS = map(specialized, (parents_of_block(shape), blocks_of_place(shape)))
 
