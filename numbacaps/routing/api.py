@@ -125,7 +125,7 @@ def capsule_routing(
     ------
     TypeError, ValueError, RuntimeError, ImportError
         As :func:`numbacaps.capsule_conv2d`; ValueError also for activations outside 0 to 1, an operand of another
-        algorithm or shape, a form that is unknown, iterations < 1.
+        algorithm or shape, a form that is unknown, iterations < 1, capsules that no thread has room for.
     """
     if not isinstance(couplings, (bool, np.bool_)):
         raise TypeError(f"couplings is {shown(couplings)}; it takes True or False")
