@@ -15,9 +15,9 @@ from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner
+from reference.compare import ROUTING
 
 PASSES = ("forward", "training")  # the second is forward and backward
-LIMIT = 1e-4  # of a result's error; float32's own is up to 7e-6, where variances divide
 _OF_IMAGES = ("x", "dy", "activations", "d_activations")  # operands whose first axis is images
 
 
@@ -252,7 +252,7 @@ def error(make, workload, wanted, images=8, device="cuda"):
     Raises
     ------
     WrongResult
-        It is more than :data:`LIMIT`, or no number.
+        It is more than :data:`reference.compare.ROUTING`, or no number.
     """
     is_forward = wanted == "forward"
     given = workload.tensors(None if is_forward else images, device)
@@ -269,6 +269,6 @@ def error(make, workload, wanted, images=8, device="cuda"):
         for one, other in zip(found, want, strict=True)
     ]
     found = max(differences)
-    if not found <= LIMIT:
-        raise WrongResult(f"wrong result: relative error {found:.1e}, at most {LIMIT:.1e}")
+    if not found <= ROUTING:
+        raise WrongResult(f"wrong result: relative error {found:.1e}, at most {ROUTING:.1e}")
     return found

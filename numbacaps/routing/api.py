@@ -13,7 +13,14 @@ from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
 from numbacaps.product import parse_product
 from numbacaps.routing import host, stored
-from numbacaps.routing.call import ALGORITHMS, Problem, RoutingCall, is_shared, rung
+from numbacaps.routing.call import (
+    ALGORITHMS,
+    Problem,
+    RoutingCall,
+    host_array,
+    is_shared,
+    rung,
+)
 from numbacaps.routing.options import Options, check_name
 from numbacaps.routing.runner import Runner, runner_of
 from numbacaps.shapes import geometry_of
@@ -118,7 +125,7 @@ def capsule_routing(
     ------
     TypeError, ValueError, RuntimeError, ImportError
         As :func:`numbacaps.capsule_conv2d`; ValueError also for activations outside 0 to 1, an operand of another
-        algorithm or shape, a form that is unknown, iterations < 1.
+        algorithm or shape, a form that is unknown, iterations < 1, capsules that no thread has room for.
     """
     if not isinstance(couplings, (bool, np.bool_)):
         raise TypeError(f"couplings is {shown(couplings)}; it takes True or False")
@@ -248,6 +255,7 @@ def _operands(call):
 def _forward(call, couplings):
     """Results by kernels."""
     g, o = call.geometry, call.problem.options
+    runner = _runner(call)
     y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
     a_out = call.room(shape) if o.is_em else None
     found = call.room((*shape, *call.children)) if couplings else None
@@ -259,7 +267,6 @@ def _forward(call, couplings):
         children = prod(call.children)
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
         is_stored = call.problem.name == "stored"
-        runner = _runner(call)
         if is_stored:
             _, x = _stored(call, x, w)
         runner.forward(x, w, operands, results, of_couplings, call.stream)
@@ -269,6 +276,9 @@ def _forward(call, couplings):
 
 
 def _runner(call):
+    """What runs the call, or refuses it, before anything is allocated; None where there is nothing to run."""
+    if call.signature.is_empty:
+        return None
     p, is_stored = call.problem, call.problem.name == "stored"
     how = call.geometry, call.signature.dtype, p.options, is_stored
     return runner_of(*how, stream=call.stream, precision=p.precision)
@@ -287,6 +297,7 @@ def _stored(call, x, w):
 def _backward(call, needs):
     """Gradients by kernels."""
     g, o = call.geometry, call.problem.options
+    runner = _runner(call)
     dx = call.call.result("x") if "input" in needs else None
     dw = call.call.result("w") if "kernel" in needs else None
     own = {}
@@ -306,7 +317,6 @@ def _backward(call, needs):
         to = dx and dx.operand.array.reshape(*g.input_shape)
         of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
         is_stored = call.problem.name == "stored"
-        runner = _runner(call)
         how = _operands(call), d_results
         if is_stored:
             made, votes = _stored(call, *arrays)
@@ -343,10 +353,7 @@ def _in_dtype(call):
 def _arrays_on_host(call):
     """x, w and, if there is one, dy in the kernels' layout, and the votes."""
     shapes = call.geometry.input_shape, call.geometry.kernel_shape, call.geometry.output_shape
-    arrays = [
-        np.asarray(getattr(one.array, "_ary", one.array)).reshape(shape)
-        for one, shape in zip(call.call.operands(), shapes)
-    ]
+    arrays = [host_array(one).reshape(shape) for one, shape in zip(call.call.operands(), shapes)]
     return arrays, host.make_votes(call.geometry, *arrays[:2], call.problem.options.votes)
 
 
@@ -378,7 +385,7 @@ def _forward_on_host(call, couplings):
         else:
             (found, c), a_out = host.dynamic(V, _logits_on_host(call), o), None
     if y.operand is not None:
-        written = np.asarray(getattr(y.operand.array, "_ary", y.operand.array))
+        written = host_array(y.operand)
         written[...] = np.moveaxis(found, 2, 1).reshape(written.shape)
     more = [] if a_out is None else [np.moveaxis(a_out, 2, 1).reshape(g.N, g.P, g.OH, g.OW)]
     if couplings:
@@ -410,8 +417,7 @@ def _backward_on_host(call, needs):
             found = host.votes_backward(g, x, w, dV, o.votes)
         for result, gradient in zip((dx, dw), found):
             if result is not None:
-                written = result.operand.array
-                np.asarray(getattr(written, "_ary", written))[...] = gradient
+                host_array(result.operand)[...] = gradient
     lacking = {"input": "activations", "kernel": "logits"}
     left = {lacking[name] for name in set(lacking) - needs}
     more = {

@@ -160,7 +160,9 @@ class RoutingCall:
         if given is None and default is None:
             return None
         if self.on_host:
-            return np.full(shape, default, float) if given is None else np.float64(_host(given))
+            return (
+                np.full(shape, default, float) if given is None else np.float64(host_array(given))
+            )
         if given is None:
             return self.keep(to_device(np.full(shape, default, self.sums), self.stream))
         if not given.on_device:
@@ -239,7 +241,7 @@ class RoutingCall:
         return self.call._given[0].on_device
 
 
-def _host(operand):
+def host_array(operand):
     """A NumPy array of an operand that stays on the host."""
     return np.asarray(getattr(operand.array, "_ary", operand.array))
 

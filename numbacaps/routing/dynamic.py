@@ -143,6 +143,18 @@ def make_zero(count, sums):
     return clear
 
 
+@cache
+def make_hold_summed(shape):
+    """Device function ``hold(held, states, slopes, t, n, l, lane, N)``: A of the parents, before iteration t."""
+    read, _ = make_read(shape, state_fields(shape.geometry.E3)[0])
+
+    @cuda.jit(device=True, forceinline=True)
+    def hold(held, states, slopes, t, n, l, lane, N):
+        read(held, 0, states, 0, t, n, l, lane, N)
+
+    return hold
+
+
 @dataclass(frozen=True)
 class OverParents:
     """s = sum of c u, where every child's couplings add up to 1. A record is s."""
@@ -159,14 +171,9 @@ class OverParents:
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
-        read, _ = make_read(shape, state_fields(shape.geometry.E3)[0])
         logits, couple = make_logits(shape), make_over_parents(shape)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
         E, SCALARS = map(specialized, (E, SCALARS))
-
-        @cuda.jit(device=True, forceinline=True)
-        def hold(held, states, slopes, t, n, l, lane, N):
-            read(held, 0, states, 0, t, n, l, lane, N)
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
@@ -178,7 +185,7 @@ class OverParents:
                 for e in range(E):
                     record[s * E + e] += c * V[s * E + e]
 
-        return hold, clear, absorb, merge
+        return make_hold_summed(shape), clear, absorb, merge
 
 
 @dataclass(frozen=True)
@@ -198,13 +205,8 @@ class OverChildren:
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
         LOWEST = sums.type(-math.inf)
-        read, _ = make_read(shape, state_fields(shape.geometry.E3)[0])
         logits, merge = make_logits(shape), make_merge_shifted(E, sums)
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
-
-        @cuda.jit(device=True, forceinline=True)
-        def hold(held, states, slopes, t, n, l, lane, N):
-            read(held, 0, states, 0, t, n, l, lane, N)
 
         @cuda.jit(device=True, forceinline=True)
         def clear(record):
@@ -233,7 +235,7 @@ class OverChildren:
                     record[first + e] += share * V[s * E + e]
                 record[first + E + 1] += share
 
-        return hold, clear, absorb, merge
+        return make_hold_summed(shape), clear, absorb, merge
 
 
 @cache

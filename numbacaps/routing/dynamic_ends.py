@@ -5,7 +5,8 @@
 
 At s = 0 both are 0. Lengths are taken of s over its largest element, so that no square overflows or vanishes.
 
-Thread mapping: that of :mod:`numbacaps.routing.ends`.
+Thread mapping: that of :mod:`numbacaps.routing.ends`. A parent's capsule lies in device memory, where the one thread that
+takes all of it reads it: shared memory, which has a few numbers of each parent, does not limit how long it is.
 """
 
 import math
@@ -22,19 +23,21 @@ from numbacaps.routing.ends import END_THREADS, make_merged, make_own, parents_o
 
 @cache
 def make_length(E, sums):
-    """Device function ``length(s)``."""
+    """Device function ``length(array, first, apart)`` of a capsule whose elements are ``apart``, from ``first`` on."""
     E, ZERO = specialized(E), sums.type(0)
 
     @cuda.jit(device=True, forceinline=True)
-    def length(s):
+    def length(array, first, apart):
         largest, square = ZERO, ZERO
         for e in range(E):
-            if abs(s[e]) > largest:
-                largest = abs(s[e])
+            size = abs(array[at(first + e * apart)])
+            if size > largest:
+                largest = size
         if largest == ZERO:
             return largest
         for e in range(E):
-            square += (s[e] / largest) * (s[e] / largest)
+            part = array[at(first + e * apart)] / largest
+            square += part * part
         return largest * sums.type(math.sqrt(square))
 
     return length
@@ -79,10 +82,8 @@ def make_finish(shape, over):
         blocks,
         t,
     ):
-        gathered = shared_array(OWN, sums)
         factors = shared_array(PARENTS, sums)
         found = local_array(SIZE, sums)
-        s = local_array(E, sums)
         places, place = N * L, place_of(cuda.blockIdx.x)
         old, new = (t * places + place) * FIELDS, ((t + 1) * places + place) * FIELDS
         for i in range(cuda.threadIdx.x, OWN, THREADS):
@@ -94,21 +95,20 @@ def make_finish(shape, over):
                     total = found[2]
                     lse = found[1] + sums.type(math.log(total))
                     found[0] /= total
-                gathered[at(i)] = found[0]
+                states[at((new + E + e) * P + p)] = found[0]
                 if e == 0:
                     states[at((new + 2 * E) * P + p)] = lse
         cuda.syncthreads()  # every element of s is there
         for i in range(cuda.threadIdx.x, PARENTS, THREADS):
-            for e in range(E):
-                s[e] = gathered[at(e * PARENTS + i)]
-            factors[at(i)] = shrunk(length(s))
+            p = parent_of(cuda.blockIdx.x, i)
+            if p < P:
+                factors[at(i)] = shrunk(length(states, (new + E) * P + p, P))
         cuda.syncthreads()  # and what it is multiplied by
         for i in range(cuda.threadIdx.x, OWN, THREADS):
             p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
             if p < P:
-                v = gathered[at(i)] * factors[at(i % PARENTS)]
+                v = states[at((new + E + e) * P + p)] * factors[at(i % PARENTS)]
                 states[at((new + e) * P + p)] = states[at((old + e) * P + p)] + v
-                states[at((new + E + e) * P + p)] = gathered[at(i)]
                 y[at(((place // L * P + p) * L + place % L) * E + e)] = write(v)
 
     return routing_finish_kernel
@@ -116,51 +116,49 @@ def make_finish(shape, over):
 
 @cache
 def make_squash_slope(shape):
-    """Device function that writes the slope of iteration t, from dv of a block's parents and s of that iteration.
+    """Device function that writes the slope of iteration t: its ds, where a block's threads have put dv, and <s, ds>.
 
-    ``dv`` and ``s`` are in shared memory, and so is ``factors``, four numbers of each parent.
+    ``factors`` is in shared memory, three numbers of each parent.
     """
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
-    SLOPES, ZERO, ONE = state_fields(E)[1], sums.type(0), sums.type(1)
+    (FIELDS, SLOPES), ZERO, ONE = state_fields(E), sums.type(0), sums.type(1)
     length, shrunk = make_length(E, sums), make_shrunk(sums)
     _, parent_of, element_of = make_own(shape)
     PARENTS = parents_of_block(shape)
-    P, E, SLOPES, OWN = map(specialized, (P, E, SLOPES, PARENTS * E))
+    P, E, FIELDS, SLOPES, OWN = map(specialized, (P, E, FIELDS, SLOPES, PARENTS * E))
     PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
 
     @cuda.jit(device=True, forceinline=True)
-    def slope_of(dv, s, f, size, along):
+    def ds_of(dv, s, f, size, along):
         return f * dv + (s / size * along if size != ZERO else ZERO)
 
     @cuda.jit(device=True, forceinline=True)
-    def squash_slope(dv, s, factors, slopes, t, place, places):
-        own = local_array(E, sums)
-        first = (t * places + place) * SLOPES
-        cuda.syncthreads()  # every element of dv and s is there
+    def squash_slope(states, slopes, factors, t, place, places):
+        state, slope = ((t + 1) * places + place) * FIELDS + E, (t * places + place) * SLOPES
+        cuda.syncthreads()  # every element of dv is there
         for i in range(cuda.threadIdx.x, PARENTS, THREADS):
             p = parent_of(cuda.blockIdx.x, i)
-            for e in range(E):
-                own[e] = s[at(e * PARENTS + i)]
-            size = length(own)
-            f, along, dot = shrunk(size), ZERO, ZERO
-            if size != ZERO:
-                for e in range(E):
-                    along += own[e] / size * dv[at(e * PARENTS + i)]
-                along *= (ONE / size - size) * f * f
-            for e in range(E):
-                dot += own[e] * slope_of(dv[at(e * PARENTS + i)], own[e], f, size, along)
-            factors[at(3 * i)], factors[at(3 * i + 1)], factors[at(3 * i + 2)] = f, size, along
             if p < P:
-                slopes[at((first + 2 * E) * P + p)] = dot
-        cuda.syncthreads()  # and what takes all of them
+                size = length(states, state * P + p, P)
+                f, along, dot = shrunk(size), ZERO, ZERO
+                if size != ZERO:
+                    for e in range(E):
+                        unit = states[at((state + e) * P + p)] / size
+                        along += unit * slopes[at((slope + e) * P + p)]
+                    along *= (ONE / size - size) * f * f
+                for e in range(E):
+                    s, dv = states[at((state + e) * P + p)], slopes[at((slope + e) * P + p)]
+                    dot += s * ds_of(dv, s, f, size, along)
+                slopes[at((slope + 2 * E) * P + p)] = dot
+                factors[at(3 * i)], factors[at(3 * i + 1)], factors[at(3 * i + 2)] = f, size, along
+        cuda.syncthreads()  # nobody reads another's dv any more
         for i in range(cuda.threadIdx.x, OWN, THREADS):
             p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
             if p < P:
-                k = 3 * (i % PARENTS)
-                ds = slope_of(
-                    dv[at(i)], s[at(i)], factors[at(k)], factors[at(k + 1)], factors[at(k + 2)]
-                )
-                slopes[at((first + e) * P + p)] = ds
+                k, to = 3 * (i % PARENTS), (slope + e) * P + p
+                s, dv = states[at((state + e) * P + p)], slopes[at(to)]
+                f, size, along = factors[at(k)], factors[at(k + 1)], factors[at(k + 2)]
+                slopes[at(to)] = ds_of(dv, s, f, size, along)
 
     return squash_slope
 
@@ -169,14 +167,12 @@ def make_squash_slope(shape):
 def make_begin_backward(shape):
     """Kernel before the passes backward: the slope of the last iteration."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    (FIELDS, SLOPES), ZERO, PARENTS = state_fields(E), sums.type(0), parents_of_block(shape)
+    SLOPES, ZERO, PARENTS = state_fields(E)[1], sums.type(0), parents_of_block(shape)
     read, _ = conversions(shape.dtype)
     squash_slope = make_squash_slope(shape)
     place_of, parent_of, element_of = make_own(shape)
-    L, P, E, FIELDS, SLOPES = map(specialized, (L, P, E, FIELDS, SLOPES))
-    OWN, NUMBERS, THREADS = map(
-        specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS)
-    )
+    L, P, E, SLOPES, OWN = map(specialized, (L, P, E, SLOPES, PARENTS * E))
+    NUMBERS, THREADS = map(specialized, (3 * PARENTS, END_THREADS))
 
     @kept_on_disk
     @cuda.jit
@@ -187,18 +183,16 @@ def make_begin_backward(shape):
         N,
         t,
     ):
-        dv = shared_array(OWN, sums)
-        s = shared_array(OWN, sums)
         factors = shared_array(NUMBERS, sums)
         places, place = N * L, place_of(cuda.blockIdx.x)
-        now, state = (t * places + place) * SLOPES, ((t + 1) * places + place) * FIELDS
+        now = (t * places + place) * SLOPES
         for i in range(cuda.threadIdx.x, OWN, THREADS):
             p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
             if p < P:
-                dv[at(i)] = read(dy[at(((place // L * P + p) * L + place % L) * E + e)])
-                s[at(i)] = states[at((state + E + e) * P + p)]
+                dv = read(dy[at(((place // L * P + p) * L + place % L) * E + e)])
+                slopes[at((now + e) * P + p)] = dv
                 slopes[at((now + E + e) * P + p)] = ZERO
-        squash_slope(dv, s, factors, slopes, t, place, places)
+        squash_slope(states, slopes, factors, t, place, places)
 
     return routing_begin_backward_kernel
 
@@ -207,13 +201,11 @@ def make_begin_backward(shape):
 def make_finish_backward(shape):
     """Kernel behind a pass backward over iteration t: the slope of iteration t - 1."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    (FIELDS, SLOPES), PARENTS = state_fields(E), parents_of_block(shape)
+    SLOPES, PARENTS = state_fields(E)[1], parents_of_block(shape)
     squash_slope, merged = make_squash_slope(shape), make_merged(shape, (1, 0), make_add(1))
     place_of, parent_of, element_of = make_own(shape)
-    L, P, E, FIELDS, SLOPES = map(specialized, (L, P, E, FIELDS, SLOPES))
-    OWN, NUMBERS, THREADS = map(
-        specialized, (PARENTS * shape.geometry.E3, 3 * PARENTS, END_THREADS)
-    )
+    L, P, E, SLOPES, OWN = map(specialized, (L, P, E, SLOPES, PARENTS * E))
+    NUMBERS, THREADS = map(specialized, (3 * PARENTS, END_THREADS))
 
     @kept_on_disk
     @cuda.jit
@@ -225,20 +217,17 @@ def make_finish_backward(shape):
         blocks,
         t,
     ):
-        dv = shared_array(OWN, sums)
-        s = shared_array(OWN, sums)
         factors = shared_array(NUMBERS, sums)
         found = local_array(1, sums)
         places, place = N * L, place_of(cuda.blockIdx.x)
         now, before = (t * places + place) * SLOPES, ((t - 1) * places + place) * SLOPES
-        state = (t * places + place) * FIELDS
         for i in range(cuda.threadIdx.x, OWN, THREADS):
             p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
             if p < P:
                 merged(found, partial, place, p, e, places, blocks)
-                reached = found[0] + slopes[at((now + E + e) * P + p)]
-                slopes[at((before + E + e) * P + p)] = reached
-                dv[at(i)], s[at(i)] = reached, states[at((state + E + e) * P + p)]
-        squash_slope(dv, s, factors, slopes, t - 1, place, places)
+                dv = found[0] + slopes[at((now + E + e) * P + p)]
+                slopes[at((before + e) * P + p)] = dv
+                slopes[at((before + E + e) * P + p)] = dv
+        squash_slope(states, slopes, factors, t - 1, place, places)
 
     return routing_finish_backward_kernel

@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.children import make_write_of_images
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
@@ -39,10 +40,8 @@ def make_log_p(shape):
 
     ``steep`` is (V - mu) / variance.
     """
-    E, M, J, ELEMENTS, sums = (
-        *(shape.own, shape.images, shape.parents),
-        *(shape.elements, shape.sums),
-    )
+    E, M, J = shape.own, shape.images, shape.parents
+    ELEMENTS, sums = shape.elements, shape.sums
     (_, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
     ABSENT, ZERO, HALF = sums.type(-math.inf), sums.type(0), sums.type(0.5)
     E, M, J, ELEMENTS = map(specialized, (E, M, J, ELEMENTS))
@@ -122,6 +121,26 @@ def make_log(sums):
     return log
 
 
+def gaussian_numbers(shape):
+    """What is held of the parents before an E step: mu, 1 / variance and bias."""
+    return 2 * shape.elements + shape.scalars
+
+
+@cache
+def make_even(shape):
+    """Device function ``even(B, lane)``: log R of the first iteration, 1 / P of every parent, whatever the votes are."""
+    SCALARS, J = map(specialized, (shape.scalars, shape.parents))
+    EVEN, LOWEST = shape.sums.type(-math.log(shape.geometry.P)), shape.sums.type(-math.inf)
+    _, has_parent = make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def even(B, lane):
+        for s in range(SCALARS):
+            B[s] = EVEN if has_parent(lane, s % J) else LOWEST
+
+    return even
+
+
 @cache
 def make_hold_gaussians(shape):
     """Device function ``hold``: mu, 1 / variance and bias of the parents, before iteration t."""
@@ -149,7 +168,7 @@ class MStep:
 
     @property
     def held(self):
-        return 2 * self.shape.elements + self.shape.scalars
+        return gaussian_numbers(self.shape)
 
     @cached_property
     def functions(self):
@@ -158,10 +177,8 @@ class MStep:
         ZERO, LOWEST = sums.type(0), sums.type(-math.inf)
         log_p, log = make_log_p(shape), make_log(sums)
         norms = make_norms(shape, self.normalise)
-        activation, (_, has_parent) = make_activations(shape), make_parent(shape)
-        merge = make_merge_moments(E, sums)
-        # Before there are parents every child is shared out evenly among those of its window.
-        IS_EVEN, EVEN = self.normalise == "window", sums.type(-math.log(shape.geometry.P))
+        activation, even = make_activations(shape), make_even(shape)
+        merge, IS_EVEN = make_merge_moments(E, sums), self.normalise == "window"
         E, M, J, SCALARS, SIZE = map(specialized, (E, M, J, SCALARS, SIZE))
         ELEMENTS = specialized(shape.elements)
 
@@ -177,8 +194,7 @@ class MStep:
             B, norm = local_array(SCALARS, sums), local_array(M, sums)
             steep = local_array(ELEMENTS, sums)
             if IS_EVEN and t == 0:
-                for s in range(SCALARS):
-                    B[s] = EVEN if has_parent(lane, s % J) else LOWEST
+                even(B, lane)
                 for m in range(M):
                     norm[m] = ZERO
             else:
@@ -240,25 +256,28 @@ def make_merge_moments(E, sums):
 
 @dataclass(frozen=True)
 class Norms:
-    """The norm of each child over the parents of one position; for :mod:`numbacaps.routing.overlap`."""
+    """The norm of each child over the parents of one position, (N, L, I), for :mod:`numbacaps.routing.overlap`."""
 
     shape: Shape
 
     @property
     def held(self):
-        return 2 * self.shape.elements + self.shape.scalars
+        return gaussian_numbers(self.shape)
 
     @cached_property
     def functions(self):
         shape, SCALARS = self.shape, self.shape.scalars
         sums = shape.sums
         log_p, norms = make_log_p(shape), make_norms(shape, "window")
-        SCALARS, ELEMENTS = map(specialized, (SCALARS, shape.elements))
+        write = make_write_of_images(shape)
+        M, SCALARS, ELEMENTS = map(specialized, (shape.images, SCALARS, shape.elements))
 
         @cuda.jit(device=True, forceinline=True)
-        def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
+        def of_child(found, V, held, prior, given, t, n, l, i, lane, N, inside):
             B, steep = local_array(SCALARS, sums), local_array(ELEMENTS, sums)
+            norm = local_array(M, sums)
             log_p(B, steep, V, held, lane)
-            norms(found, B, given, t, n, l, i, N)
+            norms(norm, B, given, t, n, l, i, N)
+            write(found, norm, n, l, i, lane, N, inside)
 
         return make_hold_gaussians(shape), of_child

@@ -21,9 +21,11 @@ from functools import cache, cached_property
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.children import make_write_of_images
 from numbacaps.routing.dynamic import make_add, make_read, make_zero
 from numbacaps.routing.em import (
     make_activations,
+    make_even,
     make_hold_gaussians,
     make_log,
     make_log_p,
@@ -32,7 +34,7 @@ from numbacaps.routing.em import (
 )
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_columns_sum, make_parents_sum
-from numbacaps.routing.votes import make_capsule, make_parent
+from numbacaps.routing.votes import make_capsule
 
 
 def held_numbers(shape):
@@ -72,7 +74,7 @@ def make_hold(shape):
 
 @cache
 def make_logarithms(shape, normalise):
-    """Device function ``logarithms(R, steep, V, held, given, t, n, l, i, lane, N)`` of R; ``steep`` is (V - mu') / variance'."""
+    """Device function ``logarithms(R, steep, V, held, given, t, n, l, i, lane, N)``: log R, and (V - mu') / variance'."""
     M, J, sums = shape.images, shape.parents, shape.sums
     log_p, norms = make_log_p(shape), make_norms(shape, normalise)
     M, J = map(specialized, (M, J))
@@ -91,14 +93,13 @@ def make_logarithms(shape, normalise):
 
 @cache
 def make_shares(shape):
-    """Device function ``shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)``; R is its logarithm before, and R behind it.
+    """Device function ``shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)``: what of a child each parent gets.
 
-    It writes omega and omega D; R / S D, which an activation gets; and dmu + 2 dvar (V - mu), ``pull``.
+    ``R`` comes as its logarithm, and becomes R. It writes ``omega``, and omega D to ``D``; R / S D, which reaches the child's
+    activation, to ``part``; and dmu + 2 dvar (V - mu) to ``pull``.
     """
-    E, M, J, ELEMENTS, SCALARS = (
-        *(shape.own, shape.images, shape.parents),
-        *(shape.elements, shape.scalars),
-    )
+    E, M, J = shape.own, shape.images, shape.parents
+    ELEMENTS, SCALARS = shape.elements, shape.scalars
     MU = 2 * ELEMENTS + SCALARS
     LOG_S, DMU = MU + ELEMENTS, MU + ELEMENTS + SCALARS
     DVAR, GAMMA, sums = DMU + ELEMENTS, DMU + 2 * ELEMENTS, shape.sums
@@ -133,12 +134,28 @@ def make_shares(shape):
 
 
 @cache
+def make_total(shape):
+    """Device function ``total(D, m)`` of a number of each parent of a lane: the sum over all parents, of the m-th image."""
+    J, ZERO = specialized(shape.parents), shape.sums.type(0)
+    parents_sum = make_parents_sum(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def total(D, m):
+        q = ZERO
+        for j in range(J):
+            q += D[m * J + j]
+        return parents_sum(q)
+
+    return total
+
+
+@cache
 def make_of_logs(shape, normalise):
-    """Device function ``of_logs(D, R, total, t, n, l, i, N)``: omega D becomes dlog."""
+    """Device function ``of_logs(D, R, total, t, n, l, i, N)``: of ``D``, omega D becomes dlog."""
     M, J, sums = shape.images, shape.parents, shape.sums
     OF_CAPSULES, ZERO = normalise == "all", sums.type(0)
     capsule, CAPSULES = make_capsule(shape), shape.capsules
-    parents_sum = make_parents_sum(shape)
+    of_parents = make_total(shape)
     M, J, CAPSULES = map(specialized, (M, J, CAPSULES))
 
     @cuda.jit(device=True, forceinline=True)
@@ -150,9 +167,7 @@ def make_of_logs(shape, normalise):
                 if place >= 0:
                     q = total[at((t * N + min(n + m, N - 1)) * CAPSULES + place)]
             else:
-                for j in range(J):
-                    q += D[m * J + j]
-                q = parents_sum(q)
+                q = of_parents(D, m)
             for j in range(J):
                 D[m * J + j] -= R[m * J + j] * q
 
@@ -222,11 +237,9 @@ class EMGradient:
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ELEMENTS = shape.scalars, shape.elements
         HELD, FULL = held_numbers(shape), not self.detach
-        IS_EVEN, EVEN = self.normalise == "window", sums.type(-math.log(shape.geometry.P))
-        LOWEST, how = sums.type(-math.inf), (shape, self.normalise)
+        IS_EVEN, how = self.normalise == "window", (shape, self.normalise)
         logarithms, shares, of_logs = make_logarithms(*how), make_shares(shape), make_of_logs(*how)
-        (hold, hold_after), (_, has_parent) = make_hold(shape), make_parent(shape)
-        J = specialized(shape.parents)
+        (hold, hold_after), even = make_hold(shape), make_even(shape)
         E, SCALARS, ELEMENTS, HELD = map(specialized, (E, SCALARS, ELEMENTS, HELD))
 
         @cuda.jit(device=True, forceinline=True)
@@ -239,8 +252,7 @@ class EMGradient:
                 is_even = IS_EVEN and t == 0
                 if is_even:
                     hold_after(held, states, slopes, t, n, l, lane, N)
-                    for s in range(SCALARS):
-                        R[s] = EVEN if has_parent(lane, s % J) else LOWEST
+                    even(R, lane)
                 else:
                     hold(held, states, slopes, t, n, l, lane, N)
                     logarithms(R, steep, V, held, norm, t, n, l, i, lane, N)
@@ -259,7 +271,7 @@ class EMGradient:
 
 @dataclass(frozen=True)
 class Shares:
-    """q of each child over the parents of one position; for :mod:`numbacaps.routing.overlap`."""
+    """q of each child over the parents of one position, (N, L, I), for :mod:`numbacaps.routing.overlap`."""
 
     shape: Shape
 
@@ -270,24 +282,21 @@ class Shares:
     @cached_property
     def functions(self):
         shape, sums = self.shape, self.shape.sums
-        M, J, SCALARS, ZERO = shape.images, shape.parents, shape.scalars, sums.type(0)
         logarithms, shares = make_logarithms(shape, "all"), make_shares(shape)
-        hold, _ = make_hold(shape)
-        parents_sum = make_parents_sum(shape)
-        M, J, SCALARS = map(specialized, (M, J, SCALARS))
-        ELEMENTS = specialized(shape.elements)
+        (hold, _), total = make_hold(shape), make_total(shape)
+        write = make_write_of_images(shape)
+        M, SCALARS, ELEMENTS = map(specialized, (shape.images, shape.scalars, shape.elements))
 
         @cuda.jit(device=True, forceinline=True)
-        def of_child(found, V, held, prior, given, t, n, l, i, lane, N):
+        def of_child(found, V, held, prior, given, t, n, l, i, lane, N, inside):
             R, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             omega, part = local_array(SCALARS, sums), local_array(SCALARS, sums)
             steep, pull = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+            q = local_array(M, sums)
             logarithms(R, steep, V, held, given, t, n, l, i, lane, N)
             shares(R, omega, D, part, pull, V, held, prior, n, l, i, N)
             for m in range(M):
-                q = ZERO
-                for j in range(J):
-                    q += D[m * J + j]
-                found[m] = parents_sum(q)
+                q[m] = total(D, m)
+            write(found, q, n, l, i, lane, N, inside)
 
         return hold, of_child

@@ -5,7 +5,9 @@
 A parent without any weight has mean 0 and variance 0, and takes part in no gradient: its log S counts as infinite, so
 that every child's part of it, R a / S, is 0.
 
-``lam`` is lambda of the iteration. Thread mapping: that of :mod:`numbacaps.routing.ends`.
+``lam`` is lambda of the iteration. Thread mapping: that of :mod:`numbacaps.routing.ends`. What is added up over a capsule
+each thread adds up over its own elements, then one thread a parent over the threads, in shared memory. So it does not
+limit how long a capsule is.
 """
 
 import math
@@ -23,7 +25,13 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add
 from numbacaps.routing.em import make_merge_moments, state_fields
-from numbacaps.routing.ends import END_THREADS, make_merged, make_own, parents_of_block
+from numbacaps.routing.ends import (
+    END_THREADS,
+    make_merged,
+    make_own,
+    parents_of_block,
+    threads_of_parent,
+)
 
 SUM_THREADS = 32
 
@@ -55,6 +63,7 @@ def make_finish(shape):
     place_of, parent_of, element_of = make_own(shape)
     L, P, E, FIELDS, OWN = map(specialized, (L, P, E, FIELDS, PARENTS * E))
     NUMBERS, PARENTS, THREADS = map(specialized, (2 * PARENTS, PARENTS, END_THREADS))
+    TOGETHER = specialized(threads_of_parent(shape))
 
     @kept_on_disk
     @cuda.jit
@@ -71,9 +80,10 @@ def make_finish(shape):
         epsilon,
         lam,
     ):
-        spreads = shared_array(OWN, sums)
+        spreads = shared_array(THREADS, sums)
         numbers = shared_array(NUMBERS, sums)
         found = local_array(4, sums)
+        spread = ZERO  # 1/2 sum of log variance
         wait_for_last()  # the records are there
         let_next_start()
         places, place = N * L, place_of(cuda.blockIdx.x)
@@ -85,13 +95,14 @@ def make_finish(shape):
                 variance, weight = epsilon, found[3]
                 if weight != ZERO:
                     variance += found[1] / weight
-                spreads[at(i)] = HALF * sums.type(math.log(variance))
+                spread += HALF * sums.type(math.log(variance))
                 states[at((new + e) * P + p)] = found[0]
                 states[at((new + E + e) * P + p)] = ONE / variance
                 y[at(((place // L * P + p) * L + place % L) * E + e)] = write(found[0])
                 if e == 0:
                     numbers[at(2 * i)], numbers[at(2 * i + 1)] = found[2], weight
-        cuda.syncthreads()  # every element's variance is there
+        spreads[at(cuda.threadIdx.x)] = spread
+        cuda.syncthreads()  # every thread's part is there
         for i in range(cuda.threadIdx.x, PARENTS, THREADS):
             p = parent_of(cuda.blockIdx.x, i)
             if p < P:
@@ -99,9 +110,9 @@ def make_finish(shape):
                 if weight != ZERO:
                     log_S = numbers[at(2 * i)] + sums.type(math.log(weight))
                     S = sums.type(math.exp(log_S))
-                spread = ZERO  # 1/2 sum of log variance
-                for e in range(E):
-                    spread += spreads[at(e * PARENTS + i)]
+                spread = ZERO
+                for part in range(TOGETHER):
+                    spread += spreads[at(part * PARENTS + i)]
                 z = lam * (beta_a[at(p)] - S * (sums.type(E) * beta_u[at(p)] + spread))
                 log_a = log_sigmoid(z)
                 states[at((new + 2 * E) * P + p)] = log_a - spread - sums.type(CONSTANT * E)
@@ -116,7 +127,8 @@ def make_finish(shape):
 def make_slope(shape):
     """Device functions that write the slope of iteration t: ``of_element``, and behind all of them ``of_parents``.
 
-    ``gammas`` and ``spreads``, a number an element, and ``d_zs``, one a parent, are in shared memory.
+    The first returns what the second takes of an element, added up over those of a thread: its part of gamma and of
+    1/2 sum of log variance. ``gammas`` and ``spreads``, a number a thread, and ``d_zs``, one a parent, are in shared memory.
     """
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, HALF = state_fields(E), sums.type(0), sums.type(0.5)
@@ -124,6 +136,7 @@ def make_slope(shape):
     _, parent_of, _ = make_own(shape)
     P, E, FIELDS, SLOPES = map(specialized, (P, E, FIELDS, SLOPES))
     PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
+    TOGETHER = specialized(threads_of_parent(shape))
 
     @cuda.jit(device=True, forceinline=True)
     def weight_of(states, old, p):
@@ -131,29 +144,30 @@ def make_slope(shape):
         return sums.type(math.exp(log_S)) if log_S != NEVER else ZERO
 
     @cuda.jit(device=True, forceinline=True)
-    def of_element(
-        i, dmu, dvar, dz, epsilon, lam, states, slopes, gammas, spreads, t, place, p, e, places
-    ):  # fmt: skip
+    def of_element(dmu, dvar, dz, epsilon, lam, states, slopes, t, place, p, e, places):
         old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
         inverse = states[at((old + E + e) * P + p)]
         of_variance = dvar - lam * dz * weight_of(states, old, p) * HALF * inverse
-        spreads[at(i)] = -HALF * sums.type(math.log(inverse))
-        gammas[at(i)] = -of_variance * (ONE / inverse - epsilon)
         slopes[at((new + e) * P + p)] = dmu
         slopes[at((new + E + e) * P + p)] = of_variance
+        gamma = -of_variance * (ONE / inverse - epsilon)
+        return gamma, -HALF * sums.type(math.log(inverse))
 
     @cuda.jit(device=True, forceinline=True)
-    def of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places):
-        cuda.syncthreads()  # every element has left its part
+    def of_parents(
+        gamma, spread, beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places
+    ):
+        gammas[at(cuda.threadIdx.x)], spreads[at(cuda.threadIdx.x)] = gamma, spread
+        cuda.syncthreads()  # every thread's part is there
         old, new = ((t + 1) * places + place) * FIELDS, (t * places + place) * SLOPES
         for i in range(cuda.threadIdx.x, PARENTS, THREADS):
             p = parent_of(cuda.blockIdx.x, i)
             if p < P:
                 S, d_cost = weight_of(states, old, p), -lam * d_zs[at(i)]
                 gamma, spread = ZERO, ZERO
-                for e in range(E):
-                    gamma += gammas[at(e * PARENTS + i)]
-                    spread += spreads[at(e * PARENTS + i)]
+                for part in range(TOGETHER):
+                    gamma += gammas[at(part * PARENTS + i)]
+                    spread += spreads[at(part * PARENTS + i)]
                 gamma += S * d_cost * (sums.type(E) * beta_u[at(p)] + spread)
                 slopes[at((new + 2 * E) * P + p)] = gamma
                 slopes[at((new + 2 * E + 1) * P + p)] = d_cost * S * sums.type(E)
@@ -186,9 +200,10 @@ def make_begin_backward(shape):
         epsilon,
         lam,
     ):
-        gammas = shared_array(OWN, sums)
-        spreads = shared_array(OWN, sums)
+        gammas = shared_array(THREADS, sums)
+        spreads = shared_array(THREADS, sums)
         d_zs = shared_array(PARENTS, sums)
+        gamma, spread = ZERO, ZERO
         places, place = N * L, place_of(cuda.blockIdx.x)
         state = ((t + 1) * places + place) * FIELDS
         for i in range(cuda.threadIdx.x, OWN, THREADS):
@@ -200,10 +215,13 @@ def make_begin_backward(shape):
                 if e == 0:
                     d_zs[at(i)] = dz
                 dmu = read(dy[at(where * E + e)])
-                of_element(
-                    i, dmu, ZERO, dz, epsilon, lam, states, slopes, gammas, spreads, t, place, p, e, places
-                )  # fmt: skip
-        of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places)
+                parts = of_element(
+                    dmu, ZERO, dz, epsilon, lam, states, slopes, t, place, p, e, places
+                )
+                gamma, spread = gamma + parts[0], spread + parts[1]
+        of_parents(
+            gamma, spread, beta_u, lam, states, slopes, gammas, spreads, d_zs, t, place, places
+        )
 
     return em_begin_backward_kernel
 
@@ -212,7 +230,8 @@ def make_begin_backward(shape):
 def make_finish_backward(shape):
     """Kernel behind a pass backward over iteration t: the slope of iteration t - 1."""
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
-    FIELDS, HALF, PARENTS = state_fields(E)[0], sums.type(0.5), parents_of_block(shape)
+    FIELDS, ZERO, PARENTS = state_fields(E)[0], sums.type(0), parents_of_block(shape)
+    HALF = sums.type(0.5)
     (of_element, of_parents), log_sigmoid = make_slope(shape), make_log_sigmoid(sums)
     merged = make_merged(shape, (2, 1), make_add(3))
     place_of, parent_of, element_of = make_own(shape)
@@ -232,9 +251,10 @@ def make_finish_backward(shape):
         epsilon,
         lam,  # of iteration t - 1
     ):
-        gammas = shared_array(OWN, sums)
-        spreads = shared_array(OWN, sums)
+        gammas = shared_array(THREADS, sums)
+        spreads = shared_array(THREADS, sums)
         d_zs = shared_array(PARENTS, sums)
+        gamma, spread = ZERO, ZERO
         found = local_array(3, sums)
         places, place = N * L, place_of(cuda.blockIdx.x)
         state, before = (t * places + place) * FIELDS, t - 1
@@ -249,10 +269,13 @@ def make_finish_backward(shape):
                 dz = d_log * sums.type(math.exp(log_sigmoid(-z)))
                 if e == 0:
                     d_zs[at(i)] = dz
-                of_element(
-                    i, dmu, dvar, dz, epsilon, lam, states, slopes, gammas, spreads, before, place, p, e, places
-                )  # fmt: skip
-        of_parents(beta_u, lam, states, slopes, gammas, spreads, d_zs, before, place, places)
+                parts = of_element(
+                    dmu, dvar, dz, epsilon, lam, states, slopes, before, place, p, e, places
+                )
+                gamma, spread = gamma + parts[0], spread + parts[1]
+        of_parents(
+            gamma, spread, beta_u, lam, states, slopes, gammas, spreads, d_zs, before, place, places
+        )
 
     return em_finish_backward_kernel
 

@@ -8,16 +8,18 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.routing import em, em_ends
 from numbacaps.routing.couplings import Assignments
 from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
-from numbacaps.routing.overlap import make_of_capsules, make_of_children
+from numbacaps.routing.overlap import make_norms_of_capsules
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import Passes, run
-from numbacaps.routing.shape import TEAM_THREADS, Split
+from numbacaps.routing.shape import TEAM_THREADS
 
 
 class EMPasses(Passes):
     """EM routing. The prior is the children's activations, (N, C, H, W), in the dtype of sums."""
 
     state_fields = staticmethod(em.state_fields)
+
+    _prior_size = 0  # of what images share: activations are each image's own
 
     @property
     def _overlaps(self):
@@ -47,29 +49,17 @@ class EMPasses(Passes):
             return (1,)
         return self.options.iterations, self.geometry.N, g.C, g.H, g.W
 
+    @property
+    def d_prior_shape(self):
+        """(N, L, I): what reaches the activations by each position's children."""
+        return self.geometry.N, self.geometry.L, self.shape.children
+
     def _more_shapes(self, backward=False):
         betas = {"d_betas": (2, self.geometry.P)} if backward else {}
         if not self._overlaps:
             return betas
         found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
         return found | ({"total": self.norms_shape} if backward else {})
-
-    def _of_capsules(self, form, arrays, room, total, t, stream):
-        """A number of every child, put together for every capsule."""
-        shape, N = self.backward_shape, self.geometry.N
-        split = Split.of(shape, N, 1)
-        parts = split.parts * split.blocks
-        count = ceil_div(shape.children, parts)
-        grid = ceil_div(shape.groups(N), shape.teams), parts
-        arguments = (*arrays, room["found"], N, count, t)
-        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
-        self._together(room["found"], total, isinstance(form, em.Norms), t, stream)
-
-    def _together(self, found, total, logarithms, t, stream):
-        """Put together what a capsule's children have found."""
-        N, kernel = self.geometry.N, make_of_capsules(self.shape, logarithms)
-        grid = ceil_div(N * self.shape.capsules, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (found, total, N, t), stream)
 
     def forward(
         self, x, w, operands, states, norms, y, a_out, *, room, keep=True, couplings=None, stream=0
@@ -88,39 +78,42 @@ class EMPasses(Passes):
             The states of all iterations are wanted; so are they where couplings are.
         stream : Numba stream
         """
-        finish, N = em_ends.make_finish(self.shape), self.geometry.N
         activations, *betas = operands
         if self.warps:
-            if keep:
-                self._clear(states[0], stream)
+            self._forward_on_warps(x, w, operands, states, y, a_out, room, keep, stream)
+        else:
+            arrays = x, self._pack(w, room, stream), activations, norms, states, states
+            self._clear(states[0], stream)
+            finish, N = em_ends.make_finish(self.shape), self.geometry.N
             for t in range(self.options.iterations):
-                old = t if keep else 0  # without, one state is read, then written
-                how = activations, states, room["partial"], old, t, stream
-                self.warps.launch(x, w, *how)
-                blocks, new = self.warps.parts, t if keep else -1
-                ends = (room["partial"], *betas, states, y, a_out, N, blocks, new)
-                self._end(finish, ends, stream, self._scalars(t), early=True)
-            return self._couplings(x, w, activations, norms, states, room, couplings, stream)
-        packed = self._pack(w, room, stream)
-        self._clear(states[0], stream)
-        arrays = (x, packed, activations, norms, states, states, states)
-        for t in range(self.options.iterations):
-            if self._overlaps:
-                form = em.Norms(self.backward_shape)
-                some = (x, packed, activations, norms, states, states)
-                self._of_capsules(form, some, room, norms, t, stream)
-            how = self.shape, self.forward_form, arrays, room["partial"], t, stream
-            blocks = self._reduce(*how)
-            ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
-            self._end(finish, ends, stream, self._scalars(t))
-        self._couplings(x, w, activations, norms, states, room, couplings, stream)
-
-    def _couplings(self, x, w, activations, norms, states, room, couplings, stream):
+                if self._overlaps:
+                    self._norms(arrays, norms[t], room["found"], t, stream)
+                how = (*arrays, states), room["partial"], t, stream
+                blocks = self._reduce(self.shape, self.forward_form, *how)
+                ends = (room["partial"], *betas, states, y, a_out, N, blocks, t)
+                self._end(finish, ends, stream, self._scalars(t))
         if couplings is not None:
-            packed = self._pack(w, room, stream)
+            arrays = x, self._pack(w, room, stream), activations, norms, states, states
             form = Assignments(self.shape, self.options.normalise)
-            arrays = x, packed, activations, norms, states
-            self.launch_couplings(form, arrays, couplings, stream)
+            self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
+
+    def _forward_on_warps(self, x, w, operands, states, y, a_out, room, keep, stream):
+        """The same on tensor cores, but for the couplings."""
+        activations, *betas = operands
+        finish, N = em_ends.make_finish(self.shape), self.geometry.N
+        if keep:
+            self._clear(states[0], stream)
+        for t in range(self.options.iterations):
+            old, new = (t, t) if keep else (0, -1)  # without, one state is read, then written
+            self.warps.launch(x, w, activations, states, room["partial"], old, t, stream)
+            ends = (room["partial"], *betas, states, y, a_out, N, self.warps.parts, new)
+            self._end(finish, ends, stream, self._scalars(t), early=True)
+
+    def _norms(self, arrays, norms, found, t, stream):
+        """Write the capsules' norms before iteration t."""
+        self._of_children(em.Norms(self.backward_shape), arrays, found, t, stream)
+        kernel, grid = make_norms_of_capsules(self.shape), ceil_div(norms.size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, norms, self.geometry.N), stream)
 
     def backward(
         self,
@@ -153,7 +146,8 @@ class EMPasses(Passes):
         for t in range(last, self.options.first - 1, -1):
             if self._overlaps and not self.options.detach:
                 some = (x, packed, activations, norms, states, slopes)
-                self._of_capsules(Shares(shape), some, room, total, t, stream)
+                self._of_children(Shares(shape), some, room["found"], t, stream)
+                self._over_windows(room["found"], total[t], 1, stream)
             if t == self.options.first:
                 break
             how = shape, self.backward_form, arrays, room["partial"], t, stream
@@ -166,8 +160,7 @@ class EMPasses(Passes):
         grid = self.geometry.P, 2
         run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
         if dx is not None:
-            self._together(room["d_children"], room["d_capsules"], False, 0, stream)
-            self._copy(room["d_capsules"], d_activations, stream)
+            self._over_windows(room["d_prior"], d_activations, 1, stream)
 
     def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
         """Write what the backward passes have added up of the gradients of both betas, (P,)."""

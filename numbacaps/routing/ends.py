@@ -20,6 +20,11 @@ def parents_of_block(shape):
     return max(1, min(shape.geometry.P, END_THREADS // shape.geometry.E3))
 
 
+def threads_of_parent(shape):
+    """Threads that share a parent's elements: thread i has some of the block's parent ``i % parents``."""
+    return min(shape.geometry.E3, END_THREADS)
+
+
 def blocks_of_place(shape):
     """Blocks that a position takes."""
     return ceil_div(shape.geometry.P, parents_of_block(shape))
@@ -27,7 +32,11 @@ def blocks_of_place(shape):
 
 @cache
 def make_own(shape):
-    """Device functions ``place_of(block)``, ``parent_of(block, i)`` and ``element_of(i)`` of a block's i-th element, or parent."""
+    """Device functions ``place_of(block)``, ``parent_of(block, i)`` and ``element_of(i)``, of a block's i-th element.
+
+    They are counted with parents side by side: element 0 of every parent, then element 1, and so on. So the block's i-th
+    parent is that of its i-th element.
+    """
     PARENTS, ACROSS = map(specialized, (parents_of_block(shape), blocks_of_place(shape)))
 
     @cuda.jit(device=True, forceinline=True)
@@ -47,9 +56,10 @@ def make_own(shape):
 
 @cache
 def make_merged(shape, record, merge):
-    """Device function ``merged(found, partial, place, p, e, places, blocks)``: an element of each capsule, then the numbers.
+    """Device function ``merged(found, partial, place, p, e, places, blocks)``: what all blocks have left of a parent, merged.
 
-    ``merge`` is of records whose capsules have one element; ``partial`` is (blocks, N * L, fields, P).
+    ``found`` is a record of its own: element e of each capsule, then the numbers. So ``merge`` is of records whose capsules
+    have one element. ``partial`` is (blocks, N * L, fields, P).
     """
     capsules, numbers = record
     P, E, FIELDS = map(specialized, (shape.geometry.P, shape.geometry.E3, shape.fields(record)))

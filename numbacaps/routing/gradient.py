@@ -1,17 +1,19 @@
-"""The gradients of x and w, of votes that are never stored: each owner walks over the votes that it has a part in.
+"""The gradients of x and w, or of stored votes, from what reaches the parents.
 
-A form says what reaches a vote, by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first,
-end)``: it adds to dV what reaches the votes V in the iterations first to end, and to dp what reaches the child's prior.
+No thread adds to what another one adds to. Instead every sum has an *owner*, a team that walks over all votes with a part
+in it, and computes them and what reaches them again. So everything is added in one order.
 
-    taps       a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions
+    taps       a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions:
                dw = sum of x^T @ dV
                columns = dV @ w^T, summed over the parents: what reaches the capsule under the tap at a position
-    windows    dx = sum of columns, over the windows that cover a capsule
-    votes      a team owns a child, and writes dV; of votes that are stored
+    votes      a team owns a child of stored votes, and writes dV
 
-Where a child has several taps, what reaches its vote reaches each of them, and each of their owners computes it anew.
+Columns become dx in :mod:`numbacaps.routing.windows`. Where a child has several taps, what reaches its vote reaches each of
+them, and each of their owners computes it anew.
 
-Nothing is added by two threads at once, and everything in one order.
+A form of routing says what reaches a vote, by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N,
+first, end)``. It adds to dV what reaches the votes V in the iterations from ``first`` to before ``end``, and to dp what
+reaches the child's prior.
 """
 
 from functools import cache
@@ -32,40 +34,104 @@ from numbacaps.routing.votes import (
 )
 
 
-def taps_bounds(shape, form, rows):
-    """What :func:`numbacaps.routing.shape.bounds` says of :func:`make_taps_gradient`."""
+def taps_numbers(shape, form, rows):
+    """Numbers that a lane holds in :func:`make_taps_gradient`, but for those that it adds up over its team."""
     g = shape.geometry
     kernel, of_x = shape.parents * g.G * rows * shape.columns, shape.images * g.G * g.D1 * rows
-    return bounds(shape, 2 * kernel + 2 * shape.elements + of_x + form.held)
+    return 2 * kernel + 2 * shape.elements + of_x + form.held
+
+
+def taps_bounds(shape, form, rows):
+    """What :func:`numbacaps.routing.shape.bounds` says of :func:`make_taps_gradient`."""
+    return bounds(shape, taps_numbers(shape, form, rows))
+
+
+@cache
+def make_reach(shape, form):
+    """Device function ``reach``: a form's ``gradient``, which adds, from zeros on."""
+    ELEMENTS, SCALARS = map(specialized, (shape.elements, shape.scalars))
+    gradient, ZERO = form.function, shape.sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def reach(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
+        for e in range(ELEMENTS):
+            dV[e] = ZERO
+        for s in range(SCALARS):
+            dp[s] = ZERO
+        gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+
+    return reach
+
+
+@cache
+def make_prior_gradient(shape, is_of_capsules):
+    """Device functions ``(begin, add, end)``: what reaches child i's prior.
+
+    A prior that all images share has a sum for each parent, of which a lane has its own in ``d_own``; it is written behind all
+    images. A capsule's has a number for each image and position, the sum over the parents, which is written at once.
+    """
+    L, P, CHILDREN, M, J = map(
+        specialized,
+        (shape.geometry.L, shape.geometry.P, shape.children, shape.images, shape.parents),
+    )
+    OF_CAPSULES, ZERO = is_of_capsules, shape.sums.type(0)
+    (parent, has_parent), parents_sum = make_parent(shape), make_parents_sum(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def begin(d_own, d_prior, i, lane, more):
+        for j in range(J):
+            d_own[j] = ZERO
+            if more and not OF_CAPSULES:
+                d_own[j] = d_prior[at((cuda.blockIdx.y * CHILDREN + i) * P + parent(lane, j))]
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(d_own, d_prior, dp, m, n, l, i, lane, is_image, owns):
+        of_child = ZERO
+        for j in range(J):
+            reaches = dp[m * J + j] if is_image and has_parent(lane, j) else ZERO
+            d_own[j] += reaches
+            of_child += reaches
+        if OF_CAPSULES:
+            of_child = parents_sum(of_child)
+            if is_image and owns and lane == 0:
+                d_prior[at(((n + m) * L + l) * CHILDREN + i)] = of_child
+
+    @cuda.jit(device=True, forceinline=True)
+    def end(d_own, d_prior, i, lane, owns):
+        for j in range(J):
+            if not OF_CAPSULES and owns and has_parent(lane, j):
+                to = (cuda.blockIdx.y * CHILDREN + i) * P + parent(lane, j)
+                d_prior[at(to)] = d_own[j]
+
+    return begin, add, end
 
 
 @cache
 def make_taps_gradient(shape, form, rows):
     """Kernel that owns ``rows`` of D2 of a tap's kernel capsules, for every g; a child's first tap owns its prior too."""
     g = shape.geometry
-    L, P, Q, CHILDREN, TAPS = g.L, g.P, g.Q, shape.children, shape.taps
+    L, P, Q, TAPS = g.L, g.P, g.Q, shape.taps
     G, D1, D2, E1, E2, D3 = g.G, g.D1, g.D2, g.E1, g.E2, g.D3
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
     ELEMENTS, SCALARS, ROWS, COLUMNS = shape.elements, shape.scalars, rows, shape.columns
     ROW, OWN, SHARE = J * COLUMNS, J * G * rows * COLUMNS, G * D1 * rows
     ROOM, GETS, SAME = scattered(shape, SHARE)
     # The votes are of the rows that the team owns, and of no others.
-    HAS_ALL, OF_CAPSULES = rows == D2 and TAPS == 1, form.is_prior_of_capsules
-    OF_X = M * SHARE
+    HAS_ALL, OF_X = rows == D2 and TAPS == 1, M * SHARE
     BOUNDS = tuple(map(specialized, taps_bounds(shape, form, rows)))
     ZERO, OF_VOTE = sums.type(0), shape.own
     read, _ = conversions(shape.dtype)
-    votes, gradient = make_votes(shape, False), form.function
+    votes, reach = make_votes(shape, False), make_reach(shape, form)
+    begin_prior, add_prior, end_prior = make_prior_gradient(shape, form.is_prior_of_capsules)
     (parent, has_parent), read_row = make_parent(shape), make_read_row(shape)
     element, capsule, CAPSULES = make_element(shape), make_capsule(shape), shape.capsules
-    parents_sum, share = make_parents_sum(shape), make_scattered_sums(shape, SHARE)
-    L, P, Q, CHILDREN, TAPS = map(specialized, (L, P, Q, CHILDREN, TAPS))
+    share = make_scattered_sums(shape, SHARE)
+    L, P, Q, TAPS = map(specialized, (L, P, Q, TAPS))
     G, D1, D2, E1, E2, D3 = map(specialized, (G, D1, D2, E1, E2, D3))
     M, J, TEAM, TEAMS, ELEMENTS = map(specialized, (M, J, TEAM, TEAMS, ELEMENTS))
     SCALARS, ROWS, COLUMNS, ROW, OWN = map(specialized, (SCALARS, ROWS, COLUMNS, ROW, OWN))
     SHARE, ROOM, GETS, SAME, HAS_ALL = map(specialized, (SHARE, ROOM, GETS, SAME, HAS_ALL))
-    OF_CAPSULES, OF_VOTE, CAPSULES = map(specialized, (OF_CAPSULES, OF_VOTE, CAPSULES))
-    OF_X = specialized(OF_X)
+    OF_VOTE, CAPSULES, OF_X = map(specialized, (OF_VOTE, CAPSULES, OF_X))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -78,9 +144,8 @@ def make_taps_gradient(shape, form, rows):
         states,  # in
         slopes,  # in
         columns,  # out  (N, L, Q, E1)
-        d_children,  # out  (N, L, I)
         dw,  # out  (splits, Q, E2, P)
-        d_prior,  # out  (splits, I, P)
+        d_prior,  # out  (splits, I, P), of capsules (N, L, I)
         N,
         count,  # groups of images and positions of a team
         first,
@@ -88,13 +153,9 @@ def make_taps_gradient(shape, form, rows):
         more,  # sums go on from what lies there
     ):
         V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
-        dp, row, reached = (
-            local_array(SCALARS, sums),
-            local_array(ROW, sums),
-            local_array(ROOM, sums),
-        )
+        dp, row = local_array(SCALARS, sums), local_array(ROW, sums)
+        reached, rows_of_x = local_array(ROOM, sums), local_array(OF_X, sums)
         kernel, own, d_own = local_array(OWN, sums), local_array(OWN, sums), local_array(J, sums)
-        rows_of_x = local_array(OF_X, sums)
         lane = cuda.threadIdx.x % TEAM
         unit = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
         inside = unit < (D2 + ROWS - 1) // ROWS * Q
@@ -102,10 +163,8 @@ def make_taps_gradient(shape, form, rows):
         q, begin = unit % Q, 0 if HAS_ALL else unit // Q * ROWS
         i = q // TAPS
         owns_prior = begin == 0 and q % TAPS == 0
-        groups = (N + M - 1) // M * L
-        to, to_prior = cuda.blockIdx.y * Q + q, cuda.blockIdx.y * CHILDREN + i
-        for j in range(J):
-            d_own[j] = d_prior[at(to_prior * P + parent(lane, j))] if more else ZERO
+        groups, to = (N + M - 1) // M * L, cuda.blockIdx.y * Q + q
+        begin_prior(d_own, d_prior, i, lane, more)
         for g in range(G):
             for r in range(ROWS):
                 d2, at_row = min(begin + r, D2 - 1), (g * ROWS + r) * ROW
@@ -144,27 +203,18 @@ def make_taps_gradient(shape, form, rows):
                 for m in range(M):
                     for gd in range(G * D1):
                         for r in range(ROWS):
-                            value, at_row = (
-                                rows_of_x[m * SHARE + gd * ROWS + r],
-                                gd // D1 * ROWS + r,
-                            )
+                            value = rows_of_x[m * SHARE + gd * ROWS + r]
+                            at_row = gd // D1 * ROWS + r
                             for j in range(J):
                                 for k in range(COLUMNS):
                                     e = (m * J + j) * OF_VOTE + gd * COLUMNS + k
                                     V[e] += value * kernel[at_row * ROW + j * COLUMNS + k]
             else:
                 votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             for m in range(M):
-                is_image, of_child = live and n + m < N, ZERO
-                for j in range(J):
-                    reaches = dp[m * J + j] if is_image and has_parent(lane, j) else ZERO
-                    d_own[j] += reaches
-                    of_child += reaches
+                is_image = live and n + m < N
+                add_prior(d_own, d_prior, dp, m, n, l, i, lane, is_image, owns_prior)
                 for gd in range(G * D1):
                     for r in range(ROWS):
                         value, back = rows_of_x[m * SHARE + gd * ROWS + r], ZERO
@@ -185,10 +235,6 @@ def make_taps_gradient(shape, form, rows):
                         d2 = begin + e % ROWS
                         if e < SHARE and d2 < D2:
                             columns[at(to_columns * E1 + e // ROWS * D2 + d2)] = reached[k]
-                if OF_CAPSULES:
-                    of_child = parents_sum(of_child)
-                    if is_image and owns_prior and lane == 0:
-                        d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
         for j in range(J):
             if inside and has_parent(lane, j):
                 for g in range(G):
@@ -199,50 +245,9 @@ def make_taps_gradient(shape, form, rows):
                                 dw[at((to * E2 + e2) * P + parent(lane, j))] = own[
                                     (g * ROWS + r) * ROW + j * COLUMNS + k
                                 ]
-                if owns_prior:
-                    d_prior[at(to_prior * P + parent(lane, j))] = d_own[j]
+        end_prior(d_own, d_prior, i, lane, inside and owns_prior)
 
     return routing_taps_gradient_kernel
-
-
-@cache
-def make_windows_gradient(shape):
-    """Kernel that adds the columns of the windows that cover a capsule; a thread an element of dx."""
-    g = shape.geometry
-    C, H, W, KH, KW, OH, OW, Q, E1 = g.C, g.H, g.W, g.KH, g.KW, g.OH, g.OW, g.Q, g.E1
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    _, write = conversions(shape.dtype)
-    ZERO = shape.sums.type(0)
-    C, H, W, KH, KW, OH = map(specialized, (C, H, W, KH, KW, OH))
-    OW, Q, E1, SH, SW, PH = map(specialized, (OW, Q, E1, SH, SW, PH))
-    PW, DH, DW = map(specialized, (PW, DH, DW))
-
-    @kept_on_disk
-    @cuda.jit
-    def routing_windows_gradient_kernel(
-        columns,  # in   (N, L, Q, E1)
-        dx,  # out  (N, C, H, W, E1)
-        N,
-    ):
-        i = cuda.grid(1)
-        if i >= N * (C * H * W * E1):
-            return
-        e, capsule, added = i % E1, i // E1, ZERO
-        n, w, h, c = capsule // (C * H * W), capsule % W, capsule // W % H, capsule // (H * W) % C
-        for kh in range(KH):
-            row = h + PH - kh * DH
-            if row < 0 or row % SH != 0 or row // SH >= OH:
-                continue
-            for kw in range(KW):
-                column = w + PW - kw * DW
-                if column < 0 or column % SW != 0 or column // SW >= OW:
-                    continue
-                l = row // SH * OW + column // SW
-                tap = (n * (OH * OW) + l) * Q + (c * KH + kh) * KW + kw
-                added += columns[at(tap * E1 + e)]
-        dx[at(i)] = write(added)
-
-    return routing_windows_gradient_kernel
 
 
 @cache
@@ -251,11 +256,11 @@ def make_votes_gradient(shape, form):
     g = shape.geometry
     L, P, CHILDREN, E3 = g.L, g.P, shape.children, g.E3
     M, J, TEAM, TEAMS, sums = shape.images, shape.parents, shape.team, shape.teams, shape.sums
-    ELEMENTS, SCALARS, ZERO = shape.elements, shape.scalars, shape.sums.type(0)
+    ELEMENTS, SCALARS, OWN = shape.elements, shape.scalars, shape.own
     _, write = conversions(shape.dtype)
-    votes, gradient = make_votes(shape, True), form.function
+    votes, reach = make_votes(shape, True), make_reach(shape, form)
+    begin_prior, add_prior, end_prior = make_prior_gradient(shape, form.is_prior_of_capsules)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
-    parents_sum, OWN = make_parents_sum(shape), shape.own
     L, P, CHILDREN, E3, M = map(specialized, (L, P, CHILDREN, E3, M))
     J, TEAM, TEAMS, ELEMENTS, SCALARS = map(specialized, (J, TEAM, TEAMS, ELEMENTS, SCALARS))
     OWN = specialized(OWN)
@@ -271,8 +276,7 @@ def make_votes_gradient(shape, form):
         states,  # in
         slopes,  # in
         dx,  # out  (N, P, L, I, E)
-        d_children,  # out  (N, L, I)
-        d_prior,  # out  (splits, I, P)
+        d_prior,  # out  (splits, I, P), of capsules (N, L, I)
         N,
         count,  # groups of images and positions of a team
         first,
@@ -286,36 +290,23 @@ def make_votes_gradient(shape, form):
         inside = i < CHILDREN
         i = i if inside else 0
         groups = (N + M - 1) // M * L
-        to = cuda.blockIdx.y * CHILDREN + i
-        for j in range(J):
-            d_own[j] = d_prior[at(to * P + parent(lane, j))] if more else ZERO
+        begin_prior(d_own, d_prior, i, lane, more)
         for step in range(count):
             place = cuda.blockIdx.y * count + step
             live = place < groups and inside
             place = place if live else 0
             l, n = place % L, place // L * M
             votes(V, x, w, n, l, i, lane, N)
-            for e in range(ELEMENTS):
-                dV[e] = ZERO
-            for s in range(SCALARS):
-                dp[s] = ZERO
-            gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
+            reach(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end)
             for m in range(M):
-                written, of_child = live and n + m < N, ZERO
+                is_image = live and n + m < N
+                add_prior(d_own, d_prior, dp, m, n, l, i, lane, is_image, True)
                 for j in range(J):
-                    if written and has_parent(lane, j):
-                        s = m * J + j
-                        of_child += dp[s]
-                        d_own[j] += dp[s]
+                    if is_image and has_parent(lane, j):
                         vote = ((n + m) * P + parent(lane, j)) * L + l
                         for e in range(OWN):
-                            to_vote = (vote * CHILDREN + i) * E3 + element(lane, e)
-                            dx[at(to_vote)] = write(dV[s * OWN + e])
-                of_child = parents_sum(of_child)
-                if written and lane == 0:
-                    d_children[at(((n + m) * L + l) * CHILDREN + i)] = of_child
-        for j in range(J):
-            if inside and has_parent(lane, j):
-                d_prior[at(to * P + parent(lane, j))] = d_own[j]
+                            to = (vote * CHILDREN + i) * E3 + element(lane, e)
+                            dx[at(to)] = write(dV[(m * J + j) * OWN + e])
+        end_prior(d_own, d_prior, i, lane, inside)
 
     return routing_votes_gradient_kernel

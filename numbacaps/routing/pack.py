@@ -2,7 +2,7 @@
 
     packed[i, e2, p] = w[p, i, e2]        and back, of the sum over the splits of its gradient
 
-Thread mapping: one thread an element; it is as little as the kernel itself.
+Thread mapping: one thread an element.
 """
 
 from functools import cache

@@ -1,7 +1,17 @@
 """The passes of a routing problem: which kernels run, in which order, on which memory.
 
-Arrays are C-contiguous device arrays, in the layouts that the kernels name. What is in device memory beside operands
-and results: the packed kernel, the parents' states of every iteration, and the records that blocks leave to be merged.
+Arrays are C-contiguous device arrays, in the layouts that the kernels name. Beside operands and results there are in device
+memory:
+
+    packed      the kernel as passes read it, (Q, E2, P)
+    states      of every iteration, what the next one and the gradients read of the parents; before the first one zeros
+    partial     records of the parents, one of each block that has some of their children, to be merged
+    slopes      backward, of every iteration: what reaches the parents (dynamic: s; EM: mean and variance), and what else
+                of a parent the children's gradients take. Slope t is to iteration t what state t + 1 is forward
+    columns     backward, what reaches x from each window apart: (N, L, Q, E1), a capsule for each tap of each position,
+                as im2col lays out the input; added up they are dx
+    dw, d_prior backward, sums of w's gradient and of the prior's, one for each split of the images and positions
+
 No vote is among them.
 """
 
@@ -11,28 +21,33 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.device.launch import ceil_div
+from numbacaps.device.gpu import LOCAL_BYTES
+from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
-from numbacaps.routing.couplings import DynamicCouplings, make_couplings
+from numbacaps.routing.children import make_of_children
+from numbacaps.routing.couplings import DynamicCouplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
 from numbacaps.routing.ends import END_THREADS, blocks_of_place
 from numbacaps.routing.gradient import (
     make_taps_gradient,
     make_votes_gradient,
-    make_windows_gradient,
     taps_bounds,
+    taps_numbers,
 )
 from numbacaps.routing.mma_sync import gradient_launcher
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
+from numbacaps.routing.team import scattered
+from numbacaps.routing.windows import make_windows_sum
 
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
-_SPLITS_BYTES = 16 << 20  # that all splits of w's gradient may take
-# Microseconds on an H100 that a resident team takes for an image at a position, and that an element of w takes to be written
-# and added once more.
+_SPLITS_BYTES = 16 << 20  # that all splits of a gradient may take
+_MOST_WAVES = 8  # of teams, one after another, that splits are worth
+# Microseconds on an H100 that a resident team takes for an image at a position, and that an element takes to be written and
+# added once more.
 _GROUP_US, _SPLIT_US = 2, 4e-6
 
 
@@ -78,6 +93,11 @@ class Passes:
         The gradients on tensor cores, if they are; where logits are given they are not.
     why_not_gradient : str or None
         Why they are not.
+
+    Raises
+    ------
+    ValueError
+        The parents' capsules are longer than kernels take.
     """
 
     def __init__(self, geometry, dtype, options, stored=False, splits=None, precision="auto"):
@@ -87,6 +107,7 @@ class Passes:
         self.shape = Shape.of(geometry, dtype, options.is_summed)
         # A lane's part of a gradient takes more registers.
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
+        self._check_length()
         self.places = geometry.N * geometry.L
         self.why_not = self.why_not_gradient = "votes are stored"
         if not stored:
@@ -104,6 +125,22 @@ class Passes:
             self.gradient_warps = gradient_launcher.DynamicGradient(*how)
         self.splits = splits or self._wanted_splits()
 
+    def _check_length(self):
+        """Refuse capsules of which a lane's part, and what it holds besides, are more than a thread's local memory."""
+        shape, form, rows = self.backward_shape, self.gradient_form(True), self._rows
+        record = shape.own_fields(self.backward_form.record)
+        holds = shape.elements + self.backward_form.held + (shape.scalars + 1) * record
+        if not self.stored:
+            g = shape.geometry
+            room, _, _ = scattered(shape, g.G * g.D1 * rows)
+            holds = max(holds, taps_numbers(shape, form, rows) + room)
+        nbytes = holds * self.sums.itemsize
+        if nbytes > LOCAL_BYTES:
+            raise ValueError(
+                f"w makes capsules of {self.geometry.E3} elements, of which a thread holds {nbytes} bytes; it takes at most "
+                f"{LOCAL_BYTES} (algorithm 'numpy' takes more)"
+            )
+
     @property
     def sums(self):
         """The dtype of states and of all else that is added."""
@@ -117,15 +154,17 @@ class Passes:
 
     @property
     def slopes_shape(self):
+        """(iterations, N * L, fields, P): what reaches the parents of every iteration."""
         g, fields = self.geometry, self.state_fields(self.geometry.E3)[1]
         return self.options.iterations, self.places, fields, g.P
 
-    def _split(self, shape, form):
+    def split(self, shape, form):
+        """How teams share the children in a pass."""
         return Split.of(shape, self.geometry.N, shape.own_fields(form.record))
 
     def _partial_shape(self, shape, form):
         fields = shape.fields(form.record)
-        return self._split(shape, form).blocks, self.places, fields, self.geometry.P
+        return self.split(shape, form).blocks, self.places, fields, self.geometry.P
 
     @property
     def _packed_shape(self):
@@ -161,12 +200,10 @@ class Passes:
         if self.is_on_warps(has_logits):
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
             return self.gradient_warps.shapes | {"columns": columns}
-        g, splits, children = self.shape.geometry, self.splits, self.shape.children
+        g, splits = self.shape.geometry, self.splits
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
-        found["d_prior"] = splits, children, g.P
-        found["d_capsules"] = self.geometry.N, self.shape.capsules
-        found["d_children"] = self.geometry.N, self.geometry.L, children
+        found["d_prior"] = self.d_prior_shape
         if not self.stored:
             found["dw"] = splits, g.Q, g.E2, g.P
             found["columns"] = self.columns_shape
@@ -187,22 +224,27 @@ class Passes:
 
     @property
     def columns_shape(self):
-        """(N, L, Q, E1): what reaches x from each window apart; of stored votes there is none."""
+        """(N, L, Q, E1); where votes are stored there are no columns."""
         g = self.shape.geometry
         return (1,) if self.stored else (self.geometry.N, g.L, g.Q, g.E1)
 
     @property
     def _rows(self):
-        """Of D2 that a team has of the kernel's gradient."""
+        """Rows of a kernel capsule, of its D2, whose gradient a team owns."""
         g = self.geometry
         most = max(1, _OWN_ELEMENTS // (self.shape.parents * g.G * self.shape.columns))
         return ceil_div(g.D2, ceil_div(g.D2, min(g.D2, most)))
 
     @property
     def _owners(self):
-        """Teams that have the kernel's gradient, or that of stored votes, if nothing is shared."""
+        """Teams that own the kernel's gradient, or that of stored votes, if none share what they walk over."""
         g = self.shape.geometry
         return self.shape.children if self.stored else g.Q * ceil_div(g.D2, self._rows)
+
+    @property
+    def _size_of_split(self):
+        """Elements that a split adds up: w's gradient; of stored votes, which have no w here, the prior's alone."""
+        return self._prior_size if self.stored else prod(self.shape.geometry.kernel_shape)
 
     @property
     def times(self):
@@ -216,11 +258,13 @@ class Passes:
 
     def _wanted_splits(self):
         """Teams that share what an owner walks over, so that all of them together end early."""
-        shape, size = self.backward_shape, prod(self.shape.geometry.kernel_shape)
+        shape, size = self.backward_shape, self._size_of_split
         groups, best = max(1, shape.groups(self.geometry.N)), None
         _, blocks = taps_bounds(shape, self.gradient_form(True), self._rows)
         resident = MULTIPROCESSORS * blocks * shape.teams
-        for splits in range(1, max(1, min(groups, _SPLITS_BYTES // (4 * size))) + 1):
+        fit = _SPLITS_BYTES // (max(1, size) * self.sums.itemsize)
+        of_use = ceil_div(_MOST_WAVES * resident, self._owners)
+        for splits in range(1, max(1, min(groups, fit, of_use, MAX_GRID_Y)) + 1):
             walks = ceil_div(self._owners * splits, resident) * ceil_div(groups, splits)
             takes = walks * shape.images * _GROUP_US + splits * size * _SPLIT_US
             if best is None or takes < best[0]:
@@ -242,8 +286,8 @@ class Passes:
         run(kernel, grid, TEAM_THREADS, (array, array.size), stream)
 
     def _reduce(self, shape, form, arrays, partial, t, stream):
-        """One pass over the children."""
-        split, N = self._split(shape, form), self.geometry.N
+        """One pass over the children; returns the number of blocks whose records are to be merged."""
+        split, N = self.split(shape, form), self.geometry.N
         kernel = make_reduce(shape, self.stored, form, split.parts)
         grid = ceil_div(shape.groups(N), split.places), split.blocks
         run(kernel, grid, TEAM_THREADS, (*arrays, partial, N, split.children, t), stream)
@@ -256,36 +300,36 @@ class Passes:
 
     def _gradients(self, form, arrays, dx, room, more, stream):
         """The gradients of x, w and the prior from the slopes of all iterations; those of w and the prior in ``room``."""
-        shape, N, o = self.backward_shape, self.geometry.N, self.options
+        shape, g, N, o = self.backward_shape, self.shape.geometry, self.geometry.N, self.options
         splits = self.splits
         count = ceil_div(shape.groups(N), splits)
         if self.stored:
             kernel = make_votes_gradient(shape, form)
             grid = ceil_div(self._owners, shape.teams), splits
-            arguments = (*arrays, dx, room["d_children"], room["d_prior"])
-            arguments = (*arguments, N, count, o.first, o.iterations, int(more))
+            arguments = (*arrays, dx, room["d_prior"], N, count, o.first, o.iterations, int(more))
             return run(kernel, grid, TEAM_THREADS, arguments, stream)
         kernel = make_taps_gradient(shape, form, self._rows)
         grid = ceil_div(self._owners, shape.teams), splits
-        results = (room[name] for name in ("columns", "d_children", "dw", "d_prior"))
+        results = (room[name] for name in ("columns", "dw", "d_prior"))
         arguments = (*arrays, *results, N, count, o.first, o.iterations, int(more))
         run(kernel, grid, TEAM_THREADS, arguments, stream)
         if dx is not None:
-            self._add_columns(room["columns"], dx, stream)
+            self._over_windows(room["columns"], dx, g.E1, stream)
 
-    def _add_columns(self, columns, dx, stream):
-        """Write dx."""
-        grid, kernel = ceil_div(dx.size, TEAM_THREADS), make_windows_gradient(self.backward_shape)
-        run(kernel, grid, TEAM_THREADS, (columns, dx, self.geometry.N), stream)
+    def _over_windows(self, found, total, each, stream):
+        """Add up what windows have found, (N, L, Q, each), for each capsule."""
+        kernel = make_windows_sum(self.shape, each, np.dtype(total.dtype))
+        grid = ceil_div(total.size, TEAM_THREADS)
+        run(kernel, grid, TEAM_THREADS, (found, total, self.geometry.N), stream)
 
-    def launch_couplings(self, form, arrays, couplings, stream):
-        """Write the last iteration's couplings, (N, P, L, I)."""
-        shape, N = self.shape, self.geometry.N
+    def _of_children(self, form, arrays, found, t, stream):
+        """Write what a form finds of every child, from the parents before iteration t."""
+        shape, N = form.shape, self.geometry.N
         split = Split.of(shape, N, 1)
-        count = ceil_div(shape.children, split.parts * split.blocks)
-        grid = ceil_div(shape.groups(N), shape.teams), split.parts * split.blocks
-        arguments = (*arrays, couplings, N, count, self.options.iterations - 1)
-        run(make_couplings(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
+        parts = split.parts * split.blocks
+        grid = ceil_div(shape.groups(N), shape.teams), parts
+        arguments = (*arrays, found, N, ceil_div(shape.children, parts), t)
+        run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
 
     def launch_kernel_gradient(self, dw, room, stream, has_logits=True):
         """Write what the backward passes of all parts of a batch have added up of w's gradient."""
@@ -319,6 +363,16 @@ class DynamicPasses(Passes):
         """The form of what reaches votes."""
         o = self.options
         return DynamicGradient(self.backward_shape, o.softmax_over, o.detach, has_logits)
+
+    @property
+    def d_prior_shape(self):
+        """(splits, I, P): the logits' gradient, before it is added up."""
+        return self.splits, self.shape.children, self.geometry.P
+
+    @property
+    def _prior_size(self):
+        """Of the gradient of the prior that all images share."""
+        return self.shape.children * self.geometry.P
 
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
@@ -357,7 +411,7 @@ class DynamicPasses(Passes):
             how = self.shape, self.forward_form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
-        self._couplings(arrays[:5], couplings, stream)
+        self._couplings(arrays[:6], couplings, stream)
 
     def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same on tensor cores."""
@@ -370,12 +424,12 @@ class DynamicPasses(Passes):
         if couplings is not None:
             prior = self._prior(logits, room, stream)
             packed = self._pack(w, room, stream)
-            self._couplings((x, packed, prior, states, states), couplings, stream)
+            self._couplings((x, packed, prior, states, states, states), couplings, stream)
 
     def _couplings(self, arrays, couplings, stream):
         if couplings is not None:
             form = DynamicCouplings(self.shape, self.options.softmax_over)
-            self.launch_couplings(form, arrays, couplings, stream)
+            self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
 
     def backward(self, x, w, logits, states, dy, dx, *, room, dw=None, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states.
@@ -407,7 +461,7 @@ class DynamicPasses(Passes):
         columns = dx if is_direct else room["columns"]
         self.gradient_warps.launch(x, w, states, dy, columns, dw, room, more, stream)
         if dx is not None and not is_direct:
-            self._add_columns(columns, dx, stream)
+            self._over_windows(columns, dx, self.shape.geometry.E1, stream)
 
     def launch_logits_gradient(self, d_logits, room, stream):
         """Write what the backward passes have added up of the logits' gradient, (P, I)."""

@@ -4,7 +4,7 @@ A *form* of routing says what is gathered, by device functions:
 
     hold(held, states, slopes, t, n, l, lane, N)               read what the iteration needs of the parents
     clear(record)                                              nothing gathered yet
-    record                                                     capsules and numbers that are gathered for a parent
+    record                                                     (capsules, numbers) that are gathered for a parent
     absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)   one child more; not if it is not ``live``
     merge(record, other, first)                                what two teams have gathered, the earlier one first
 
@@ -42,10 +42,8 @@ def make_reduce(shape, stored, form, joined):
     """Kernel of a pass; ``joined`` teams of a block share the images."""
     g = shape.geometry
     L, P, CHILDREN = g.L, g.P, shape.children
-    M, J, TEAM, ELEMENTS, SCALARS = (
-        *(shape.images, shape.parents),
-        *(shape.team, shape.elements, shape.scalars),
-    )
+    M, J, TEAM = shape.images, shape.parents, shape.team
+    ELEMENTS, SCALARS = shape.elements, shape.scalars
     PLACES, JOINED, FIELDS = shape.teams // joined, joined, shape.fields(form.record)
     SIZE = size = shape.own_fields(form.record)
     HELD, RECORD = form.held, shape.scalars * SIZE

@@ -228,7 +228,7 @@ class Runner:
     @staticmethod
     def _of_teams(passes):
         """How teams share the forward pass."""
-        split, shape = passes._split(passes.shape, passes.forward_form), passes.shape
+        split, shape = passes.split(passes.shape, passes.forward_form), passes.shape
         return (
             f"{shape.team} lanes a team, {shape.images} images a team, {split.parts * split.blocks} teams of "
             f"{split.children} children each share a position"

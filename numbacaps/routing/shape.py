@@ -1,8 +1,12 @@
 """What kernels of routing are compiled for, and how threads share the work.
 
-A *team* of lanes of one warp has the parents of a position: lane ``p`` has parent ``p``, and ``p + ACROSS``, ``p + 2 ACROSS``,
-... where there are more than a warp has lanes. Where there are few, ALONG lanes have some columns each of a parent's capsule. A
-team takes IMAGES images at once, at the same position, so that a kernel capsule that was read serves all of them.
+A *team* is some lanes of one warp that have the parents of a position: lane ``p`` has parent ``p``, and ``p + across``,
+``p + 2 across``, ... where there are more parents than lanes. Where there are few, ``along`` lanes share a parent, each with
+some columns of its capsule. A team takes ``images`` images at once, at the same position, so that a kernel capsule that was
+read serves all of them.
+
+What a pass gathers for a parent is a *record*: some capsules, of E elements each, then some single numbers. Its form is the
+pair ``(capsules, numbers)``.
 """
 
 from dataclasses import dataclass
@@ -23,9 +27,7 @@ _WANTED_WARPS = 4 if SIMULATED else MULTIPROCESSORS * 16  # of a grid
 _REGISTERS = 1 << 16  # of a multiprocessor
 _MOST_BLOCKS = 3  # that registers are spilled for, if a few are
 _FEWEST_CHILDREN = 4  # of a team
-_MOST_ELEMENTS = (
-    2 if SIMULATED else 8
-)  # of a parent's capsule that one lane has, if more lanes can share it
+_MOST_ELEMENTS = 2 if SIMULATED else 8  # of a capsule that a lane has, if more lanes can share it
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Shape:
 
     @property
     def capsules(self):
-        """Of an image."""
+        """Of an image of the input."""
         g = self.geometry
         return g.C * g.H * g.W
 
@@ -119,12 +121,12 @@ class Shape:
         return self.images * self.parents * self.own
 
     def fields(self, record):
-        """Numbers of a record of a parent, which has so many capsules and so many numbers."""
+        """How many numbers a record is in memory: all elements of its capsules, and its single numbers."""
         capsules, numbers = record
         return capsules * self.geometry.E3 + numbers
 
     def own_fields(self, record):
-        """Those that a lane has: of capsules its own elements, and all numbers."""
+        """How many of them a lane has: its own elements of the capsules, and all single numbers."""
         capsules, numbers = record
         return capsules * self.own + numbers
 
@@ -149,7 +151,22 @@ def teams_wanted(shape):
 
 
 def bounds(shape, numbers):
-    """(threads of a block, blocks for which a multiprocessor must have room) where a lane holds so many numbers."""
+    """The launch bounds of a kernel whose lanes hold so many numbers.
+
+    The compiler may give a thread only so many registers that the blocks find room, and spills the rest to memory. So it is
+    asked for as many blocks as the numbers alone leave room for, and for no more than are worth spilled registers.
+
+    Parameters
+    ----------
+    shape : Shape
+    numbers : int
+        In the dtype of sums.
+
+    Returns
+    -------
+    (int, int)
+        Threads of a block, and blocks that a multiprocessor has room for.
+    """
     registers = numbers * shape.sums.itemsize // 4
     blocks = _REGISTERS // (TEAM_THREADS * registers)
     return TEAM_THREADS, max(1, min(blocks, _MOST_BLOCKS))

@@ -1,8 +1,8 @@
 """Sums and maxima over the lanes of a team, in an order that is always the same; all lanes of the warp take part.
 
-parents   over lanes that have parents of their own
-columns   over lanes that share a parent
-team      over all
+parents   over the lanes that have parents of their own
+columns   over the lanes that share a parent
+team      over all of them
 """
 
 from functools import cache
@@ -13,17 +13,17 @@ from numbacaps.device.target import cuda
 
 
 def make_parents_sum(shape):
-    """Device function of a number that each lane has, the same in all lanes of a parent."""
+    """Device function ``lanes_sum(value)`` over all parents, of a value that the lanes of a parent have in common."""
     return _make_sum(0, _bits(shape.across))
 
 
 def make_columns_sum(shape):
-    """Device function of a number of each lane's columns."""
+    """Device function ``lanes_sum(value)`` over the lanes that share a parent."""
     return _make_sum(_bits(shape.across), _bits(shape.team))
 
 
 def make_team_sum(shape):
-    """Device function of a number that each lane has."""
+    """Device function ``lanes_sum(value)`` over the team."""
     return _make_sum(0, _bits(shape.team))
 
 
@@ -45,7 +45,7 @@ def _make_sum(first, end):
 
 
 def make_parents_max(shape):
-    """The same, the largest."""
+    """Device function ``lanes_max(value)``, over the lanes that :func:`make_parents_sum` adds up."""
     return _make_max(_bits(shape.across))
 
 
@@ -66,16 +66,34 @@ def _make_max(end):
 
 @cache
 def make_scattered_sums(shape, count):
-    """Device function ``sums(values, lane)`` of ``count`` numbers that each lane has, of :func:`scattered` of which it gets the sum.
+    """Device function ``sums(values, lane)``: adds up ``count`` values over the team, and scatters the sums over its lanes.
 
-    ``values`` has room for a power of two. Each step halves what a lane still has to add.
+    Every lane has values of its own, ``values[0]`` to ``values[count - 1]``. Afterwards each lane has some of their sums, in
+    ``values[0]`` and on. In each step a lane sends the half of its values that others will have to a lane that keeps them,
+    and adds what it gets to the half that it keeps. So a step has half as much to send as the one before. With 4 lanes and
+    4 values, ``v[k]`` a lane's k-th:
+
+        lanes 0, 1 keep v[0], v[1];  lanes 2, 3 keep v[2], v[3]
+        lane 0 keeps v[0];  lane 1 keeps v[1];  lane 2 keeps v[2];  lane 3 keeps v[3]
+
+    :func:`scattered` says how many sums a lane gets, and which.
     """
     room, _, _ = scattered(shape, count)
     return _make_scattered(_bits(shape.team), room)
 
 
 def scattered(shape, count):
-    """(numbers that there is room for, those that a lane gets, lanes that get the same)."""
+    """What :func:`make_scattered_sums` does with ``count`` values.
+
+    Returns
+    -------
+    room : int
+        How long ``values`` has to be: the next power of two. What no value fills has to be zero.
+    gets : int
+        Sums that a lane gets: lane i those from ``i // same * gets`` on.
+    same : int
+        Lanes side by side that get the same sum, where there are more lanes than values.
+    """
     room = 1
     while room < count:
         room *= 2

@@ -9,7 +9,7 @@ import numbacaps
 from numbacaps.device import workspace
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.geometry import Geometry
-from numbacaps.routing import runner
+from numbacaps.routing import em_passes, passes, runner
 from numbacaps.routing.options import Options
 from numbacaps.routing.shape import Shape
 from tests.support import routing as support
@@ -307,6 +307,17 @@ def test_no_images(algorithm):
     assert y.shape == (0, 4, 2, 2, 2, 2) and a.shape == (0, 4, 2, 2)
     found = numbacaps.capsule_routing_backward(x, w, y, **support.by(algorithm))
     assert found.x.shape == x.shape and not found.w.any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_splits_take_no_more_bytes_than_they_may(dtype, monkeypatch):
+    """Of w's gradient, in its own dtype of sums. Stored votes have no w, so they may have more splits."""
+    g, dtype = Geometry(256, 1, 2, 1, 1, 1, 1, 1, 4, 4, 4), np.dtype(dtype)
+    monkeypatch.setattr(passes, "MULTIPROCESSORS", 8)
+    monkeypatch.setattr(passes, "_SPLITS_BYTES", 3 * 2 * 16 * dtype.itemsize)
+    splits = [passes.DynamicPasses(g, dtype, Options(), stored).splits for stored in (False, True)]
+    assert 1 < splits[0] <= 3 < splits[1] <= 3 * 16
+    assert em_passes.EMPasses(g, dtype, Options("em"), True).splits >= splits[1]
 
 
 def test_explain_says_what_stored_votes_would_take():

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 from numba.cuda import dispatcher
 
-from numbacaps import routing
+from numbacaps import Geometry, routing
 from numbacaps.device.target import cuda
 from tests.support.routing_kernels import (
     CASES,
     FORMS,
+    LAYERS,
     OF_SUMS,
     launched,
     launched_on_tensor_cores,
@@ -53,6 +54,16 @@ def _check(kernels, dtype, cc):
 @pytest.mark.parametrize("layer, form", CASES)
 def test_published_layers(layer, form, cc, monkeypatch):
     _check(launched(layer, form, "float32", monkeypatch), "float32", cc)
+
+
+@pytest.mark.parametrize("form", ["dynamic", "em"])
+def test_long_capsules(form, monkeypatch):
+    """What a block shares of them between two passes does not grow with them."""
+    monkeypatch.setitem(LAYERS, "long", Geometry(2, 3, 2, 1, 1, 1, 1, 1, 1, 3, 20_000))
+    kernels = launched("long", form, "float64", monkeypatch)
+    ends = {name: one for name, one in kernels.items() if re.search("finish|begin", name)}
+    assert len(ends) == 3
+    _check(ends, "float64", (9, 0))
 
 
 @pytest.mark.slow

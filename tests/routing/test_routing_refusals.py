@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import numbacaps
+from numbacaps import call
 
 _X, _W = np.ones((1, 2, 3, 3, 2, 2), np.float32), np.ones((3, 2, 2, 2, 2, 2), np.float32)
 _DY = np.ones((1, 3, 2, 2, 2, 2), np.float32)
@@ -69,6 +70,21 @@ def test_couplings_are_wanted_or_not(couplings):
 def test_refused_by_explain(change, error, said):
     with pytest.raises(error, match=said):
         numbacaps.explain_routing(**({"x_shape": _X.shape, "w_shape": _W.shape} | change))
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "stored"])
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("dtype, rows", [("float32", 27_000), ("float64", 14_000)])
+def test_capsules_longer_than_local_memory(dtype, rows, routing, algorithm, monkeypatch):
+    x, w = np.ones((1, 2, 1, 1, rows, 1), dtype), np.ones((2, 2, 1, 1, 1, 1), dtype)
+    for name in ("new_array", "to_device"):
+        monkeypatch.setattr(call, name, None)
+    how = {"routing": routing, "algorithm": algorithm}
+    said = f"w makes capsules of {rows} elements, of which a thread holds .* at most 524288"
+    with pytest.raises(ValueError, match=said):
+        numbacaps.capsule_routing(x, w, **how)
+    with pytest.raises(ValueError, match=said):
+        numbacaps.capsule_routing_backward(x, w, x[:, :2], **how)
 
 
 def test_iterations_may_be_an_int_of_numpy():

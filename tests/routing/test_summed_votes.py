@@ -14,6 +14,7 @@ from numbacaps.routing import runner
 from numbacaps.routing.call import rung
 from numbacaps.routing.options import Options
 from numbacaps.routing.shape import Shape
+from reference.compare import ROUTING
 from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -24,7 +25,7 @@ _kernels = pytest.mark.parametrize("algorithm", _KERNELS)
 CASES = support.CASES | {"odd": Geometry(2, 3, 3, 7, 5, 5, 3, 1, 1, 3, 2, (2, 3), (2, 1))}
 
 
-def _check(g, given, algorithm, tolerance=1e-4, **form):
+def _check(g, given, algorithm, tolerance=ROUTING, **form):
     wanted = support.want_dynamic(g, given, kind="sum", **form)
     how = form | {"votes": "sum", "algorithm": algorithm}
     support.check(g, given, wanted, tolerance, **how)
@@ -146,7 +147,7 @@ def test_device_arrays_stay_on_the_device(dtype, algorithm, shared, rng):
     x, w, dy = (rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes)
     how = {"product": "ba,cb->ca", "iterations": 2, "votes": "sum"}
     on_device = [to_device(array) for array in (x, w, dy)]
-    tolerance = 4e-2 if dtype.itemsize == 2 else 1e-4
+    tolerance = 4e-2 if dtype.itemsize == 2 else ROUTING
     want = numbacaps.capsule_routing(x, w, algorithm="numpy", **how)
     found = numbacaps.capsule_routing(*on_device[:2], algorithm=algorithm, **how)
     of_numpy = numbacaps.capsule_routing_backward(x, w, dy, algorithm="numpy", **how)

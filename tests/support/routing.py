@@ -7,8 +7,8 @@ import numpy as np
 import numbacaps
 from numbacaps.geometry import Geometry
 from reference import routing
+from reference.compare import ROUTING
 
-_TOLERANCE = 1e-4
 #                    N  C  P  H  W KH KW  G D1 D2 D3  stride  padding dilation
 CASES = {
     "ones": Geometry(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
@@ -109,7 +109,7 @@ def chosen(given, names):
     return {name: given[name] for name in names if name in given}
 
 
-def close(found, wanted, tolerance=_TOLERANCE):
+def close(found, wanted, tolerance=ROUTING):
     """Whether an array is what it should be, of its shape, relative to its largest element."""
     found = found.copy_to_host() if hasattr(found, "copy_to_host") else found
     scale = np.abs(wanted).max()
@@ -122,7 +122,7 @@ def by(who):
     return {"algorithm": "fused", "precision": "ieee"} if who == "ieee" else {"algorithm": who}
 
 
-def check(g, given, wanted, tolerance=_TOLERANCE, algorithm="auto", **form):
+def check(g, given, wanted, tolerance=ROUTING, algorithm="auto", **form):
     """Whether capsule_routing and its gradients are what they should be."""
     form = window(g) | form | by(algorithm)
     detach = {"detach": form.pop("detach", False)}

@@ -1,6 +1,7 @@
 """Between two passes of dynamic routing: what the parts have gathered is added in their order, and the parents squash.
 
-The state that is written, and the gradient of squash, are those of :mod:`numbacaps.routing.dynamic_ends`.
+The state that is written, and the gradient of squash, are those of :mod:`numbacaps.routing.dynamic_ends`. Here a block has all
+parents of a position, whose capsules fit shared memory, and writes once more, as lanes hold it, what the next pass reads.
 
 Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents.
 """
@@ -69,22 +70,21 @@ def make_dynamic_end(fragments, L, is_first):
         y,  # out  (N, P, L, E)
         summed,  # out  A times log2(e), as lanes hold it
         places,  # N * L
+        whole,  # the same with those that fill the last block of a pass up, which are zeros
         parts,
         old,  # which state was read, and which is written
         new,
     ):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
-        s, place = local_array(E, np.float32), cuda.blockIdx.x
+        place = cuda.blockIdx.x
         wait_for_last()  # the parts have been summed
         let_next_start()
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
             sums[at(column)] = added(partial, place, column, places, parts)
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
-            for e in range(E):
-                s[e] = sums[at(p * E + e)]
-            factors[at(p)] = shrunk(length(s))
+            factors[at(p)] = shrunk(length(sums, p * E, 1))
         cuda.syncthreads()  # and what it is multiplied by
         from_, to = (old * places + place) * FIELDS, (new * places + place) * FIELDS
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
@@ -97,6 +97,9 @@ def make_dynamic_end(fragments, L, is_first):
             y[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)] = v
             if e == 0:
                 states[at((to + 2 * E) * P + p)] = ZERO
+        if place == places - 1:
+            for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
+                summed[at(slot(i // COLUMNS, i % COLUMNS // E, i % E))] = ZERO
 
     return routing_dynamic_end_kernel
 
@@ -114,6 +117,10 @@ def make_dynamic_slope(fragments, L, is_last):
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
     added = make_added(fragments)
 
+    @cuda.jit(device=True, forceinline=True)
+    def where(m, arrays, first, p, e):
+        return (m // PLACES * arrays + first) * OF_ARRAY + slot(m % PLACES, p, e)
+
     @kept_on_disk
     @cuda.jit
     def routing_dynamic_slope_kernel(
@@ -123,6 +130,7 @@ def make_dynamic_slope(fragments, L, is_last):
         later,  # in and out  (N * L, P, E): what reaches A from all iterations after
         held,  # out  (rows of places, arrays, words): A times log2(e), behind it ds, as lanes hold them
         places,  # N * L
+        whole,  # the same with those that fill the last block of a pass up, which are zeros
         parts,
         t,
         arrays,
@@ -132,7 +140,7 @@ def make_dynamic_slope(fragments, L, is_last):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
         along = shared_array(P, np.float32)
-        s, place = local_array(E, np.float32), cuda.blockIdx.x
+        place = cuda.blockIdx.x
         wait_for_last()  # the parts have been summed
         let_next_start()
         state = (t * places + place) * FIELDS
@@ -152,23 +160,27 @@ def make_dynamic_slope(fragments, L, is_last):
             sums[at(column)] = states[at((behind + e) * P + p)]
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
-            for e in range(E):
-                s[e] = sums[at(p * E + e)]
-            size = length(s)
+            size = length(sums, p * E, 1)
             f, dot = shrunk(size), ZERO
             if size != ZERO:
                 for e in range(E):
-                    dot += s[e] / size * dv[at(p * E + e)]
+                    dot += sums[at(p * E + e)] / size * dv[at(p * E + e)]
                 dot *= (ONE / size - size) * f * f / size
             factors[at(p)], along[at(p)] = f, dot
         cuda.syncthreads()  # and what takes all of it
-        row = place // PLACES * arrays
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
             p, e = column // E, column % E
-            here = slot(place % PLACES, p, e)
-            ds = factors[at(p)] * dv[at(column)] + sums[at(column)] * along[at(p)]
-            held[at((row + first + 1) * OF_ARRAY + here)] = ds
+            here = where(place, arrays, first, p, e)
+            held[at(here + OF_ARRAY)] = (
+                factors[at(p)] * dv[at(column)] + sums[at(column)] * along[at(p)]
+            )
             if first >= 0:
-                held[at((row + first) * OF_ARRAY + here)] = states[at((state + e) * P + p)] * BASE
+                held[at(here)] = states[at((state + e) * P + p)] * BASE
+        if place == places - 1:
+            for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
+                here = where(i // COLUMNS, arrays, first, i % COLUMNS // E, i % E)
+                held[at(here + OF_ARRAY)] = ZERO
+                if first >= 0:
+                    held[at(here)] = ZERO
 
     return routing_dynamic_slope_kernel

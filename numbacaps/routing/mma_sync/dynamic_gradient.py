@@ -45,7 +45,6 @@ from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
 from numbacaps.device.unrolled import make_in_quarters
 from numbacaps.routing.mma_sync.dynamic import make_slopes, words_behind
-from numbacaps.routing.mma_sync.fragments import make_where, round_up
 from numbacaps.routing.mma_sync.sharing import words_of_sharing, words_of_totals
 from numbacaps.routing.mma_sync.stage import (
     count_of_w,

@@ -114,7 +114,10 @@ def make_gaussians(tile):
 
 @cache
 def make_record(tile, tops):
-    """Device functions ``(absorb, merge)`` of a lane's records; ``tops`` of its scalars have weights of their own."""
+    """Device functions ``(absorb, give, take)`` of a lane's records; ``tops`` of its scalars have weights of their own.
+
+    ``absorb`` takes a child more; ``give`` leaves a record in shared memory, and ``take`` merges one that lies there.
+    """
     f = tile.fragments
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     IMAGES, ELEMENTS, TOPS = map(specialized, (f.images, f.elements, tops))

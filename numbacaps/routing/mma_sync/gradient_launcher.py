@@ -22,8 +22,9 @@ from numbacaps.routing.mma_sync.sharing import words_of_totals
 from numbacaps.routing.mma_sync.tile import BLOCKS, Tile
 
 _MOST_WARPS = 12  # of a block
-_MOST_OWN = 48  # elements of dw that a lane holds, beside a vote
+_MOST_HELD = 184  # numbers of a vote, of dw and of the couplings that a lane holds
 _PARTS_BYTES = 32 << 20  # that the blocks' parts of dw may take, if they are more than one
+_MOST_TURNS = 8  # iterations with a softmax, each of which has code of its own
 _MOST_STEPS = 1 << 31  # which are counted with 32 bits
 _THREADS = 256
 _CHANGING = 2  # steps that it takes to go from some children to the next
@@ -47,7 +48,8 @@ def owners_of(g, options, precision, children):
     tile = Tile(g, fragments, 1, children, 1, launcher.runs_of(g, fragments))
     last = options.iterations - 1
     found = Owners(tile, options.first == 0, last + 1 - max(1, options.first), not options.detach)
-    return found if found.own <= _MOST_OWN else None
+    held = fragments.elements + found.own + 2 * found.turns * fragments.scalars
+    return found if found.turns <= _MOST_TURNS and held <= _MOST_HELD else None
 
 
 def choose_owners(g, places, options, precision):
@@ -121,14 +123,6 @@ class DynamicGradient(Warps):
             "parts_of_dw": (self.of_dw, g.P, g.Q, g.E2),
         }
 
-    @property
-    def is_filled_up(self):
-        """There is room for elements that no parent or no place has: it has to be zeros."""
-        f, g = self.tile.fragments, self.geometry
-        rows = self._grid[0] * self.tile.rows
-        whole = f.parents * f.rows * f.width == g.P * g.E3 and rows * f.places == self.places
-        return not whole
-
     def _first_of(self, t):
         """Where A of iteration t is among the arrays; -1 of the first one, whose A is 0."""
         return 2 * (t - max(1, self._options.first)) + self._owners.has_even if t else -1
@@ -136,7 +130,7 @@ class DynamicGradient(Warps):
     def _slope(self, t, is_last, states, dy, room, stream, early):
         kernel = dynamic_ends.make_dynamic_slope(self.tile.fragments, self.geometry.L, is_last)
         arrays = room["partial"], states, dy, room["later"], room["held"]
-        numbers = self.places, self.parts, t, self._owners.arrays, self._first_of(t)
+        numbers = self.places, self.whole, self.parts, t, self._owners.arrays, self._first_of(t)
         how = {"early": early}
         run(kernel, self.places, dynamic_ends.END_THREADS, (*arrays, *numbers), stream, **how)
 

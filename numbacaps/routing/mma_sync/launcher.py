@@ -21,7 +21,7 @@ from numbacaps.routing.mma_sync.sharing import words_of_sharing
 from numbacaps.routing.mma_sync.tile import Tile, parts_of, turns_of
 
 _FLOAT32 = np.dtype(np.float32)
-_MOST_PARTS = 128
+_MOST_PARTS = 128  # blocks that share the children of the same places
 _WARPS = 2 if SIMULATED else 8  # of a block
 # Elements that a lane holds: it has a vote and a sum of each, or a vote, two sums, and the parents' mean and scale.
 ELEMENTS = {"dynamic": 80, "em": 32}
@@ -134,6 +134,17 @@ class Warps:
         self.parts, self.children = parts_of(self.tile, blocks, g.Q, *how)
         self._grid = blocks, self.parts
 
+    @property
+    def is_filled_up(self):
+        """There are elements that no parent has: of what lies as lanes hold it they have to be zeros."""
+        f = self.tile.fragments
+        return f.parents * f.rows * f.width > self.geometry.P * self.geometry.E3
+
+    @property
+    def whole(self):
+        """Places, with those that fill the last block up."""
+        return self._grid[0] * self.tile.places
+
     @cached_property
     def _of_elements(self):
         """The tile whose copies are of one element, for arrays that lie anywhere."""
@@ -176,12 +187,6 @@ class DynamicWarps(Warps):
         """(blocks, words): A as lanes hold it."""
         return self._grid[0], dynamic.words_behind(self.tile.fragments, self.tile.rows)
 
-    @property
-    def is_filled_up(self):
-        """There are elements of A that no parent has: they have to be zeros."""
-        f = self.tile.fragments
-        return f.parents * f.rows * f.width > self.geometry.P * self.geometry.E3
-
     def forward(self, x, w, prior, states, y, room, stream, keep):
         """Write v and the states.
 
@@ -209,7 +214,8 @@ class DynamicWarps(Warps):
             arguments = (x, w, of_prior, summed, partial, self.places, self.children, 1, 0)
             self._pass(kernel, tile, arguments, t, stream)
             kernel = dynamic_ends.make_dynamic_end(tile.fragments, g.L, t == 0)
-            arguments = (partial, states, y, summed, self.places, self.parts, old, new)
+            numbers = self.places, self.whole, self.parts, old, new
+            arguments = (partial, states, y, summed, *numbers)
             run(kernel, self.places, dynamic_ends.END_THREADS, arguments, stream, early=True)
 
 

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.instructions import cp_async, short
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
@@ -47,7 +48,7 @@ def make_copies_of_w(tile):
     DEPTH, WIDTH, D2, D3, P = map(specialized, (f.depth, f.width, f.D2, f.D3, g.P))
     RUN, EACH, PIECES = map(specialized, (tile.runs[1], each, pieces))
     ACROSS, COUNT, APART = map(specialized, (across, count_of_w(tile), apart))
-    COPIES = specialized(-(-g.P // apart))
+    COPIES = specialized(ceil_div(g.P, apart))
     OF_PARENT, SLOTS_APART = map(specialized, (g.Q * matrix, apart * f.depth * f.width))
     OF_STAGE, NEVER = map(specialized, (tile.children * matrix, tile.children))
     swizzle = make_swizzle(f)
@@ -85,7 +86,7 @@ def make_copies_of_w(tile):
 def count_of_w(tile):
     """Elements of a parent that a thread copies for a stage."""
     pieces = tile.children * tile.geometry.E2 * 4 // tile.runs[1]
-    return -(-pieces // tile.threads)
+    return ceil_div(pieces, tile.threads)
 
 
 @cache
@@ -163,7 +164,7 @@ def counts_of_x(tile):
     """(elements of children, places) that a thread copies for a stage."""
     across = tile.children * tile.geometry.E1 * 4 // tile.runs[0]
     apart = max(1, tile.threads // across)
-    return -(-across // tile.threads), -(-tile.places // apart)
+    return ceil_div(across, tile.threads), ceil_div(tile.places, apart)
 
 
 def words_of_copies(tile):

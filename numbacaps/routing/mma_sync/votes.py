@@ -83,9 +83,8 @@ def make_places(fragments):
     @cuda.jit(device=True, forceinline=True)
     def find(at_words, warp):
         lane = short(cuda.threadIdx.x % 32)
-        column = short(
-            lane // 4
-        )  # of a tile; in its sums it is lane column // 2 of four that has it
+        # The column of a tile that the lane reads. Of the tile's sums, lane column // 2 of four has it.
+        column = short(lane // 4)
         p = warp * GROUPS * TOGETHER + column // 2 // SPLIT
         d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE
         for four in range(FOURS):

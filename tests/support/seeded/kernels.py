@@ -288,7 +288,7 @@ FAULTS = [
     ),
     Fault(
         "routing's dx without the dilation",
-        "numbacaps/routing/gradient.py",
+        "numbacaps/routing/windows.py",
         "row = h + PH - kh * DH",
         "row = h + PH - kh",
         _ROUTING,
