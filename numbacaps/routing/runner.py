@@ -1,7 +1,8 @@
 """Routing problems made ready: a batch cut into parts, whose workspace is small beside the operands.
 
 A part's images are routed from the first iteration to the last before the next part begins, so that the parents' states
-of a part are all that is kept. The gradient keeps nothing of the forward pass: it computes each part's states again.
+of a part are all that is kept. The gradient computes each part's states again, unless the forward pass has left them
+(:func:`kept_states`).
 """
 
 import threading
@@ -14,6 +15,7 @@ from math import prod
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms
+from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.em_passes import EMPasses
 from numbacaps.routing.passes import DynamicPasses
 
@@ -133,14 +135,16 @@ class Runner:
             for name, shape in shapes.items()
         }
 
-    def _states(self, passes, stream, keep=True):
-        """The states, and in EM routing the capsules' norms."""
+    def _states(self, passes, stream, keep=True, images=None, kept=None):
+        """The states, and in EM routing the capsules' norms; or some images' of those that are kept."""
+        if kept is not None:
+            return (kept[images].reshape(passes.states_shape),)
         shapes = {"states": passes.forward_states_shape(keep)}
         if self.options.is_em:
             shapes["norms"] = passes.norms_shape
         return tuple(self._arrays(passes, shapes, stream).values())
 
-    def forward(self, x, w, operands, results, couplings=None, stream=0):
+    def forward(self, x, w, operands, results, couplings=None, stream=0, states=None):
         """Write the results.
 
         Parameters
@@ -154,17 +158,23 @@ class Runner:
             Capsules (N, P, L, E), and in EM routing activations (N, P, L).
         couplings : device array (N, P, L, I), or None
         stream : Numba stream
+        states : device array (N, :func:`kept_states`), or None
+            To be given to :meth:`backward`.
         """
+        part = self.forward_part if states is None else self.part
         given = operands[0] is not None, couplings is not None
-        for passes, images in self._parts(self.forward_part, self._precision):
+        for passes, images in self._parts(part, self._precision):
             room = self._arrays(passes, passes.forward_shapes(*given), stream)
             out = [result[images] for result in results]
             more = None if couplings is None else couplings[images]
-            how = room, stream, more is not None, more
+            keep = more is not None or states is not None
+            how = room, stream, keep, more, states
             self._forward(passes, x[images], w, operands, images, out, *how)
 
-    def _forward(self, passes, x, w, operands, images, out, room, stream, keep, couplings=None):
-        states = self._states(passes, stream, keep)
+    def _forward(
+        self, passes, x, w, operands, images, out, room, stream, keep, couplings=None, kept=None
+    ):
+        states = self._states(passes, stream, keep, images, kept)
         run = {"room": room, "couplings": couplings, "stream": stream, "keep": keep}
         if self.options.is_em:
             activations, *betas = operands
@@ -172,7 +182,7 @@ class Runner:
         else:
             passes.forward(x, w, operands[0], *states, *out, **run)
 
-    def backward(self, x, w, operands, d_results, dx, dw, d_operands, stream=0):
+    def backward(self, x, w, operands, d_results, dx, dw, d_operands, stream=0, states=None):
         """Write gradients.
 
         Parameters
@@ -185,26 +195,30 @@ class Runner:
             With ``dx`` comes the activations' gradient, with ``dw`` (of votes: ``dx``) the logits'.
         d_operands : tuple of device arrays, or None
             Of dynamic routing (d_logits,), of EM routing (d_activations, d_beta_u, d_beta_a).
+        states : device array (N, :func:`kept_states`), or None
+            What :meth:`forward` has left there of the same operands; else it is computed again.
         """
         has_logits = not self.options.is_em and operands[0] is not None
         for passes, images in self._parts(self.part, self._of_gradient):
-            scratch = self._arrays(passes, self._result_shapes(passes), stream)
-            room = self._arrays(passes, passes.forward_shapes(), stream)
-            own, out = x[images], [self._in_dtype(array) for array in scratch.values()]
-            self._forward(passes, own, w, operands, images, out, room, stream, True)
+            own = x[images]
+            if states is None:
+                scratch = self._arrays(passes, self._result_shapes(passes), stream)
+                room = self._arrays(passes, passes.forward_shapes(), stream)
+                out = [self._in_dtype(array) for array in scratch.values()]
+                self._forward(passes, own, w, operands, images, out, room, stream, True)
             how = has_logits, dx is not None
             room = self._arrays(passes, passes.backward_shapes(*how), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}
-            states = self._states(passes, stream)
+            found = self._states(passes, stream, True, images, states)
             if self.options.is_em:
                 activations, *betas = operands
                 d_activations = None if dx is None else d_operands[0][images]
                 some = (activations[images], *betas)
-                passes.backward(own, w, some, *states, *d_out, to, d_activations, **run)
+                passes.backward(own, w, some, *found, *d_out, to, d_activations, **run)
             else:
-                passes.backward(own, w, operands[0], *states, *d_out, to, dw=dw, **run)
+                passes.backward(own, w, operands[0], *found, *d_out, to, dw=dw, **run)
         if dw is not None:
             passes.launch_kernel_gradient(dw, room, stream, has_logits)
         if self.options.is_em:
@@ -259,6 +273,19 @@ class Runner:
                 f"{ceil_div(g.N, self.part)} of {self.part}, states {states} bytes",
             )
         )
+
+
+def kept_states(geometry, options):
+    """Numbers of an image's states that the forward pass can leave for the gradient; 0 where they are computed again.
+
+    They are where they take more than a fourth of x, where votes are stored, and in EM routing, whose gradient computes its
+    own (:class:`Runner`).
+    """
+    g = geometry.of_one_image
+    if options.is_em or options.is_summed:
+        return 0
+    numbers = (options.iterations + 1) * g.L * g.P * state_fields(g.E3)[0]
+    return numbers if numbers * _SHARE <= prod(g.input_shape) else 0
 
 
 @lru_cache(_KEPT)

@@ -1,7 +1,7 @@
 """Routing for PyTorch: an operator with gradients.
 
 On CUDA tensors numbacaps' kernels compute the votes again in every pass, forward and backward, and nothing is saved but
-the operands; votes that are summed over the window are computed once a call, and stored until it ends. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
+the operands, and of dynamic routing the parents' states where they are little beside x; votes that are summed over the window are computed once a call, and stored until it ends. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
 softmax is.
 """
 
@@ -10,6 +10,7 @@ import torch
 from numbacaps.product import parse_product
 from numbacaps.routing.call import is_shared, shapes_of_operands
 from numbacaps.routing.options import Options, check_given
+from numbacaps.routing.runner import kept_states
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch import routing_kernels as kernels
@@ -22,12 +23,13 @@ from numbacaps.torch.operators import shape_of_output
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
 _HOW = (
     "str routing, int iterations, str softmax_over, bool detach, str normalise, float lam, float epsilon, "
-    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product"
+    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product, bool keep_states"
 )
 _library = torch.library.Library("numbacaps", "FRAGMENT")
-_library.define(f"capsule_routing({_TENSORS}, {_HOW}) -> (Tensor, Tensor)")
+_library.define(f"capsule_routing({_TENSORS}, {_HOW}) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"capsule_routing_gradient(Tensor dy, Tensor d_activations, {_TENSORS}, {_HOW}) -> Tensor[]"
+    "capsule_routing_gradient(Tensor dy, Tensor d_activations, Tensor states, "
+    f"{_TENSORS}, {_HOW}) -> Tensor[]"
 )
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
 OPTIONS = (
@@ -63,12 +65,21 @@ def _full(tensors):
     ]
 
 
-def _shapes(x, w, how):
-    """Of capsules and activations."""
-    _, window = _named(how)
+def _empty(x, w, how):
+    """Room for results: capsules, activations, and the states that are kept."""
+    options, window = _named(how)
     order = window["stride"], window["padding"], window["dilation"], window["product"], "ieee"
     y = shape_of_output(x.shape, w.shape, *order)
-    return y, y[:4] if how[0] == "em" else (0,)
+    one = (1, *map(int, x.shape[1:])), tuple(map(int, w.shape))
+    numbers = kept_states(_geometry_of(*one, window)[1], Options(**options))
+    keeps = numbers and how[-1] and x.device.type == "cuda"
+    sums = torch.promote_types(x.dtype, torch.float32)
+    states = (x.shape[0], numbers) if keeps else (0,)
+    return (
+        x.new_empty(y),
+        x.new_empty(y[:4] if how[0] == "em" else (0,)),
+        x.new_empty(states, dtype=sums),
+    )
 
 
 # ---- CUDA
@@ -80,13 +91,13 @@ def _on_cuda(*arguments):
     _check(**given)
     x, w, more, *form = _of_kernels(given, how)
     if not x.shape[0]:
-        y_shape, a_shape = _shapes(x, w, how)
-        return x.new_empty(y_shape), x.new_empty(a_shape)
-    y, a = kernels.route(x, w, more, *form)
-    return y.to(tensors[0].dtype), tensors[0].new_empty(0) if a is None else a
+        return _empty(x, w, how)
+    y, a, states = kernels.route(x, w, more, *form, how[-1])
+    a = tensors[0].new_empty(0) if a is None else a
+    return y.to(tensors[0].dtype), a, _no_states(x) if states is None else states
 
 
-def _gradient_on_cuda(dy, d_activations, *arguments):
+def _gradient_on_cuda(dy, d_activations, states, *arguments):
     tensors, how = arguments[:6], arguments[6:]
     given = _given(tensors)
     results = {"dy": dy, "d_activations": d_activations} if how[0] == "em" else {"dy": dy}
@@ -94,7 +105,8 @@ def _gradient_on_cuda(dy, d_activations, *arguments):
     if not dy.shape[0]:
         return [torch.zeros_like(tensor) for tensor in given.values()]
     x, w, *others = _of_kernels(given, how)
-    found = kernels.gradients(x, w, dy.to(x.dtype), d_activations, *others)
+    states = states if states.numel() else None
+    found = kernels.gradients(x, w, dy.to(x.dtype), d_activations, states, *others)
     return [found[name].to(tensor.dtype) for name, tensor in given.items()]
 
 
@@ -112,9 +124,13 @@ def _of_kernels(given, how):
 
 
 def _geometry(x, w, window):
+    return _geometry_of(tuple(x.shape), tuple(w.shape), window)
+
+
+def _geometry_of(x_shape, w_shape, window):
     product = parse_product(window["product"])
     how = {name: window[name] for name in ("stride", "padding", "dilation")}
-    return product, geometry_of(tuple(x.shape), tuple(w.shape), product, **how)
+    return product, geometry_of(x_shape, w_shape, product, **how)
 
 
 def _routed(tensors, how):
@@ -147,10 +163,14 @@ def _on_cpu(*arguments):
     tensors, how = arguments[:6], arguments[6:]
     _check(**_given(tensors))
     with torch.no_grad():
-        return _routed(tensors, how)
+        return (*_routed(tensors, how), _no_states(tensors[0]))
 
 
-def _gradient_on_cpu(dy, d_activations, *arguments):
+def _no_states(x):
+    return x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _gradient_on_cpu(dy, d_activations, states, *arguments):
     tensors, how = arguments[:6], arguments[6:]
     with torch.enable_grad():
         own = [one if one is None else one.detach().requires_grad_() for one in tensors]
@@ -177,18 +197,17 @@ _gradient = torch.ops.numbacaps.capsule_routing_gradient
 
 @torch.library.register_fake("numbacaps::capsule_routing", lib=_library)
 def _(*arguments):
-    x, w = arguments[:2]
-    y, a = _shapes(x, w, arguments[6:])
-    return x.new_empty(y), x.new_empty(a)
+    return _empty(*arguments[:2], arguments[6:])
 
 
 @torch.library.register_fake("numbacaps::capsule_routing_gradient", lib=_library)
-def _(dy, d_activations, *arguments):
+def _(dy, d_activations, states, *arguments):
     return [tensor.new_empty(tensor.shape) for tensor in _given(arguments[:6]).values()]
 
 
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:6])
+    ctx.save_for_backward(*inputs[:6], output[2])
+    ctx.mark_non_differentiable(output[2])
     ctx.how = inputs[6:]
 
 
@@ -206,10 +225,10 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _backward(context, dy, d_activations):
-    tensors = context.saved_tensors
+def _backward(context, dy, d_activations, _):
+    *tensors, states = context.saved_tensors
     with torch.no_grad():
-        found = _gradient(dy, d_activations, *tensors, *context.how)
+        found = _gradient(dy, d_activations, states, *tensors, *context.how)
     if torch.is_grad_enabled():  # create_graph=True
         found = _Once.apply(len(found), *found, dy, d_activations, *tensors)
     found = iter(found)
@@ -217,7 +236,7 @@ def _backward(context, dy, d_activations):
     wanted = zip(gradients, context.needs_input_grad)
     return (
         *(one if is_wanted else None for one, is_wanted in wanted),
-        *[None] * (len(OPTIONS) + len(WINDOW)),
+        *[None] * len(context.how),
     )
 
 
@@ -273,7 +292,8 @@ def capsule_routing(
     tensors = x, w, *given.values()
     _check_shapes(x, w, given, form, dict(zip(WINDOW, how[len(OPTIONS) :])))
     refuse_tangents(x=x, w=w, **given)
-    y, a = _routing(*tensors, *how)
+    needs = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    y, a, _ = _routing(*tensors, *how, needs and torch.is_grad_enabled())
     return (y, a) if form.is_em else y
 
 

@@ -13,7 +13,7 @@ from numbacaps.arrays import Operand
 from numbacaps.forms import form_of
 from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
-from numbacaps.routing.runner import Runner
+from numbacaps.routing.runner import Runner, kept_states
 from numbacaps.routing.stored import CHANNELS_FIRST, CHANNELS_LAST, HOW
 from numbacaps.torch import kernels
 from numbacaps.torch.kernels import TENSORS, Call
@@ -21,7 +21,7 @@ from numbacaps.torch.kernels import TENSORS, Call
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
 
-def route(x, w, more, options, window):
+def route(x, w, more, options, window, keep):
     """Capsules, and of EM routing activations.
 
     Parameters
@@ -32,10 +32,13 @@ def route(x, w, more, options, window):
     options : numbacaps.routing.options.Options
     window : tuple
         stride, padding, dilation, product.
+    keep : bool
+        The gradient is wanted, too.
 
     Returns
     -------
-    (Tensor (N, P, OH, OW, *T3), Tensor (N, P, OH, OW) or None)
+    (Tensor (N, P, OH, OW, *T3), Tensor (N, P, OH, OW) or None, Tensor (N, numbers) or None)
+        The last one for :func:`gradients`.
 
     Raises
     ------
@@ -50,12 +53,16 @@ def route(x, w, more, options, window):
         if options.is_em:
             a = call.new("d_activations")
             results.append(call.array(a, call.parents[:3]))
-        runner.forward(*call.operands(), results, None, call.stream)
-        return call.deliver("y", y), a
+        states = call.new_states() if keep else None
+        runner.forward(*call.operands(), results, None, call.stream, call.states(states))
+        return call.deliver("y", y), a, states
 
 
-def gradients(x, w, dy, d_activations, more, options, window):
-    """The gradients of x, w and what is given besides, by name, for those of the results; as :func:`route`."""
+def gradients(x, w, dy, d_activations, states, more, options, window):
+    """The gradients of x, w and what is given besides, by name, for those of the results; as :func:`route`.
+
+    ``states`` is None where :func:`route` has left none.
+    """
     with _call_of(options)(x, w, more, options, window, "backward") as call:
         call.check("dy", dy)
         d_results = {"d_activations": d_activations} if options.is_em else {}
@@ -64,7 +71,8 @@ def gradients(x, w, dy, d_activations, more, options, window):
         given += [call.array(one, call.parents[:3]) for one in d_results.values()]
         own = {name: call.new(name) for name in (_OF_EM if options.is_em else more)}
         of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
-        runner.backward(*call.operands(), given, *call.into(), of_own, call.stream)
+        operands = *call.operands(), given
+        runner.backward(*operands, *call.into(), of_own, call.stream, call.states(states))
         return {**call.gradients(), **own}
 
 
@@ -104,6 +112,18 @@ class _RoutingCall(Call):
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}; it takes {self._shapes[name]}"
                 )
+
+    def new_states(self):
+        """A tensor for the states that are kept for the gradient; None where none are."""
+        numbers = kept_states(self.geometry, self._options)
+        how = {"dtype": TENSORS[self.plan.shape.sums], "device": self.device}
+        return torch.empty((self.geometry.N, numbers), **how) if numbers else None
+
+    def states(self, tensor):
+        """It as a device array."""
+        if tensor is None:
+            return None
+        return self.array(tensor, tuple(tensor.shape), self.plan.shape.sums)
 
     def new(self, name):
         """A tensor of an operand's shape, and of x's dtype."""

@@ -110,7 +110,7 @@ def test_the_operator_keeps_its_contract(routing, votes):
         if tensor is not None:
             tensor.requires_grad_()
     how = (routing, 3, "parents", False, "window", 1.0, 1e-6, votes)
-    how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac")
+    how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac", True)
     found = torch.library.opcheck(torch.ops.numbacaps.capsule_routing.default, (*tensors, *how))
     assert set(found.values()) == {"SUCCESS"}
 
@@ -140,13 +140,14 @@ def _arguments(form, rng, case="window", given_too=True, dtype=torch.float32):
     every = [
         tensors[name] if name in named and name in tensors else None for name in operators._NAMES
     ]
-    return reaches, every, (*how, "gab,gbc->gac")
+    return reaches, every, (*how, "gab,gbc->gac", True)
 
 
 def _both(device, reaches, tensors, how):
     """Results and gradients by the functions of a device."""
     forward, back = (getattr(operators, name + device) for name in ("_on_", "_gradient_on_"))
-    return *forward(*tensors, *how), *back(*reaches, *tensors, *how)
+    *results, states = forward(*tensors, *how)
+    return *results, *back(*reaches, states, *tensors, *how)
 
 
 def _same(found, wanted, within=1e-3):
@@ -180,7 +181,7 @@ def test_what_has_not_run_on_the_cuda_side_is_not_captured(routing, monkeypatch,
     side.capturing = True
     operators._on_cuda(*tensors, *how)
     for run in (
-        lambda: operators._gradient_on_cuda(*reaches, *tensors, *how),
+        lambda: operators._gradient_on_cuda(*reaches, torch.empty(0), *tensors, *how),
         lambda: operators._on_cuda(tensors[0][:1], tensors[1], *[None] * 4, *how),
         lambda: operators._on_cuda(*tensors, how[0], 2, *how[2:]),
     ):
@@ -225,6 +226,29 @@ def test_the_cuda_side_on_other_batches_and_dtypes(routing, monkeypatch, rng):
         _same(_both("cuda", *given), _both("cpu", *given), within)
 
 
+def test_states_are_kept_where_they_are_little(monkeypatch, rng):
+    """Then the gradient does not compute them again; the bits are the same. Parts of a batch have theirs apart."""
+    OnSimulator(monkeypatch)
+    monkeypatch.setattr(routing_kernels, "Runner", partial(Runner, part=2))
+    numbacaps.clear_caches()
+    x, w = torch.randn(3, 100, 1, 1, 1, 2), torch.randn(2, 100, 1, 1, 2, 2)
+    dy, nothing = torch.randn(3, 2, 1, 1, 1, 2), torch.empty(0)
+    how = *(getattr(Options(), name) for name in operators.OPTIONS), (1, 1), (0, 0), (1, 1)
+    how, tensors = (*how, "ab,bc->ac"), (x, w, *[None] * 4)
+    y, _, states = operators._on_cuda(*tensors, *how, True)
+    assert states.shape == (3, 4 * 2 * 5)
+    again, _, none = operators._on_cuda(*tensors, *how, False)
+    assert torch.equal(y, again) and none.numel() == 0
+    want = operators._gradient_on_cuda(dy, nothing, none, *tensors, *how, False)
+    calls, forward = [], Runner._forward
+    monkeypatch.setattr(Runner, "_forward", lambda *of: calls.append(of) or forward(*of))
+    found = operators._gradient_on_cuda(dy, nothing, states, *tensors, *how, True)
+    assert not calls and all(map(torch.equal, found, want))
+    few = x[:, :4].contiguous(), w[:, :4].contiguous(), *[None] * 4
+    assert operators._on_cuda(*few, *how, True)[2].numel() == 0  # they are more than a fourth of x
+    numbacaps.clear_caches()
+
+
 @pytest.mark.parametrize("product", ["ba,cb->ca", "ab,bc->ca"])
 def test_the_cuda_side_on_sums_of_other_products(product, monkeypatch, rng):
     """Whose capsules are turned, and of channels that share a kernel."""
@@ -232,7 +256,8 @@ def test_the_cuda_side_on_sums_of_other_products(product, monkeypatch, rng):
     shapes = (2, 3, 4, 3, 3, 3), (2, 1, 2, 2, 3, 3), (2, 2, 3, 2, 3, 3)
     x, w, dy = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in shapes)
     options = Options(votes="sum")
-    how = *(getattr(options, name) for name in operators.OPTIONS), (1, 1), (0, 0), (1, 1), product
+    how = *(getattr(options, name) for name in operators.OPTIONS), (1, 1), (0, 0), (1, 1)
+    how = *how, product, True
     given = (dy, torch.empty(0)), (x, w.expand(-1, 3, -1, -1, -1, -1), *[None] * 4), how
     _same(_both("cuda", *given), _both("cpu", *given))
 
@@ -246,17 +271,17 @@ def test_what_the_cuda_side_refuses(monkeypatch, rng):
         with pytest.raises(ValueError, match=f"{said} has shape .*; it takes "):
             operators._on_cuda(*wrong, *how)
         with pytest.raises(ValueError, match=f"{said} has shape .*; it takes "):
-            operators._gradient_on_cuda(dy, d_out, *wrong, *how)
+            operators._gradient_on_cuda(dy, d_out, torch.empty(0), *wrong, *how)
     with pytest.raises(ValueError, match="activations is given; routing 'dynamic' takes none"):
         operators._on_cuda(*tensors, "dynamic", *how[1:])
     with pytest.raises(RuntimeError, match="dy is torch.float64 and d_activations torch.float32"):
-        operators._gradient_on_cuda(dy.double(), d_out, *tensors, *how)
+        operators._gradient_on_cuda(dy.double(), d_out, torch.empty(0), *tensors, *how)
     monkeypatch.undo()
     OnSimulator(monkeypatch)
     with pytest.raises(RuntimeError, match=r"dy has shape \(2, 3\); it takes \(2, 3, "):
-        operators._gradient_on_cuda(dy[:, :, 0, 0, 0, 0, 0], d_out, *tensors, *how)
+        operators._gradient_on_cuda(dy[:, :, 0, 0, 0, 0, 0], d_out, torch.empty(0), *tensors, *how)
     with pytest.raises(ValueError, match=r"d_activations has shape \(2, 3, 1, 1\); it takes"):
-        operators._gradient_on_cuda(dy, d_out[..., :1, :1], *tensors, *how)
+        operators._gradient_on_cuda(dy, d_out[..., :1, :1], torch.empty(0), *tensors, *how)
 
 
 def test_autocast_routes_in_float32():
