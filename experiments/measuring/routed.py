@@ -14,7 +14,7 @@ from experiments.measuring.problem import WrongResult
 from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
-from numbacaps.routing.runner import Runner
+from numbacaps.routing.runner import Runner, kept_states
 from reference.compare import ROUTING
 
 PASSES = ("forward", "training")  # the second is forward and backward
@@ -216,19 +216,22 @@ def launched(workload, tensors, wanted):
     results = [to[name].reshape(*shape) for name, shape in zip(names, flat)]
     d_results = [arrays[name].reshape(*shape) for name, shape in zip(names, flat)]
     gradients = [to[name] for name in workload.operands[2:]] or [None]
+    states, numbers = None, kept_states(g, o) if wanted == "training" else 0
+    if numbers:
+        states = cuda.as_cuda_array(torch.empty((g.N, numbers), device="cuda"))
 
     def run():
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-        runner.forward(x, w, operands, results, stream=stream)
+        runner.forward(x, w, operands, results, stream=stream, states=states)
         if wanted == "training":
             some = to["x"], to["w"], gradients
-            runner.backward(x, w, operands, d_results, *some, stream)
+            runner.backward(x, w, operands, d_results, *some, stream, states)
         found = [made[name] for name in names]
         return (
             (*found, *(made[name] for name in workload.operands)) if wanted == "training" else found
         )
 
-    return run, lambda: runner.nbytes
+    return run, lambda: runner.nbytes + 4 * g.N * numbers
 
 
 CONTESTANTS = {

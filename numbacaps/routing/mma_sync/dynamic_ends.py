@@ -3,7 +3,8 @@
 The state that is written, and the gradient of squash, are those of :mod:`numbacaps.routing.dynamic_ends`. Here a block has all
 parents of a position, whose capsules fit shared memory, and writes once more, as lanes hold it, what the next pass reads.
 
-Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents.
+Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents. What a
+thread reads besides the parts is asked for before they are added, so that it waits once.
 """
 
 import math
@@ -18,38 +19,57 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.dynamic_ends import make_length, make_shrunk
 from numbacaps.routing.mma_sync.fragments import make_slot
 
-END_THREADS = 32 if SIMULATED else 256
+END_THREADS = 32 if SIMULATED else 512
 _TOGETHER = 16  # sums that a thread loads at once
 
 
+def turns_of(fragments):
+    """Elements of all parents that a thread has."""
+    return ceil_div(fragments.P * fragments.D1 * fragments.D3, END_THREADS)
+
+
 @cache
-def make_added(fragments):
-    """Device function ``added(partial, place, column, places, parts)``: a sum over the parts."""
-    COLUMNS = specialized(fragments.P * fragments.D1 * fragments.D3)
-    TOGETHER, ZERO = _TOGETHER, np.float32(0)
+def make_add_parts(fragments):
+    """Device function ``add(sums, partial, place, places, parts)``: sums over the parts, in shared memory.
+
+    Where there are fewer elements than threads, several threads share the parts of an element.
+    """
+    columns = fragments.P * fragments.D1 * fragments.D3
+    shares = max(1, END_THREADS // columns)
+    COLUMNS, SHARES, GATHERED = map(specialized, (columns, shares, shares * columns))
+    THREADS, TOGETHER, ZERO = END_THREADS, _TOGETHER, np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
-    def added(partial, place, column, places, parts):
+    def add(sums, partial, place, places, parts):
+        gathered = shared_array(GATHERED, np.float32)
         some = local_array(TOGETHER, np.float32)
-        total, part = ZERO, 0
-        while part + TOGETHER <= parts:  # their loads are under way together
-            for ahead in range(TOGETHER):
-                some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
-            for ahead in range(TOGETHER):
-                total += some[ahead]
-            part += TOGETHER
-        while part < parts:
-            total += partial[at((part * places + place) * COLUMNS + column)]
-            part += 1
-        return total
+        for i in range(cuda.threadIdx.x, GATHERED, THREADS):
+            total, part, column = ZERO, i // COLUMNS, i % COLUMNS
+            while part < parts:  # their loads are under way together
+                for ahead in range(TOGETHER):
+                    one = part + ahead * SHARES
+                    some[ahead] = ZERO
+                    if one < parts:
+                        some[ahead] = partial[at((one * places + place) * COLUMNS + column)]
+                for ahead in range(TOGETHER):
+                    total += some[ahead]
+                part += TOGETHER * SHARES
+            gathered[at(i)] = total
+        cuda.syncthreads()  # every share is there
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            total = gathered[at(column)]
+            for share in range(1, SHARES):
+                total += gathered[at(share * COLUMNS + column)]
+            sums[at(column)] = total
 
-    return added
+    return add
 
 
 @cache
@@ -59,7 +79,8 @@ def make_dynamic_end(fragments, L, is_first):
     P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
     FIELDS, OF_IMAGE, FIRST = *map(specialized, (state_fields(elements)[0], L)), is_first
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
-    THREADS, ZERO, added = END_THREADS, np.float32(0), make_added(fragments)
+    THREADS, ZERO, add = END_THREADS, np.float32(0), make_add_parts(fragments)
+    TURNS = specialized(turns_of(fragments))
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
 
     @kept_on_disk
@@ -77,27 +98,32 @@ def make_dynamic_end(fragments, L, is_first):
     ):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
-        place = cuda.blockIdx.x
+        before, place = local_array(TURNS, np.float32), cuda.blockIdx.x
+        from_, to = (old * places + place) * FIELDS, (new * places + place) * FIELDS
         wait_for_last()  # the parts have been summed
         let_next_start()
-        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            sums[at(column)] = added(partial, place, column, places, parts)
+        for turn in range(TURNS):  # under way while the parts are added
+            column = cuda.threadIdx.x + turn * THREADS
+            before[turn] = ZERO
+            if not FIRST and column < COLUMNS:
+                before[turn] = states[at((from_ + column % E) * P + column // E)]
+        add(sums, partial, place, places, parts)
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
             factors[at(p)] = shrunk(length(sums, p * E, 1))
         cuda.syncthreads()  # and what it is multiplied by
-        from_, to = (old * places + place) * FIELDS, (new * places + place) * FIELDS
-        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            p, e = column // E, column % E
-            v = sums[at(column)] * factors[at(p)]
-            before = ZERO if FIRST else states[at((from_ + e) * P + p)]
-            states[at((to + e) * P + p)] = before + v
-            summed[at(slot(place, p, e))] = (before + v) * BASE
-            states[at((to + E + e) * P + p)] = sums[at(column)]
-            y[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)] = v
-            if e == 0:
-                states[at((to + 2 * E) * P + p)] = ZERO
-        if place == places - 1:
+        for turn in range(TURNS):
+            column = cuda.threadIdx.x + turn * THREADS
+            if column < COLUMNS:
+                p, e = column // E, column % E
+                v = sums[at(column)] * factors[at(p)]
+                states[at((to + e) * P + p)] = before[turn] + v
+                summed[at(slot(place, p, e))] = (before[turn] + v) * BASE
+                states[at((to + E + e) * P + p)] = sums[at(column)]
+                y[at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)] = v
+                if e == 0:
+                    states[at((to + 2 * E) * P + p)] = ZERO
+        if FIRST and place == places - 1:  # they stay zeros
             for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
                 summed[at(slot(i // COLUMNS, i % COLUMNS // E, i % E))] = ZERO
 
@@ -110,12 +136,12 @@ def make_dynamic_slope(fragments, L, is_last):
     elements = fragments.D1 * fragments.D3
     P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
     FIELDS, OF_IMAGE, LAST = *map(specialized, (state_fields(elements)[0], L)), is_last
-    PLACES = specialized(fragments.places)
+    PLACES, TURNS = map(specialized, (fragments.places, turns_of(fragments)))
     OF_ARRAY = specialized(32 * fragments.across * fragments.elements)
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
     THREADS, ZERO, ONE = END_THREADS, np.float32(0), np.float32(1)
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
-    added = make_added(fragments)
+    add = make_add_parts(fragments)
 
     @cuda.jit(device=True, forceinline=True)
     def where(m, arrays, first, p, e):
@@ -140,24 +166,34 @@ def make_dynamic_slope(fragments, L, is_last):
         sums = shared_array(COLUMNS, np.float32)
         factors = shared_array(P, np.float32)
         along = shared_array(P, np.float32)
-        place = cuda.blockIdx.x
-        wait_for_last()  # the parts have been summed
-        let_next_start()
+        A, s = local_array(TURNS, np.float32), local_array(TURNS, np.float32)
+        reached, place = local_array(TURNS, np.float32), cuda.blockIdx.x
         state = (t * places + place) * FIELDS
         behind = ((t + 1) * places + place) * FIELDS + E
-        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            p, e = column // E, column % E
-            if LAST:
-                reached = dy[
-                    at(((place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE) * E + e)
-                ]
-                later[at(place * COLUMNS + column)] = ZERO
-            else:
-                reached = added(partial, place, column, places, parts)
-                reached += later[at(place * COLUMNS + column)]
-                later[at(place * COLUMNS + column)] = reached
-            dv[at(column)] = reached
-            sums[at(column)] = states[at((behind + e) * P + p)]
+        wait_for_last()  # the parts have been summed
+        let_next_start()
+        for turn in range(TURNS):  # under way while the parts are added
+            column = cuda.threadIdx.x + turn * THREADS
+            if column < COLUMNS:
+                p, e = column // E, column % E
+                A[turn], s[turn] = states[at((state + e) * P + p)], states[at((behind + e) * P + p)]
+                if LAST:
+                    of_image = (place // OF_IMAGE * P + p) * OF_IMAGE + place % OF_IMAGE
+                    reached[turn] = dy[at(of_image * E + e)]
+                else:
+                    reached[turn] = later[at(place * COLUMNS + column)]
+        if not LAST:
+            add(dv, partial, place, places, parts)
+        for turn in range(TURNS):
+            column = cuda.threadIdx.x + turn * THREADS
+            if column < COLUMNS:  # which this thread has added
+                sums[at(column)] = s[turn]
+                if LAST:
+                    dv[at(column)] = reached[turn]
+                    later[at(place * COLUMNS + column)] = ZERO
+                else:
+                    dv[at(column)] += reached[turn]
+                    later[at(place * COLUMNS + column)] = dv[at(column)]
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
             size = length(sums, p * E, 1)
@@ -168,14 +204,15 @@ def make_dynamic_slope(fragments, L, is_last):
                 dot *= (ONE / size - size) * f * f / size
             factors[at(p)], along[at(p)] = f, dot
         cuda.syncthreads()  # and what takes all of it
-        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            p, e = column // E, column % E
-            here = where(place, arrays, first, p, e)
-            held[at(here + OF_ARRAY)] = (
-                factors[at(p)] * dv[at(column)] + sums[at(column)] * along[at(p)]
-            )
-            if first >= 0:
-                held[at(here)] = states[at((state + e) * P + p)] * BASE
+        for turn in range(TURNS):
+            column = cuda.threadIdx.x + turn * THREADS
+            if column < COLUMNS:
+                p, e = column // E, column % E
+                here = where(place, arrays, first, p, e)
+                ds = factors[at(p)] * dv[at(column)] + s[turn] * along[at(p)]
+                held[at(here + OF_ARRAY)] = ds
+                if first >= 0:
+                    held[at(here)] = A[turn] * BASE
         if place == places - 1:
             for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
                 here = where(i // COLUMNS, arrays, first, i % COLUMNS // E, i % E)

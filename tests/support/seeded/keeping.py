@@ -211,6 +211,13 @@ FAULTS = [
         _KEPT,
     ),
     Fault(
+        "the whole device is waited for while a stream is captured",
+        "numbacaps/device/streams.py",
+        "    with _whole_device:\n        cuda.synchronize()\n",
+        "    cuda.synchronize()\n",
+        "tests/device/test_waiting.py -k capture",
+    ),
+    Fault(
         "streams share the workspaces of a routing problem",
         "numbacaps/routing/runner.py",
         "self._rooms.of(stream)",

@@ -10,6 +10,7 @@ _MMA_SYNC = "tests/fused/test_mma_sync.py"
 _NN_KERNELS = "tests/nn/test_nn_kernels.py"
 _EDGES = "tests/algorithms/test_edges.py"
 _ROUTING = "tests/routing/test_routing.py"
+_MMA_GRADIENT = "tests/routing/test_mma_sync_gradient.py"
 
 FAULTS = [
     Fault(
@@ -327,5 +328,26 @@ FAULTS = [
         "        block = 1\n",
         "        block = 2\n",
         _ROUTING,
+    ),
+    Fault(
+        "a block's part of dw, which ends in the middle of the places, is lost",
+        "numbacaps/routing/mma_sync/dynamic_gradient.py",
+        "for part in range(last + 1)",
+        "for part in range(last)",
+        _MMA_GRADIENT,
+    ),
+    Fault(
+        "rows that lanes exchange for dw stand in the other order",
+        "numbacaps/routing/mma_sync/dynamic_gradient.py",
+        "rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)",
+        "rows[1], rows[0] = shuffle(upper, source), shuffle(lower, source)",
+        _MMA_GRADIENT,
+    ),
+    Fault(
+        "what reaches v from the iterations behind is forgotten",
+        "numbacaps/routing/mma_sync/dynamic_ends.py",
+        "dv[at(column)] += reached[turn]",
+        "dv[at(column)] += 0 * reached[turn]",
+        _MMA_GRADIENT,
     ),
 ]
