@@ -26,7 +26,7 @@ from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.dynamic_ends import make_length, make_shrunk
 from numbacaps.routing.mma_sync.fragments import make_slot
 
-END_THREADS = 32 if SIMULATED else 512
+END_THREADS = 32 if SIMULATED else 256
 _TOGETHER = 16  # sums that a thread loads at once
 
 
@@ -36,40 +36,49 @@ def turns_of(fragments):
 
 
 @cache
-def make_add_parts(fragments):
-    """Device function ``add(sums, partial, place, places, parts)``: sums over the parts, in shared memory.
-
-    Where there are fewer elements than threads, several threads share the parts of an element.
-    """
-    columns = fragments.P * fragments.D1 * fragments.D3
-    shares = max(1, END_THREADS // columns)
-    COLUMNS, SHARES, GATHERED = map(specialized, (columns, shares, shares * columns))
-    THREADS, TOGETHER, ZERO = END_THREADS, _TOGETHER, np.float32(0)
+def make_added(fragments):
+    """Device function ``added(partial, place, column, places, parts)``: a sum over the parts."""
+    COLUMNS = specialized(fragments.P * fragments.D1 * fragments.D3)
+    TOGETHER, ZERO = _TOGETHER, np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
-    def add(sums, partial, place, places, parts):
-        gathered = shared_array(GATHERED, np.float32)
+    def added(partial, place, column, places, parts):
         some = local_array(TOGETHER, np.float32)
-        for i in range(cuda.threadIdx.x, GATHERED, THREADS):
-            total, part, column = ZERO, i // COLUMNS, i % COLUMNS
-            while part < parts:  # their loads are under way together
-                for ahead in range(TOGETHER):
-                    one = part + ahead * SHARES
-                    some[ahead] = ZERO
-                    if one < parts:
-                        some[ahead] = partial[at((one * places + place) * COLUMNS + column)]
-                for ahead in range(TOGETHER):
-                    total += some[ahead]
-                part += TOGETHER * SHARES
-            gathered[at(i)] = total
-        cuda.syncthreads()  # every share is there
-        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
-            total = gathered[at(column)]
-            for share in range(1, SHARES):
-                total += gathered[at(share * COLUMNS + column)]
-            sums[at(column)] = total
+        total, part = ZERO, 0
+        while part + TOGETHER <= parts:  # their loads are under way together
+            for ahead in range(TOGETHER):
+                some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
+            for ahead in range(TOGETHER):
+                total += some[ahead]
+            part += TOGETHER
+        while part < parts:
+            total += partial[at((part * places + place) * COLUMNS + column)]
+            part += 1
+        return total
 
-    return add
+    return added
+
+
+@cache
+def make_blank(fragments):
+    """Device function ``blank(held, which, arrays, places, whole)``: zeros for places that are none, in an array that passes read.
+
+    ``held`` is (rows of places, arrays, words), as lanes hold them; ``whole`` is how many places its rows have.
+    """
+    f = fragments
+    OF_ARRAY, PLACES = map(specialized, (32 * f.across * f.elements, f.places))
+    THREADS, ROWS, ZERO = END_THREADS, specialized(f.rows), np.float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def blank(held, which, arrays, places, whole):
+        begin, end = places // PLACES * OF_ARRAY, whole // PLACES * OF_ARRAY
+        for i in range(begin + cuda.threadIdx.x, end, THREADS):
+            row, word = i // OF_ARRAY, i % OF_ARRAY
+            place = row * PLACES + word % 128 // 16 + (word % 4 // 2 * 8 if ROWS == 1 else 0)
+            if place >= places:
+                held[at((row * arrays + which) * OF_ARRAY + word)] = ZERO
+
+    return blank
 
 
 @cache
@@ -79,8 +88,8 @@ def make_dynamic_end(fragments, L, is_first):
     P, E, COLUMNS = map(specialized, (fragments.P, elements, fragments.P * elements))
     FIELDS, OF_IMAGE, FIRST = *map(specialized, (state_fields(elements)[0], L)), is_first
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
-    THREADS, ZERO, add = END_THREADS, np.float32(0), make_add_parts(fragments)
-    TURNS = specialized(turns_of(fragments))
+    THREADS, ZERO, added = END_THREADS, np.float32(0), make_added(fragments)
+    TURNS, blank = specialized(turns_of(fragments)), make_blank(fragments)
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
 
     @kept_on_disk
@@ -107,7 +116,8 @@ def make_dynamic_end(fragments, L, is_first):
             before[turn] = ZERO
             if not FIRST and column < COLUMNS:
                 before[turn] = states[at((from_ + column % E) * P + column // E)]
-        add(sums, partial, place, places, parts)
+        for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+            sums[at(column)] = added(partial, place, column, places, parts)
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
             factors[at(p)] = shrunk(length(sums, p * E, 1))
@@ -124,8 +134,7 @@ def make_dynamic_end(fragments, L, is_first):
                 if e == 0:
                     states[at((to + 2 * E) * P + p)] = ZERO
         if FIRST and place == places - 1:  # they stay zeros
-            for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
-                summed[at(slot(i // COLUMNS, i % COLUMNS // E, i % E))] = ZERO
+            blank(summed, 0, 1, places, whole)
 
     return routing_dynamic_end_kernel
 
@@ -141,7 +150,7 @@ def make_dynamic_slope(fragments, L, is_last):
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
     THREADS, ZERO, ONE = END_THREADS, np.float32(0), np.float32(1)
     length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
-    add = make_add_parts(fragments)
+    added, blank = make_added(fragments), make_blank(fragments)
 
     @cuda.jit(device=True, forceinline=True)
     def where(m, arrays, first, p, e):
@@ -182,18 +191,17 @@ def make_dynamic_slope(fragments, L, is_last):
                     reached[turn] = dy[at(of_image * E + e)]
                 else:
                     reached[turn] = later[at(place * COLUMNS + column)]
-        if not LAST:
-            add(dv, partial, place, places, parts)
         for turn in range(TURNS):
             column = cuda.threadIdx.x + turn * THREADS
-            if column < COLUMNS:  # which this thread has added
+            if column < COLUMNS:
                 sums[at(column)] = s[turn]
                 if LAST:
                     dv[at(column)] = reached[turn]
                     later[at(place * COLUMNS + column)] = ZERO
                 else:
-                    dv[at(column)] += reached[turn]
-                    later[at(place * COLUMNS + column)] = dv[at(column)]
+                    reached[turn] += added(partial, place, column, places, parts)
+                    dv[at(column)] = reached[turn]
+                    later[at(place * COLUMNS + column)] = reached[turn]
         cuda.syncthreads()  # every parent's s is there
         for p in range(cuda.threadIdx.x, P, THREADS):
             size = length(sums, p * E, 1)
@@ -214,10 +222,8 @@ def make_dynamic_slope(fragments, L, is_last):
                 if first >= 0:
                     held[at(here)] = A[turn] * BASE
         if place == places - 1:
-            for i in range(places * COLUMNS + cuda.threadIdx.x, whole * COLUMNS, THREADS):
-                here = where(i // COLUMNS, arrays, first, i % COLUMNS // E, i % E)
-                held[at(here + OF_ARRAY)] = ZERO
-                if first >= 0:
-                    held[at(here)] = ZERO
+            blank(held, first + 1, arrays, places, whole)
+            if first >= 0:
+                blank(held, first, arrays, places, whole)
 
     return routing_dynamic_slope_kernel

@@ -273,6 +273,73 @@ def make_columns(owners):
 
 
 @cache
+def make_write_columns(owners):
+    """Device function ``write(columns, R, shared, back, child, warp, q, block, places)``: columns of child ``q`` at a row of places.
+
+    Warps that share the parents add up in shared memory, from word ``back`` on; ``block`` is the row's first place.
+    """
+    g, f = owners.tile.geometry, owners.tile.fragments
+    Q, E1, D2, ROWS = map(specialized, (g.Q, g.E1, g.D2, f.rows))
+    ACROSS, PLACES, DOWN = map(specialized, (f.across, f.places, f.down))
+    STEPS, OF_ROW, BACK = map(specialized, (owners.steps, 8 * owners.steps, owners.reached))
+    TOGETHER, ZERO = specialized(32 * f.across), np.float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def write(columns, R, shared, back, child, warp, q, block, places):
+        thread = short(cuda.threadIdx.x & 1023)
+        lane = short(thread % 32)
+        for i in range(DOWN):
+            for side in range(2):
+                place = lane // 4 + (8 * side if ROWS == 1 else 0)
+                d1 = (2 * i + side) % ROWS
+                to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
+                for n in range(STEPS):
+                    for k in range(2):
+                        word = to + n * 8 + 2 * (lane % 4) + k
+                        shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
+        meet_at(2 + child, TOGETHER)
+        for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
+            place, e = k // E1, k % E1
+            if block + place < places and q < Q:
+                word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
+                added = ZERO
+                for one in range(ACROSS):
+                    added += shared[at(word + one * BACK)]
+                columns[at(((block + place) * Q + q) * E1 + e)] = added
+
+    return write
+
+
+@cache
+def make_write_part(owners):
+    """Device function ``write_part(parts, own, part, q, warp)``: a lane's elements of the dw of child ``q``."""
+    g, f = owners.tile.geometry, owners.tile.fragments
+    P, Q, E2, D2, D3 = map(specialized, (g.P, g.Q, g.E2, g.D2, g.D3))
+    TILES, BESIDE, SPLIT = map(specialized, (f.tiles, f.beside, f.split))
+    COLUMNS, GROUPS, PARENTS = map(specialized, (f.columns, f.groups, f.together))
+    PAIRS, STEPS = map(specialized, (owners.pairs, owners.steps))
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_part(parts, own, part, q, warp):
+        lane = short(cuda.threadIdx.x % 32)
+        column = lane // 4
+        for pair in range(PAIRS):
+            for half in range(2):
+                tile = 2 * pair + half
+                p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
+                d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
+                if tile < TILES and p < P and d3 < D3:
+                    for n in range(STEPS):
+                        for k in range(2):
+                            d2 = n * 8 + 2 * (lane % 4) + k
+                            if d2 < D2:
+                                to = ((part * P + p) * Q + q) * E2 + d2 * D3 + d3
+                                parts[at(to)] = own[(pair * STEPS + n) * 4 + 2 * half + k]
+
+    return write_part
+
+
+@cache
 def make_kernel_gradient(owners):
     """Device function ``add(own, dV, shared, input)``: own += x^T dV, of the capsules at word ``input``."""
     f = owners.tile.fragments
@@ -326,25 +393,17 @@ def make_dynamic_gradient(owners):
     """Kernel that owns the children's kernels."""
     tile = owners.tile
     g, f = tile.geometry, tile.fragments
-    Q, L, P, E1, E2 = map(specialized, (g.Q, g.L, g.P, g.E1, g.E2))
-    D1, D2, D3, ROWS = map(specialized, (f.D1, f.D2, f.D3, f.rows))
-    ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
-    ACROSS, THREADS, PLACES = map(specialized, (f.across, tile.threads, f.places))
-    CHILDREN, TOGETHER, OF_CHILD = map(specialized, (owners.children, 32 * f.across, f.of_child))
-    PITCH, DOWN, TILES, BESIDE = map(specialized, (f.pitch, f.down, f.tiles, f.beside))
-    SPLIT, COLUMNS, STEPS = map(specialized, (f.split, f.columns, owners.steps))
-    GROUPS, PARENTS = map(specialized, (f.groups, f.together))
-    HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
-    OF_PARENTS, X_WORDS = map(
-        specialized, (owners.arrays * words_behind(f, 1), owners.children * f.places * f.pitch)
-    )
-    STAGE, RING = map(specialized, (owners.stage, owners.kernel))
     meeting = owners.kernel + STAGES * owners.stage
     of_softmax = words_of_sharing(f, owners.children, 1) + words_of_totals(f, owners.children)
+    Q, CHILDREN, OF_CHILD = map(specialized, (g.Q, owners.children, f.of_child))
+    ELEMENTS, SCALARS, PITCH = map(specialized, (f.elements, f.scalars, f.pitch))
+    ACROSS, THREADS, PLACES = map(specialized, (f.across, tile.threads, f.places))
+    HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
+    OF_PARENTS = specialized(owners.arrays * words_behind(f, 1))
+    X_WORDS = specialized(owners.children * f.places * f.pitch)
+    STAGE, RING, WORDS = map(specialized, (owners.stage, owners.kernel, meeting))
     REACHED, BACK = map(specialized, (meeting + of_softmax, owners.reached))
-    WORDS = specialized(meeting)
-    OWN, PAIRS, NUMBERS = map(specialized, (owners.own, owners.pairs, 4 * f.down * owners.steps))
-    OF_ROW = specialized(8 * owners.steps)
+    OWN, NUMBERS = map(specialized, (owners.own, 4 * f.down * owners.steps))
     TURNS, COUPLED = map(specialized, (owners.turns, max(1, owners.turns) * f.scalars))
     FIRST = specialized(int(owners.has_even))
     A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
@@ -356,7 +415,11 @@ def make_dynamic_gradient(owners):
     begin_input, copy_input = make_copies_of_x(tile, False)
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
     slope = make_slopes(f, owners.children, meeting, False)
-    reach = make_reach(owners)
+    reach, write, write_part = (
+        make_reach(owners),
+        make_write_columns(owners),
+        make_write_part(owners),
+    )
     columns_of, add = make_columns(owners), make_kernel_gradient(owners)
 
     @kept_on_disk
@@ -382,7 +445,6 @@ def make_dynamic_gradient(owners):
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
         child = short(thread // (32 * ACROSS))
-        meets_at = short(2 + child)
         rows = short((places + PLACES - 1) // PLACES)
         now = np.int64(cuda.blockIdx.x) * count
         end = min(now + count, np.int64(rows) * ((Q + CHILDREN - 1) // CHILDREN))
@@ -425,43 +487,14 @@ def make_dynamic_gradient(owners):
                     reach(V, C, db, shared, of_parents)
                     columns_of(R, V, shared, short(child * OF_CHILD), warp)
                     back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
-                    for i in range(DOWN):
-                        for side in range(2):
-                            place = lane // 4 + (8 * side if ROWS == 1 else 0)
-                            d1 = (2 * i + side) % ROWS
-                            to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
-                            for n in range(STEPS):
-                                for k in range(2):
-                                    word = to + n * 8 + 2 * (lane % 4) + k
-                                    shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
-                    meet_at(meets_at, TOGETHER)
                     block = np.int64(begin + step) * PLACES
-                    for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
-                        place, e = k // E1, k % E1
-                        if block + place < places and q < Q:
-                            word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
-                            added = ZERO
-                            for one in range(ACROSS):
-                                added += shared[at(word + one * BACK)]
-                            columns[at(((block + place) * Q + q) * E1 + e)] = added
+                    write(columns, R, shared, back, child, warp, q, block, places)
                     add(own, V, shared, of_input)
                 cp_async_wait(0)
                 cuda.syncthreads()  # the next stage is there, and nobody reads this one any more
             part = cuda.blockIdx.x - now // rows * rows // count
-            for pair in range(PAIRS):
-                for half in range(2):
-                    tile = 2 * pair + half
-                    column = lane // 4
-                    p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
-                    d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
-                    if tile < TILES and p < P and d3 < D3 and q < Q:
-                        for n in range(STEPS):
-                            for k in range(2):
-                                d2 = n * 8 + 2 * (lane % 4) + k
-                                if d2 < D2:
-                                    to = ((part * P + p) * Q + q) * E2 + d2 * D3 + d3
-                                    value = own[(pair * STEPS + n) * 4 + 2 * half + k]
-                                    parts[at(to)] = value
+            if q < Q:
+                write_part(parts, own, part, q, warp)
             now += steps
 
     return routing_dynamic_gradient_kernel

@@ -346,8 +346,8 @@ FAULTS = [
     Fault(
         "what reaches v from the iterations behind is forgotten",
         "numbacaps/routing/mma_sync/dynamic_ends.py",
-        "dv[at(column)] += reached[turn]",
-        "dv[at(column)] += 0 * reached[turn]",
+        "reached[turn] += added(",
+        "reached[turn] = added(",
         _MMA_GRADIENT,
     ),
 ]
