@@ -40,6 +40,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
@@ -283,11 +284,13 @@ def make_write_columns(owners):
     ACROSS, PLACES, DOWN = map(specialized, (f.across, f.places, f.down))
     STEPS, OF_ROW, BACK = map(specialized, (owners.steps, 8 * owners.steps, owners.reached))
     TOGETHER, ZERO = specialized(32 * f.across), np.float32(0)
+    TURNS = specialized(ceil_div(f.places * g.E1, 32 * f.across))
 
     @cuda.jit(device=True, forceinline=True)
     def write(columns, R, shared, back, child, warp, q, block, places):
         thread = short(cuda.threadIdx.x & 1023)
         lane = short(thread % 32)
+        within = short(thread % TOGETHER)
         for i in range(DOWN):
             for side in range(2):
                 place = lane // 4 + (8 * side if ROWS == 1 else 0)
@@ -298,9 +301,10 @@ def make_write_columns(owners):
                         word = to + n * 8 + 2 * (lane % 4) + k
                         shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
         meet_at(2 + child, TOGETHER)
-        for k in range(thread % TOGETHER, PLACES * E1, TOGETHER):
+        for turn in range(TURNS):
+            k = short(within + turn * TOGETHER)
             place, e = k // E1, k % E1
-            if block + place < places and q < Q:
+            if place < PLACES and block + place < places and q < Q:
                 word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
                 added = ZERO
                 for one in range(ACROSS):
