@@ -76,10 +76,13 @@ def test_blocks_that_end_in_the_middle(each, monkeypatch, rng):
     _check(g, rng, iterations=2)
 
 
-def test_parts_of_blocks():
-    """Of 3 steps for each group of children."""
-    parts = gradient_launcher.parts_of_dw
-    assert [parts(3, 4, each) for each in (1, 2, 3, 4, 12)] == [3, 2, 1, 2, 1]
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("each", [1, 2, 3, 4, 9, 12, 16])
+def test_parts_of_blocks(rows, each):
+    """As many as there are where children come again and again."""
+    firsts = range(0, 50 * rows, rows)
+    most = max((first + rows - 1) // each - first // each + 1 for first in firsts)
+    assert gradient_launcher.parts_of_dw(rows, each) == most
 
 
 def test_copies_of_one_element(monkeypatch, rng):

@@ -1,4 +1,4 @@
-"""The gradients of w and x in dynamic routing on tensor cores: each child is one group of warps', which walk over the places.
+"""The gradients of w and x in dynamic routing on tensor cores: a group of warps owns a child, and walks over the places.
 
 With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), computed from votes as in a pass:
 
@@ -6,8 +6,8 @@ With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), co
     dw = sum over the places of x^T dV
     columns = dV w^T, summed over the parents: what reaches the capsule under the tap at a place
 
-A tensor core hands out dV by rows of places. For columns that is the left factor as it lies, if the columns that a lane has side by
-side count as four apart (sums may be in any order). For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
+A tensor core hands out dV by rows of places. That is the left factor of dV w^T as it lies: a lane has two columns side by side where a
+factor's are four apart, but a sum may take its terms in any order. For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
 
 Thread mapping: a block has some children at a time, a group of warps each, and walks over rows of places. The children's kernels
 stay in shared memory; the inputs and what is read of the parents come a row of places at a time. Steps are counted children by
@@ -74,11 +74,11 @@ class Owners:
     tile : numbacaps.routing.mma_sync.tile.Tile
         One row of places, and as many sets as a block has children.
     has_even : bool
-        The first iteration counts, whose couplings are all the same.
+        A gradient passes through the first iteration, whose couplings are all the same.
     turns : int
-        Other iterations.
+        Other iterations that it passes through.
     is_whole : bool
-        The logits have a gradient, too.
+        It passes through the couplings, too: db counts.
     """
 
     tile: Tile

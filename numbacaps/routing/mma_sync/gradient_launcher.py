@@ -37,13 +37,25 @@ def why_not(shape, images, options, precision):
     reason = launcher.why_not(shape, images, options, precision)
     if reason:
         return reason
-    if choose_owners(shape.geometry, images * shape.geometry.L, options, precision) is None:
+    g, places = shape.geometry, images * shape.geometry.L
+    if choose_owners(g, places, options, precision) is None:
         return "what the owners of w hold of it, or read of the parents, does not fit"
+    fragments, _ = choose_fragments(g, launcher.terms_of(precision), launcher.ELEMENTS["dynamic"])
+    tile = of_pass(launcher.choose_tile(g, fragments, places, options))
+    if tile.shared_bytes > gpu.current().shared_bytes:
+        return f"a block of a pass backward takes {tile.shared_bytes} bytes of shared memory"
     return None
 
 
+def of_pass(tile):
+    """The tile of a pass backward, where a forward pass has a tile: it reads ds beside A, and warps meet once more."""
+    f, rows = tile.fragments, tile.rows
+    more = dynamic.words_behind(f, rows) + words_of_totals(f, rows * tile.sets)
+    return replace(tile, extra=tile.extra + more)
+
+
 def owners_of(g, options, precision, children):
-    """The owners' kernel for blocks of so many children; None where it takes more registers than there are."""
+    """The owners' kernel for blocks of so many children; None where a lane has no room for what it holds."""
     fragments, _ = choose_fragments(g, launcher.terms_of(precision), launcher.ELEMENTS["dynamic"])
     tile = Tile(g, fragments, 1, children, 1, launcher.runs_of(g, fragments))
     last = options.iterations - 1
@@ -67,10 +79,10 @@ def choose_owners(g, places, options, precision):
             continue
         rows, groups = ceil_div(places, owners.tile.places), ceil_div(g.Q, children)
         busy = max(6, round_up(owners.tile.threads // 32, 4))
-        for each in {ceil_div(rows * groups, BLOCKS), ceil_div(groups, BLOCKS) * rows}:
-            parts = parts_of_dw(rows, groups, each)
-            if rows * groups >= _MOST_STEPS:
-                continue
+        if rows * groups >= _MOST_STEPS:
+            continue
+        for each in (ceil_div(rows * groups, BLOCKS), ceil_div(groups, BLOCKS) * rows):
+            parts = parts_of_dw(rows, each)
             if parts > 1 and parts * g.P * g.Q * g.E2 * 4 > _PARTS_BYTES:
                 continue
             takes = (each + ceil_div(each, rows) * _CHANGING + parts) * busy
@@ -79,10 +91,10 @@ def choose_owners(g, places, options, precision):
     return best and best[1:]
 
 
-def parts_of_dw(rows, groups, each):
-    """Blocks that have a part of some children's dw, at the most: of ``rows`` steps for each group, a block has ``each``."""
-    firsts = range(0, rows * groups, rows)
-    return max((first + rows - 1) // each - first // each + 1 for first in firsts)
+def parts_of_dw(rows, each):
+    """Blocks that have a part of the same children's dw, at the most: children take ``rows`` steps, and a block has ``each``."""
+    latest = each - gcd(rows, each)  # of a block's steps, where children can begin
+    return (latest + rows - 1) // each + 1
 
 
 class DynamicGradient(Warps):
@@ -97,11 +109,7 @@ class DynamicGradient(Warps):
     def __init__(self, shape, places, options, precision):
         super().__init__(shape, places, options, precision)
         self._options, f = options, self.tile.fragments
-        groups = self.tile.rows * self.tile.sets
-        extra = (
-            self.tile.extra + dynamic.words_behind(f, self.tile.rows) + words_of_totals(f, groups)
-        )
-        self.tile = replace(self.tile, extra=extra)
+        self.tile = of_pass(self.tile)
         self._owners, self._each = choose_owners(self.geometry, places, options, precision)
         self._rows = ceil_div(places, f.places)
         self._groups = ceil_div(self.geometry.Q, self._owners.children)
@@ -109,7 +117,7 @@ class DynamicGradient(Warps):
     @property
     def of_dw(self):
         """Parts of dw."""
-        return parts_of_dw(self._rows, self._groups, self._each)
+        return parts_of_dw(self._rows, self._each)
 
     @cached_property
     def shapes(self):
