@@ -3,6 +3,7 @@
 from numba import from_dtype
 
 from numbacaps.device.compiled import Compiled, launch_stream, values
+from numbacaps.device.recorded import Recording
 
 
 class CompiledWithScalars:
@@ -23,9 +24,12 @@ class CompiledWithScalars:
         self._compiled = Compiled(_Behind(kernel, scalars), arrays, integers, early=early)
 
     def launch(self, grid, block, stream, arguments, scalars):
-        """Launch it on arrays, integers behind them, and a tuple of NumPy's scalars."""
+        """Launch it on arrays, integers behind them, and a tuple of NumPy's scalars; on a stream or into a recording."""
         launched = self._compiled.on(grid, block)
-        launched(launch_stream(stream), (*values(arguments), *scalars))
+        if isinstance(stream, Recording):
+            stream.note(launched, arguments, scalars)
+        else:
+            launched(launch_stream(stream), (*values(arguments), *scalars))
 
 
 class _Behind:

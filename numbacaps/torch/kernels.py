@@ -237,13 +237,18 @@ class Call(Place):
     def _key(self):
         return self._of, self._wanted, self._about, self.index
 
-    def _new_plan(self):
+    def _check_has_run(self):
+        """Refuse to decide anything while the stream is captured."""
         s = self._of
         if self._captured:
             raise RuntimeError(
                 f"x {s.shapes['x']} by w {s.shapes['w']} is captured before it has run: call it once before, so that "
                 "its kernels are compiled and its tables are on the GPU"
             )
+
+    def _new_plan(self):
+        s = self._of
+        self._check_has_run()
         s.check_limits(self._limits or (self._wanted,))
         return self._decided()
 
@@ -265,11 +270,14 @@ class Call(Place):
         if tensor.shape != wanted:
             raise RuntimeError(f"{which} has shape {tuple(tensor.shape)}; it takes {wanted}")
 
+    def in_order(self, which, tensor):
+        """A tensor whose capsule axes are in the kernels' order."""
+        s = self._of
+        return tensor if s.in_order[which] else _permuted(tensor.detach(), s.orders[which])
+
     def operand(self, which, tensor):
         """A tensor as kernels read it: C-contiguous, its capsule axes in the kernels' order."""
-        s = self._of
-        if not s.in_order[which]:
-            tensor = _permuted(tensor.detach(), s.orders[which])
+        tensor = self.in_order(which, tensor)
         if not tensor.is_contiguous():
             tensor = tensor.detach().contiguous()
         self._kept.append(tensor)  # until everything is queued; then the allocator orders its reuse

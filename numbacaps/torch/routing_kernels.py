@@ -1,7 +1,8 @@
 """Routing on CUDA tensors, as the convolution (:mod:`numbacaps.torch.kernels`): on PyTorch's current stream, in its memory.
 
-A runner is kept for each kind of call, and works in a workspace of tensors that is each call's own. Operands are widened
-to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so that all of it can be captured. Votes that are
+A runner is kept for each kind of call, and what it launches is written down at the first one (:mod:`numbacaps.device.recorded`).
+Each call has a workspace of its own. Operands are widened to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so
+that all of it can be captured. Votes that are
 summed over the window are tensors of the call's, too (:mod:`numbacaps.routing.stored`).
 """
 
@@ -9,8 +10,9 @@ from math import prod
 
 import torch
 
-from numbacaps.arrays import Operand
-from numbacaps.forms import form_of
+from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div
+from numbacaps.device.recorded import Recording, StandIn
 from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
@@ -18,6 +20,7 @@ from numbacaps.routing.stored import CHANNELS_FIRST, CHANNELS_LAST, HOW
 from numbacaps.torch import kernels
 from numbacaps.torch.kernels import TENSORS, Call
 
+_BEGINS = 256  # bytes, of whose multiples each workspace begins at one
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
 
@@ -48,13 +51,13 @@ def route(x, w, more, options, window, keep):
         The stream is captured, and there was no such call before.
     """
     with _call_of(options)(x, w, more, options, window, "forward") as call:
-        runner, (y, out) = call.runner, call.result("y")
-        a, results = None, [out.reshaped(call.parents)]
+        y, a = call.new_result("y"), None
+        results = [call.array(y, call.parents)]
         if options.is_em:
             a = call.new("d_activations")
             results.append(call.array(a, call.parents[:3]))
         states = call.new_states() if keep else None
-        runner.forward(*call.operands(), results, None, call.stream, call.states(states))
+        call.launch("forward", *call.operands(), results, states=call.states(states))
         return call.deliver("y", y), a, states
 
 
@@ -67,12 +70,12 @@ def gradients(x, w, dy, d_activations, states, more, options, window):
         call.check("dy", dy)
         d_results = {"d_activations": d_activations} if options.is_em else {}
         call.check_shapes(d_results)
-        runner, given = call.runner, [call.operand("y", dy).reshaped(call.parents)]
+        given = [call.array(call.in_order("y", dy), call.parents)]
         given += [call.array(one, call.parents[:3]) for one in d_results.values()]
         own = {name: call.new(name) for name in (_OF_EM if options.is_em else more)}
         of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
-        operands = *call.operands(), given
-        runner.backward(*operands, *call.into(), of_own, call.stream, call.states(states))
+        arguments = *call.operands(), given, *call.into(), of_own
+        call.launch("backward", *arguments, states=call.states(states))
         return {**call.gradients(), **own}
 
 
@@ -88,6 +91,7 @@ class _RoutingCall(Call):
         if wanted == "backward":
             self._limits = "input", "kernel"
         self._x, self._w, self._more, self._options = x, w, more, options
+        self._memories = []  # tensors that kernels read or write
         self.geometry = g = self._of.geometry
         self._shapes, self.parents = shapes_of_operands(g, options), (g.N, g.P, g.L, g.E3)
         check_given(more, options)
@@ -98,12 +102,30 @@ class _RoutingCall(Call):
         return *super()._key, self._options, tuple(self._more)
 
     def _decided(self):
-        return Runner(self.geometry, self._of.dtype, self._options)
+        return _Recorded(Runner(self.geometry, self._of.dtype, self._options))
 
-    @property
-    def runner(self):
-        """The kept runner, in a workspace of this call."""
-        return self.plan.within(_Workspaces(self.device))
+    def launch(self, method, *arguments, states):
+        """Launch what a method of the runner launches on stand-ins."""
+        plan, aligned = self.plan, tuple(one.data_ptr() % CHUNK == 0 for one in self._memories)
+        key = aligned, states is None
+        if key not in plan.recordings:
+            self._check_has_run()
+            recording = Recording()
+            within = plan.runner.within(recording)
+            getattr(within, method)(*arguments, stream=recording, states=states)
+            plan.recordings[key] = recording
+        recording = plan.recordings[key]
+        memories = {str(i): memory_of(one) for i, one in enumerate(self._memories)}
+        recording.repeat(self.stream, memories | self._workspaces(recording.workspaces))
+
+    def _workspaces(self, wanted):
+        """The memories of workspaces that take some bytes, by name; parts of one tensor."""
+        firsts, end = {}, 0
+        for name, nbytes in wanted.items():
+            firsts[name], end = end, end + ceil_div(nbytes, _BEGINS) * _BEGINS
+        whole = new_bytes(end, self.device)
+        self._kept.append(whole)
+        return {name: memory_of(whole[first:]) for name, first in firsts.items()}
 
     def check_shapes(self, tensors):
         """Refuse operands besides x and w that do not fit them."""
@@ -116,14 +138,14 @@ class _RoutingCall(Call):
     def new_states(self):
         """A tensor for the states that are kept for the gradient; None where none are."""
         numbers = kept_states(self.geometry, self._options)
-        how = {"dtype": TENSORS[self.plan.shape.sums], "device": self.device}
+        how = {"dtype": TENSORS[self.plan.runner.shape.sums], "device": self.device}
         return torch.empty((self.geometry.N, numbers), **how) if numbers else None
 
     def states(self, tensor):
-        """It as a device array."""
+        """Its stand-in."""
         if tensor is None:
             return None
-        return self.array(tensor, tuple(tensor.shape), self.plan.shape.sums)
+        return self.array(tensor, tuple(tensor.shape), self.plan.runner.shape.sums)
 
     def new(self, name):
         """A tensor of an operand's shape, and of x's dtype."""
@@ -135,17 +157,22 @@ class _RoutingCall(Call):
         children = prod(children_of(g, self._options))
         return (g.P, children) if name == "logits" else self._shapes[name]
 
+    def new_result(self, which):
+        """A tensor for a result in the kernels' order."""
+        return self.result(which)[0]
+
     def array(self, tensor, shape, dtype=None):
-        """A tensor, contiguous, as a device array of a shape."""
+        """The stand-in of a tensor, contiguous, under a shape."""
         tensor = tensor.detach().contiguous()
-        self._kept.append(tensor)
-        return _array(tensor, shape, dtype or self._of.dtype)
+        name, is_aligned = str(len(self._memories)), tensor.data_ptr() % CHUNK == 0
+        self._memories.append(tensor)
+        return StandIn(name, 0, tuple(shape), dtype or self._of.dtype, is_aligned)
 
     def operands(self):
         """x, w and what the routing takes besides, in the dtype of sums."""
         g = self.geometry
-        x = self.operand("x", self._x).reshaped(g.input_shape)
-        w = self.operand("w", self._w).reshaped(g.kernel_shape)
+        x = self.array(self.in_order("x", self._x), g.input_shape)
+        w = self.array(self.in_order("w", self._w), g.kernel_shape)
         return x, w, self.others()
 
     def others(self):
@@ -156,15 +183,15 @@ class _RoutingCall(Call):
 
     def into(self):
         """Where the gradients of x and w are written."""
-        g, ((self._dx, dx), (self._dw, dw)) = self.geometry, map(self.result, ("x", "w"))
-        return dx.reshaped(g.input_shape), dw.reshaped(g.kernel_shape)
+        g, (self._dx, self._dw) = self.geometry, map(self.new_result, ("x", "w"))
+        return self.array(self._dx, g.input_shape), self.array(self._dw, g.kernel_shape)
 
     def gradients(self):
         """Those of x and w, by name, once they are written."""
         return {"x": self.deliver("x", self._dx), "w": self.deliver("w", self._dw)}
 
     def _wide(self, name):
-        sums = self.plan.shape.sums
+        sums = self.plan.runner.shape.sums
         how = {"dtype": TENSORS[sums], "device": self.device}
         given = self._more.get(name)
         tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
@@ -175,7 +202,7 @@ class _StoredCall(_RoutingCall):
     """The same of votes that are summed over the window and stored: a convolution of channels that lie beside g."""
 
     def _decided(self):
-        return Runner(self.geometry, self._of.dtype, self._options, stored=True)
+        return _Recorded(Runner(self.geometry, self._of.dtype, self._options, stored=True))
 
     @property
     def _how(self):
@@ -216,45 +243,23 @@ class _StoredCall(_RoutingCall):
     def _in_order(self, which, gradient):
         """The gradient of such a tensor as that of x or w."""
         N, C, H, W, *capsule = layout = self._of.layouts[which]
-        found, _ = self.result(which)
+        found = self.new_result(which)
         found.view(layout).copy_(gradient.view(N, H, W, C, *capsule).permute(CHANNELS_FIRST))
         return self.deliver(which, found)
 
 
-class _Workspaces:
-    """Memory of one call in tensors, as :class:`numbacaps.device.workspace.Rooms`: it has one stream."""
+class _Recorded:
+    """A runner, and what its methods launch, by what the stand-ins are."""
 
-    def __init__(self, device):
-        self._device, self._named = device, {}
-
-    def of(self, stream):
-        return self
-
-    def __getitem__(self, name):
-        return self._named.setdefault(name, _Workspace(self._device))
+    def __init__(self, runner):
+        self.runner, self.recordings = runner, {}
 
 
-class _Workspace:
-    """An array of it, whose memory the parts of a batch share."""
-
-    def __init__(self, device):
-        self._device, self._held, self._asked, self._arrays = device, None, None, None
-
-    def arrays(self, shapes, dtype):
-        """{name: device array} of one shape, on the first elements of what there is, if it is large enough."""
-        if shapes != self._asked:
-            ((name, shape),) = shapes.items()
-            size = prod(shape)
-            if self._held is None or self._held.numel() < size:
-                self._held = self._new(size, dtype)
-            self._asked, self._arrays = shapes, {name: _array(self._held[:size], shape, dtype)}
-        return self._arrays
-
-    def _new(self, size, dtype):
-        return torch.empty(size, dtype=TENSORS[dtype], device=self._device)
+def memory_of(tensor):
+    """Where a tensor's memory begins."""
+    return tensor.data_ptr()
 
 
-def _array(tensor, shape, dtype):
-    """A contiguous tensor as a device array, without a copy."""
-    form = form_of(tuple(tensor.shape), None, dtype)
-    return Operand("", tensor, form, True, tensor.data_ptr()).reshaped(shape)
+def new_bytes(count, device):
+    """A tensor of so many bytes."""
+    return torch.empty(count, dtype=torch.uint8, device=device)

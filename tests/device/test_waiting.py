@@ -120,7 +120,8 @@ def test_networks_are_made_while_others_are_captured():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed
+    for error in failed:
+        raise error
 
 
 def test_what_is_run_beside_a_stream_is_waited_for(told, monkeypatch):

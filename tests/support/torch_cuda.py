@@ -28,8 +28,8 @@ class OnSimulator:
         monkeypatch.setattr(kernels.Call, "_described", _described)
         monkeypatch.setattr(kernels, "argument", lambda tensor: as_argument(_array(tensor)))
         monkeypatch.setattr(kernels._Room, "_new", _new)
-        monkeypatch.setattr(routing_kernels._Workspace, "_new", _undefined)
-        monkeypatch.setattr(routing_kernels, "_array", _seen)
+        monkeypatch.setattr(routing_kernels, "new_bytes", _undefined_bytes)
+        monkeypatch.setattr(routing_kernels, "memory_of", _bytes)
 
 
 def _described(call, which, tensor):
@@ -46,8 +46,12 @@ def _undefined(room, size, dtype):
     return torch.full((size,), float("nan"), dtype=kernels.TENSORS[dtype])
 
 
-def _seen(tensor, shape, dtype):
-    return _array(tensor).reshape(shape)
+def _undefined_bytes(count, device):
+    return torch.full((count,), 255, dtype=torch.uint8)  # NaN, as numbers of 4 and 8 bytes
+
+
+def _bytes(tensor):
+    return _array(tensor.reshape(-1).view(torch.uint8))
 
 
 def _array(tensor):

@@ -226,6 +226,18 @@ def test_the_cuda_side_on_other_batches_and_dtypes(routing, monkeypatch, rng):
         _same(_both("cuda", *given), _both("cpu", *given), within)
 
 
+@pytest.mark.parametrize("form", _FORMS)
+def test_later_calls_repeat_what_was_written_down(form, monkeypatch, rng):
+    """On their own tensors; nothing is decided again."""
+    OnSimulator(monkeypatch)
+    numbacaps.clear_caches()
+    _both("cuda", *_arguments(form, rng))
+    monkeypatch.setattr(routing_kernels, "Recording", None)
+    given = _arguments(form, rng)
+    _same(_both("cuda", *given), _both("cpu", *given))
+    numbacaps.clear_caches()
+
+
 def test_states_are_kept_where_they_are_little(monkeypatch, rng):
     """Then the gradient does not compute them again; the bits are the same. Parts of a batch have theirs apart."""
     OnSimulator(monkeypatch)

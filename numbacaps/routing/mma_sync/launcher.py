@@ -13,6 +13,7 @@ from numbacaps.device import gpu
 from numbacaps.device.compiled import Compiled, aligned, as_argument, launch_stream
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
+from numbacaps.device.recorded import Recording
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.precision import TERMS
 from numbacaps.routing.mma_sync import dynamic, dynamic_ends, em
@@ -97,12 +98,16 @@ def _compiled(kernel, arrays, integers, shared, early):
 
 
 def run(kernel, grid, threads, arguments, stream, shared=0, early=False):
-    """Launch a kernel of float32 arrays, then integers."""
+    """Launch a kernel of float32 arrays, then integers; on a stream or into a recording."""
     arrays = [one for one in arguments if hasattr(one, "dtype")]
     integers = [one for one in arguments if not hasattr(one, "dtype")]
     compiled = _compiled(kernel, len(arrays), len(integers), shared, early)
-    values = [value for one in arrays for value in as_argument(one)]
-    compiled.on(grid, threads, shared)(launch_stream(stream), (*values, *integers))
+    launched = compiled.on(grid, threads, shared)
+    if isinstance(stream, Recording):
+        stream.note(launched, (*arrays, *integers))
+    else:
+        values = [value for one in arrays for value in as_argument(one)]
+        launched(launch_stream(stream), (*values, *integers))
 
 
 def runs_of(g, fragments):
