@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from numbacaps.device.compiled import launch_stream, run_as_argument
+from numbacaps.device.compiled import address_of, launch_stream, run_as_argument
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.target import SIMULATED
 
 
@@ -73,6 +74,28 @@ class StandIn:
         """The simulator's array of it, flat, in an array of the memory's bytes."""
         part = np.asarray(memory)[self.first : self.first + self.nbytes]
         return type(memory)(part.view(self.dtype))
+
+
+def stand_ins(arguments, arrays):
+    """Arguments with stand-ins in the place of device arrays, which are put into a list; tuples and lists become tuples.
+
+    The stand-in of the array at place i of the list has the memory ``str(i)``.
+    """
+    if isinstance(arguments, (tuple, list)):
+        return tuple(stand_ins(one, arrays) for one in arguments)
+    if not hasattr(arguments, "dtype"):
+        return arguments
+    arrays.append(arguments)
+    is_aligned = address_of(arguments) % CHUNK == 0
+    dtype = np.dtype(arguments.dtype)
+    return StandIn(str(len(arrays) - 1), 0, tuple(arguments.shape), dtype, is_aligned)
+
+
+def memory_of(array):
+    """The memory of a C-contiguous device array, as :meth:`Recording.repeat` takes it."""
+    if SIMULATED:
+        return type(array)(np.asarray(array).reshape(-1).view(np.uint8))
+    return address_of(array)
 
 
 class Recording:

@@ -269,7 +269,8 @@ def _forward(call, couplings):
         is_stored = call.problem.name == "stored"
         if is_stored:
             _, x = _stored(call, x, w)
-        runner.forward(x, w, operands, results, of_couplings, call.stream)
+        arguments = x, w, operands, results, of_couplings
+        runner.repeated("forward", *arguments, stream=call.stream)
     more = (a_out,) if o.is_em else ()
     more = (*more, found) if couplings else more
     return call.call.deliver(y), *(call.delivered(one) for one in more)
@@ -321,10 +322,11 @@ def _backward(call, needs):
         if is_stored:
             made, votes = _stored(call, *arrays)
             d_votes = call.room(votes.shape)
-            runner.backward(votes, arrays[1], *how, d_votes, None, d_operands, call.stream)
+            arguments = votes, arrays[1], *how, d_votes, None, d_operands
+            runner.repeated("backward", *arguments, stream=call.stream)
             made.gradients_of(d_votes, to, of_w)
         else:
-            runner.backward(*arrays, *how, to, of_w, d_operands, call.stream)
+            runner.repeated("backward", *arrays, *how, to, of_w, d_operands, stream=call.stream)
     elif own:
         own = {name: call.zeros(array.shape) for name, array in own.items()}
     given = {name: array for name, array in own.items() if call.was_given(name)}

@@ -12,7 +12,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from numbacaps.device.launch import ceil_div
+from numbacaps.device.recorded import Recording, memory_of, stand_ins
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms
 from numbacaps.routing.dynamic import state_fields
@@ -57,7 +60,7 @@ class Runner:
         whole = self._made(self.part, self._of_gradient)
         self._passes[self.part, self._of_gradient], self._splits = whole, whole.splits
         self.forward_part = part or self._wanted_forward_part()
-        self._rooms = Rooms()
+        self._rooms, self._recordings = Rooms(), {}
         weakref.finalize(self, self._rooms.drop).atexit = False
 
     def _made(self, images, precision, splits=None):
@@ -114,6 +117,22 @@ class Runner:
         found = copy(self)
         found._rooms = rooms
         return found
+
+    def repeated(self, method, *arguments, stream=0):
+        """A method, :meth:`forward` or :meth:`backward`, with its launches written down the first time; see
+        :mod:`numbacaps.device.recorded`."""
+        arrays = []
+        found = method, stand_ins(arguments, arrays)
+        if found not in self._recordings:
+            recording = Recording()
+            getattr(self.within(recording), method)(*found[1], stream=recording)
+            self._recordings[found] = recording
+        recording, room = self._recordings[found], self._rooms.of(stream)
+        memories = {str(i): memory_of(array) for i, array in enumerate(arrays)}
+        for name, nbytes in recording.workspaces.items():
+            of_bytes = room[name].arrays({name: (nbytes,)}, np.dtype(np.uint8))[name]
+            memories[name] = memory_of(of_bytes)
+        recording.repeat(stream, memories)
 
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""
