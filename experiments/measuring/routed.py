@@ -106,6 +106,7 @@ def _by_torch(run):
 
     def make(workload, tensors, wanted):
         torch = opponents.torch()
+        _note_children(workload, tensors["x"].device)
         if wanted == "forward":
 
             def forward():
@@ -150,6 +151,17 @@ def fused(workload, tensors):
     return found if isinstance(found, tuple) else (found,)
 
 
+_numbers = {}  # which capsule each child is, by workload and device: worked out before the first call
+
+
+def _note_children(workload, device):
+    """Have them for :func:`plain`."""
+    from numbacaps.torch import plain_routing
+
+    if workload.options.is_em and (workload, device) not in _numbers:
+        _numbers[workload, device] = plain_routing.numbers_of(workload.geometry, device)
+
+
 def plain(workload, tensors):
     """PyTorch with its votes stored, by einsum."""
     from numbacaps.torch import plain_routing
@@ -160,8 +172,8 @@ def plain(workload, tensors):
     if not o.is_em:
         found = (plain_routing.dynamic(V, None, o),)
     else:
-        a, numbers = plain_routing.children(tensors["activations"], g)
-        found = plain_routing.em(V, a, tensors["beta_u"], tensors["beta_a"], o, numbers)
+        a = plain_routing.children(tensors["activations"], _numbers[workload, x.device])
+        found = plain_routing.em(V, a, tensors["beta_u"], tensors["beta_a"], o)
     shapes = g.output_shape, g.output_shape[:4]
     return tuple(one.transpose(1, 2).reshape(shape) for one, shape in zip(found, shapes))
 

@@ -19,7 +19,6 @@ BFLOAT16 = (8, 0)  # the first compute capability that rounds to bfloat16
 EARLY_START = (9, 0)  # the first with programmatic dependent launch
 # Bytes of shared memory that a block gets without asking the driver for more; so on every GPU.
 SHARED_WITHOUT_ASKING = 48 * 1024
-LOCAL_BYTES = 512 * 1024  # of local memory that a thread has at the most; so on every GPU
 MOST_REGISTERS = 255  # of a thread; so on every GPU since compute capability 3.5
 MOST_SET_REGISTERS = 240  # of a thread that asks for more (setmaxnreg), as the kernels do
 LARGEST_BOX = 256  # indices along an axis that one TMA copy takes

@@ -21,7 +21,6 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.device.gpu import LOCAL_BYTES
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
@@ -43,6 +42,7 @@ from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.team import scattered
 from numbacaps.routing.windows import make_windows_sum
 
+LOCAL_BYTES = 512 * 1024  # of local memory that a thread has at the most; so on every GPU
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 _SPLITS_BYTES = 16 << 20  # that all splits of a gradient may take
 _MOST_WAVES = 8  # of teams, one after another, that splits are worth

@@ -32,11 +32,15 @@ def votes(x, w, geometry, summed=False):
     return made.reshape(x.shape[0], g.L, g.C if summed else g.Q, g.P, g.E3)
 
 
-def children(activations, geometry):
-    """Activations (N, C, H, W) of the children (N, L, I), 0 in the padding; and which capsule each is, -1 there."""
-    numbers = torch.from_numpy(capsules(geometry)).to(activations.device)
+def numbers_of(geometry, device):
+    """Which capsule each child (L, I) is, -1 in the padding."""
+    return torch.from_numpy(capsules(geometry)).to(device)
+
+
+def children(activations, numbers):
+    """Activations (N, C, H, W) of the children (N, L, I), 0 in the padding; ``numbers`` as :func:`numbers_of` has them."""
     of_children = activations.flatten(1)[:, numbers.clamp(min=0)]
-    return torch.where(numbers >= 0, of_children, 0), numbers
+    return torch.where(numbers >= 0, of_children, 0)
 
 
 def squash(s):

@@ -149,7 +149,8 @@ def _routed(tensors, how):
         a = more.get("activations", x.new_ones(x.shape[:4], dtype=wide))
         nothing = x.new_zeros(g.P, dtype=wide)
         betas = more.get("beta_u", nothing), more.get("beta_a", nothing)
-        of_children, numbers = plain.children(a, g)
+        numbers = plain.numbers_of(g, x.device)
+        of_children = plain.children(a, numbers)
         y, a = plain.em(V, of_children, *betas, options, numbers, g.C * g.H * g.W)
         a = a.transpose(1, 2).reshape(g.N, g.P, g.OH, g.OW).to(x.dtype).contiguous()
     else:

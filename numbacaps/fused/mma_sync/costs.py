@@ -8,7 +8,7 @@ class Costs:
     """Cycles of a multiprocessor that is full of blocks, for 64 bytes of k, or of pixels.
 
     H100, 2026-11-25; fitted to times of drawn products, 44 or 22 of each kind, with every tile and way of packing. Where a product was
-    no part of the fit, the tile that they choose takes 4 to 13 % longer than the fastest, forward: least in three terms, most for 2 bytes.
+    no part of the fit, the tile that they choose takes 4 to 13 % longer than the fastest: least in three terms, most for 2 bytes.
 
     Attributes
     ----------
