@@ -204,6 +204,7 @@ def pretended(monkeypatch):
 
     monkeypatch.setattr(handover, "SIMULATED", False)
     monkeypatch.setattr(handover, "cuda", Cuda)
+    monkeypatch.setattr(handover, "synchronize", Cuda.synchronize)
     monkeypatch.setattr(handover, "is_capturing", lambda stream: stream in seen["capturing"])
     return seen
 
@@ -440,6 +441,7 @@ class _Failing:
 def test_a_driver_that_records_no_event_is_waited_for(monkeypatch):
     cuda = _Failing()
     monkeypatch.setattr(keeping, "cuda", cuda)
+    monkeypatch.setattr(keeping, "synchronize", cuda.synchronize)
     assert keeping._mark(1).query() and cuda.waits == 1
 
 
@@ -451,6 +453,7 @@ def test_a_stream_of_another_library_is_not_asked_behind_its_call(
     cuda, found = _Failing(), []
     stream = type("Stream", (), {"external": external})()
     monkeypatch.setattr(keeping, "cuda", cuda)
+    monkeypatch.setattr(keeping, "synchronize", cuda.synchronize)
     monkeypatch.setattr(keeping, "SIMULATED", False)
     monkeypatch.setattr(keeping, "keep", lambda stream, held, nbytes: found.append(nbytes))
     keeping.keep_later(stream, "held", 5)
