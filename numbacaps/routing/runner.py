@@ -127,11 +127,11 @@ class Runner:
             recording = Recording()
             getattr(self.within(recording), method)(*found[1], stream=recording)
             self._recordings[found] = recording
-        recording, room = self._recordings[found], self._rooms.of(stream)
+        recording = self._recordings[found]
         memories = {str(i): memory_of(array) for i, array in enumerate(arrays)}
-        for name, nbytes in recording.workspaces.items():
-            of_bytes = room[name].arrays({name: (nbytes,)}, np.dtype(np.uint8))[name]
-            memories[name] = memory_of(of_bytes)
+        shapes = {name: (nbytes,) for name, nbytes in recording.workspaces.items()}
+        for name, array in self._workspace(shapes, np.dtype(np.uint8), stream).items():
+            memories[name] = memory_of(array)
         recording.repeat(stream, memories)
 
     def votes_nbytes(self):
@@ -147,11 +147,14 @@ class Runner:
             yield self._of(images.stop - first, precision), images
 
     def _arrays(self, passes, shapes, stream):
-        """Workspace, each array by itself: one that grows for a part leaves what lies in the others."""
+        """Workspace of passes."""
+        return self._workspace(shapes, passes.sums, stream)
+
+    def _workspace(self, shapes, dtype, stream):
+        """Arrays of workspace, each by itself: one that grows for a part leaves what lies in the others."""
         room = self._rooms.of(stream)
         return {
-            name: room[name].arrays({name: shape}, passes.sums)[name]
-            for name, shape in shapes.items()
+            name: room[name].arrays({name: shape}, dtype)[name] for name, shape in shapes.items()
         }
 
     def _states(self, passes, stream, keep=True, images=None, kept=None):
