@@ -151,7 +151,7 @@ def make_squash_slope(shape):
                     dot += s * ds_of(dv, s, f, size, along)
                 slopes[at((slope + 2 * E) * P + p)] = dot
                 factors[at(3 * i)], factors[at(3 * i + 1)], factors[at(3 * i + 2)] = f, size, along
-        cuda.syncthreads()  # nobody reads another's dv any more
+        cuda.syncthreads()  # all threads have read dv
         for i in range(cuda.threadIdx.x, OWN, THREADS):
             p, e = parent_of(cuda.blockIdx.x, i), element_of(i)
             if p < P:

@@ -332,7 +332,10 @@ class Passes:
         run(make_of_children(shape, self.stored, form), grid, TEAM_THREADS, arguments, stream)
 
     def launch_kernel_gradient(self, dw, room, stream, has_logits=True):
-        """Write what the backward passes of all parts of a batch have added up of w's gradient."""
+        """Write what the backward passes of all parts of a batch have added up of w's gradient.
+
+        On tensor cores :meth:`backward` has written it.
+        """
         g = self.shape.geometry
         if self.is_on_warps(has_logits):
             return

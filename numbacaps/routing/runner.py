@@ -119,20 +119,42 @@ class Runner:
         return found
 
     def repeated(self, method, *arguments, stream=0):
-        """A method, :meth:`forward` or :meth:`backward`, with its launches written down the first time; see
-        :mod:`numbacaps.device.recorded`."""
+        """Run :meth:`forward` or :meth:`backward` by repeating its launches, which the first call writes down."""
         arrays = []
-        found = method, stand_ins(arguments, arrays)
-        if found not in self._recordings:
-            recording = Recording()
-            getattr(self.within(recording), method)(*found[1], stream=recording)
-            self._recordings[found] = recording
-        recording = self._recordings[found]
+        arguments = stand_ins(arguments, arrays)
+        recording = self.recording((method, arguments), method, arguments)
         memories = {str(i): memory_of(array) for i, array in enumerate(arrays)}
         shapes = {name: (nbytes,) for name, nbytes in recording.workspaces.items()}
         for name, array in self._workspace(shapes, np.dtype(np.uint8), stream).items():
             memories[name] = memory_of(array)
         recording.repeat(stream, memories)
+
+    def recording(self, key, method, arguments, states=None):
+        """What a method launches on stand-ins (:mod:`numbacaps.device.recorded`).
+
+        Parameters
+        ----------
+        key : hashable
+            The same for stand-ins that are the same.
+        method : str
+            "forward" or "backward".
+        arguments : sequence
+            Its positional arguments up to the stream.
+        states : numbacaps.device.recorded.StandIn or None
+
+        Returns
+        -------
+        numbacaps.device.recorded.Recording
+        """
+        if key not in self._recordings:
+            made = Recording()
+            getattr(self.within(made), method)(*arguments, stream=made, states=states)
+            self._recordings[key] = made
+        return self._recordings[key]
+
+    def has_recorded(self, key):
+        """Whether the launches of a key are written down."""
+        return key in self._recordings
 
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""
@@ -141,7 +163,7 @@ class Runner:
         return prod(shape) * self.dtype.itemsize
 
     def _parts(self, part, precision):
-        """(passes, images) of every part of so many images, which are a slice."""
+        """(passes, images) of every part of the batch; ``part`` is its number of images, and ``images`` a slice."""
         for first in range(0, self.geometry.N, part):
             images = slice(first, min(first + part, self.geometry.N))
             yield self._of(images.stop - first, precision), images

@@ -151,10 +151,10 @@ def teams_wanted(shape):
 
 
 def bounds(shape, numbers):
-    """The launch bounds of a kernel whose lanes hold so many numbers.
+    """The launch bounds of a kernel, by how many numbers each lane holds.
 
-    The compiler may give a thread only so many registers that the blocks find room, and spills the rest to memory. So it is
-    asked for as many blocks as the numbers alone leave room for, and for no more than are worth spilled registers.
+    The number of blocks that have to fit a multiprocessor limits the registers of a thread; what does not fit them is spilled to
+    memory. The bounds ask for as many blocks as the numbers alone leave room for, but for three at the most.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Routing on CUDA tensors, as the convolution (:mod:`numbacaps.torch.kernels`): on PyTorch's current stream, in its memory.
 
 A runner is kept for each kind of call, and what it launches is written down at the first one (:mod:`numbacaps.device.recorded`).
-Each call has a workspace of its own. Operands are widened to the dtype of sums, and results narrowed, by PyTorch and by the kernels, so
-that all of it can be captured. Votes that are
-summed over the window are tensors of the call's, too (:mod:`numbacaps.routing.stored`).
+Each call has a workspace of its own. Operands are widened to the dtype of sums, and results narrowed, by PyTorch and by the
+kernels, so that all of it can be captured. Votes that are summed over the window are tensors of the call's, too
+(:mod:`numbacaps.routing.stored`).
 """
 
 from math import prod
@@ -12,7 +12,7 @@ import torch
 
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.recorded import Recording, StandIn
+from numbacaps.device.recorded import StandIn
 from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
@@ -102,19 +102,14 @@ class _RoutingCall(Call):
         return *super()._key, self._options, tuple(self._more)
 
     def _decided(self):
-        return _Recorded(Runner(self.geometry, self._of.dtype, self._options))
+        return Runner(self.geometry, self._of.dtype, self._options)
 
     def launch(self, method, *arguments, states):
         """Launch what a method of the runner launches on stand-ins."""
-        plan, aligned = self.plan, tuple(one.data_ptr() % CHUNK == 0 for one in self._memories)
-        key = aligned, states is None
-        if key not in plan.recordings:
+        key = tuple(one.data_ptr() % CHUNK == 0 for one in self._memories), states is None
+        if not self.plan.has_recorded(key):
             self._check_has_run()
-            recording = Recording()
-            within = plan.runner.within(recording)
-            getattr(within, method)(*arguments, stream=recording, states=states)
-            plan.recordings[key] = recording
-        recording = plan.recordings[key]
+        recording = self.plan.recording(key, method, arguments, states)
         memories = {str(i): memory_of(one) for i, one in enumerate(self._memories)}
         recording.repeat(self.stream, memories | self._workspaces(recording.workspaces))
 
@@ -138,14 +133,14 @@ class _RoutingCall(Call):
     def new_states(self):
         """A tensor for the states that are kept for the gradient; None where none are."""
         numbers = kept_states(self.geometry, self._options)
-        how = {"dtype": TENSORS[self.plan.runner.shape.sums], "device": self.device}
+        how = {"dtype": TENSORS[self.plan.shape.sums], "device": self.device}
         return torch.empty((self.geometry.N, numbers), **how) if numbers else None
 
     def states(self, tensor):
         """Its stand-in."""
         if tensor is None:
             return None
-        return self.array(tensor, tuple(tensor.shape), self.plan.runner.shape.sums)
+        return self.array(tensor, tuple(tensor.shape), self.plan.shape.sums)
 
     def new(self, name):
         """A tensor of an operand's shape, and of x's dtype."""
@@ -191,7 +186,7 @@ class _RoutingCall(Call):
         return {"x": self.deliver("x", self._dx), "w": self.deliver("w", self._dw)}
 
     def _wide(self, name):
-        sums = self.plan.runner.shape.sums
+        sums = self.plan.shape.sums
         how = {"dtype": TENSORS[sums], "device": self.device}
         given = self._more.get(name)
         tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
@@ -202,7 +197,7 @@ class _StoredCall(_RoutingCall):
     """The same of votes that are summed over the window and stored: a convolution of channels that lie beside g."""
 
     def _decided(self):
-        return _Recorded(Runner(self.geometry, self._of.dtype, self._options, stored=True))
+        return Runner(self.geometry, self._of.dtype, self._options, stored=True)
 
     @property
     def _how(self):
@@ -248,18 +243,11 @@ class _StoredCall(_RoutingCall):
         return self.deliver(which, found)
 
 
-class _Recorded:
-    """A runner, and what its methods launch, by what the stand-ins are."""
-
-    def __init__(self, runner):
-        self.runner, self.recordings = runner, {}
-
-
 def memory_of(tensor):
     """Where a tensor's memory begins."""
     return tensor.data_ptr()
 
 
 def new_bytes(count, device):
-    """A tensor of so many bytes."""
+    """A tensor of ``count`` bytes."""
     return torch.empty(count, dtype=torch.uint8, device=device)

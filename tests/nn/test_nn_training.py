@@ -110,6 +110,13 @@ def run(tmp_path):
     return training.Run("numbacaps", 0, data, batch=3, epochs=3, folder=tmp_path)
 
 
+_EPOCHS = [
+    ("1", "3", "3"),
+    ("2", "6", "3"),
+    ("3", "9", "3"),
+]  # epoch, step, counted of the whole run
+
+
 def _log(run):
     return training.Log(run.folder / "training.csv", "some GPU")
 
@@ -118,11 +125,7 @@ def test_an_epoch_is_a_row(run):
     model, log = _Model(), _log(run)
     training.train(model, run, log)
     rows = training.read(log.path)
-    assert [(row["epoch"], row["step"], row["counted"]) for row in rows] == [
-        ("1", "3", "3"),
-        ("2", "6", "3"),
-        ("3", "9", "3"),
-    ]
+    assert [(row["epoch"], row["step"], row["counted"]) for row in rows] == _EPOCHS
     assert float(rows[1]["loss"]) == pytest.approx((1 / 4 + 1 / 5 + 1 / 6) / 3, rel=1e-5)
     assert float(rows[1]["accuracy"]) == pytest.approx(1 / 3, rel=1e-5)
     assert rows[0]["test_accuracy"] == "1" and rows[0]["rate"] == "0.01"
@@ -204,11 +207,7 @@ def test_killed_between_epochs_no_row_is_lost(run, when, monkeypatch):
     log.begin(run, again.steps)
     training.train(again, run, log)
     rows = training.read(log.path)
-    assert [(row["epoch"], row["step"], row["counted"]) for row in rows] == [
-        ("1", "3", "3"),
-        ("2", "6", "3"),
-        ("3", "9", "3"),
-    ]
+    assert [(row["epoch"], row["step"], row["counted"]) for row in rows] == _EPOCHS
 
 
 def test_ctrl_c_before_the_first_step(run, monkeypatch):

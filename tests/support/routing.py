@@ -147,3 +147,20 @@ def _couplings(g, found, logits):
     couplings = np.moveaxis(np.array([one[1] for one in found]), 3, 1)
     taps = logits.shape[2:] or (1, 1)
     return couplings.reshape(g.N, g.P, g.OH, g.OW, g.C, *taps)
+
+
+def check_captured(launch, results):
+    """Compare what ``launch(stream)`` writes to device arrays with what it writes as a CUDA graph, bit by bit."""
+    from experiments.measuring.gpu_time import clock
+
+    stream = clock().numba
+    launch(stream)
+    stream.synchronize()
+    wanted = [result.copy_to_host() for result in results]
+    replay = clock().capture([lambda: launch(stream)])
+    for result in results:
+        result.copy_to_device(np.full(result.shape, np.nan, np.float32))
+    replay.run()
+    clock().synchronize()
+    for result, want in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result.copy_to_host(), want)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import numbacaps
+from numbacaps.routing import runner as routing_runner
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner
 from tests.support import routing as support
@@ -232,7 +233,7 @@ def test_later_calls_repeat_what_was_written_down(form, monkeypatch, rng):
     OnSimulator(monkeypatch)
     numbacaps.clear_caches()
     _both("cuda", *_arguments(form, rng))
-    monkeypatch.setattr(routing_kernels, "Recording", None)
+    monkeypatch.setattr(routing_runner, "Recording", None)
     given = _arguments(form, rng)
     _same(_both("cuda", *given), _both("cpu", *given))
     numbacaps.clear_caches()

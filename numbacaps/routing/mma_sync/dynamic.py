@@ -125,14 +125,14 @@ def make_couplings(fragments, groups, words, has_prior):
 
 
 @cache
-def make_slopes(fragments, groups, words, has_prior):
+def make_slopes(fragments, groups, words):
     """Device function ``slope(B, D, V, prior, shared, held, i, group, warp, turn)``: the couplings B, and D = db.
 
-    ds lies behind A. Else as :func:`make_couplings`.
+    ds lies behind A, and there is no prior. Else as :func:`make_couplings`.
     """
     f = fragments
     IMAGES, SCALARS, OF_ARRAY = map(specialized, (f.images, f.scalars, words_behind(f, 1)))
-    couple, dots = make_couplings(f, groups, words, has_prior), make_dots(f)
+    couple, dots = make_couplings(f, groups, words, False), make_dots(f)
     total = make_total(f, groups, words + words_of_sharing(f, groups, 1))
 
     @cuda.jit(device=True, forceinline=True)
@@ -180,7 +180,7 @@ class Slopes:
 
     def function(self, fragments, groups, words):
         """Device function ``weigh(B, V, prior, shared, held, i, group, warp, turn)``."""
-        return _make_second(fragments, groups, words)
+        return _make_slopes_alone(fragments, groups, words)
 
 
 @cache
@@ -196,10 +196,10 @@ def _make_ones(fragments):
 
 
 @cache
-def _make_second(fragments, groups, words):
-    """What :func:`make_slopes` makes, of which D is wanted alone."""
+def _make_slopes_alone(fragments, groups, words):
+    """db without the couplings."""
     SCALARS = specialized(fragments.scalars)
-    slope = make_slopes(fragments, groups, words, False)
+    slope = make_slopes(fragments, groups, words)
 
     @cuda.jit(device=True, forceinline=True)
     def weigh(D, V, prior, shared, held, i, group, warp, turn):
@@ -273,7 +273,7 @@ def make_dynamic_pass(tile, form):
             ahead = short(first + step * TOGETHER)
             copy(shared, start, step, x, x, w, mine, sources, ahead, last, step)
             cp_async_commit()
-        wait_for_last()  # what is held is there; nobody reads the sums of the last pass
+        wait_for_last()  # the last kernel has written what is held, and has read the sums of the pass before
         let_next_start()
         if not IS_EVEN:
             of_block = np.int64(cuda.blockIdx.x) * ROWS

@@ -104,7 +104,7 @@ class Owners:
     @property
     def pairs(self):
         """Of tiles."""
-        return -(-self.tile.fragments.tiles // 2)
+        return ceil_div(self.tile.fragments.tiles, 2)
 
     @property
     def own(self):
@@ -138,26 +138,21 @@ class Owners:
         )
 
 
-@cache
-def make_transposed():
-    """Device function ``transposed(rows, first, second)``: 8 x 8 elements change hands.
+@cuda.jit(device=True, forceinline=True)
+def _transposed(rows, first, second):
+    """Transpose 8 x 8 elements of a warp.
 
     A lane gives columns ``2 (lane % 4)`` and the next of row ``lane // 4``; it gets rows ``2 (lane % 4)`` and the next of
     column ``lane // 4``.
     """
-
-    @cuda.jit(device=True, forceinline=True)
-    def transposed(rows, first, second):
-        lane = cuda.threadIdx.x % 32
-        is_odd = lane // 4 % 2 == 1
-        # Neighbours in rows exchange: both then have a column each, of both rows.
-        other = shuffle(first if is_odd else second, lane ^ 4)
-        upper = other if is_odd else first
-        lower = second if is_odd else other
-        source = (lane % 4 * 2 + lane // 4 % 2) * 4 + lane // 8
-        rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)
-
-    return transposed
+    lane = cuda.threadIdx.x % 32
+    is_odd = lane // 4 % 2 == 1
+    # Lanes of neighbouring rows exchange an element: each then has one column of both rows.
+    other = shuffle(first if is_odd else second, lane ^ 4)
+    upper = other if is_odd else first
+    lower = second if is_odd else other
+    source = (lane % 4 * 2 + lane // 4 % 2) * 4 + lane // 8
+    rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)
 
 
 @cache
@@ -351,7 +346,7 @@ def make_kernel_gradient(owners):
     ROWS, PITCH, DEPTH = map(specialized, (f.rows, f.pitch, f.depth))
     OF_X, HALF = map(specialized, (2 * owners.steps, f.is_half))
     ZERO = np.float32(0)
-    transposed, multiply = make_transposed(), make_multiply(f)
+    multiply = make_multiply(f)
 
     @cuda.jit(device=True, forceinline=True)
     def some_pairs(arguments, begin, end):
@@ -363,7 +358,7 @@ def make_kernel_gradient(owners):
                 tile = 2 * pair + half
                 if tile < TILES:
                     e = (i * TILES + tile) * 4 + 2 * side
-                    transposed(rows, dV[e], dV[e + 1])
+                    _transposed(rows, dV[e], dV[e + 1])
                     a[half], a[half + 2] = rows[0], rows[1]
                 else:
                     a[half], a[half + 2] = ZERO, ZERO
@@ -418,7 +413,7 @@ def make_dynamic_gradient(owners):
     begin_kernel, copy_kernel = make_copies_of_w(tile)
     begin_input, copy_input = make_copies_of_x(tile, False)
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
-    slope = make_slopes(f, owners.children, meeting, False)
+    slope = make_slopes(f, owners.children, meeting)
     reach, write, write_part = (
         make_reach(owners),
         make_write_columns(owners),
@@ -495,7 +490,7 @@ def make_dynamic_gradient(owners):
                     write(columns, R, shared, back, child, warp, q, block, places)
                     add(own, V, shared, of_input)
                 cp_async_wait(0)
-                cuda.syncthreads()  # the next stage is there, and nobody reads this one any more
+                cuda.syncthreads()  # the next stage has arrived, and all threads have read this one
             part = cuda.blockIdx.x - now // rows * rows // count
             if q < Q:
                 write_part(parts, own, part, q, warp)
@@ -506,7 +501,10 @@ def make_dynamic_gradient(owners):
 
 @cache
 def make_add_parts(g, children):
-    """Kernel that adds what blocks of so many children have of dw, in their order; a thread a few elements of one child."""
+    """Kernel that adds the blocks' parts of dw, in the order of the blocks, each of which has ``children`` children at a time.
+
+    Thread mapping: one thread up to four elements of a kernel capsule.
+    """
     RUN = gcd(g.E2, 4)
     Q, E2, CHILDREN, SIZE = map(specialized, (g.Q, g.E2, children, g.P * g.Q * g.E2))
 

@@ -55,7 +55,7 @@ def of_pass(tile):
 
 
 def owners_of(g, options, precision, children):
-    """The owners' kernel for blocks of so many children; None where a lane has no room for what it holds."""
+    """The owners' kernel for blocks with that number of children; None where a lane would need too many registers."""
     fragments, _ = choose_fragments(g, launcher.terms_of(precision), launcher.ELEMENTS["dynamic"])
     tile = Tile(g, fragments, 1, children, 1, launcher.runs_of(g, fragments))
     last = options.iterations - 1
