@@ -19,6 +19,7 @@ from numbacaps.api import (
     capsule_votes,
     capsule_votes_backward,
 )
+from numbacaps.device.loading import load_one_at_a_time
 from numbacaps.geometry import Geometry
 from numbacaps.kept import clear_caches
 from numbacaps.plan import Plan
@@ -56,6 +57,8 @@ __all__ = [
     "warmup",
 ]
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used
+
+load_one_at_a_time()
 
 
 def __getattr__(name):

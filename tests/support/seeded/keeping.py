@@ -218,6 +218,14 @@ FAULTS = [
         "tests/device/test_waiting.py -k capture",
     ),
     Fault(
+        "threads load a kernel at the same time",
+        "numbacaps/device/loading.py",
+        "        with lock:\n            return work(*arguments)\n",
+        "        return work(*arguments)\n",
+        "tests/device/test_loading.py",
+        tier="ptx",
+    ),
+    Fault(
         "streams share the workspaces of a routing problem",
         "numbacaps/routing/runner.py",
         "self._rooms.of(stream)",
