@@ -586,6 +586,7 @@ def test_loading_that_is_interrupted_has_loaded_all_or_nothing(tmp_path, rng):
     other.step(x, labels), other.step(x, labels)
     other.save(tmp_path / "other.npz")
     net.step(x, labels)
+    cuda.synchronize()  # what is read here does not wait for the network's streams
     everything = "weights", "first", "second", "step"
     before = [getattr(net.state, name).copy_to_host() for name in everything]
     line, interruptions = 1, 0
@@ -942,6 +943,7 @@ def test_steps_of_any_int_are_read(tmp_path, rng):
     assert type(other.steps) is int and other.steps == 2
     for one in (net, other):
         one.step(*batch(net, 2, np.random.default_rng(3)))
+    cuda.synchronize()
     assert other.state.step.copy_to_host()[0] == 3
     np.testing.assert_array_equal(net.kernels[0], other.kernels[0])
 
