@@ -5,8 +5,9 @@
 - host: the host's time to queue a call of a layer, forward, and forward with both gradients: our operator
   ``numbacaps.torch.capsule_conv2d``, a plan's own call, and ``conv2d`` of PyTorch through the fold with its operands in
   place, in both of its layouts;
-- step: a training step at batch 128 of the published network and of PrimaryCaps of Sabour et al., as modules of
-  ``numbacaps.torch`` and as their twins in plain PyTorch, in both layouts; of the network also ``numbacaps.nn``'s own. Eager,
+- step: a training step of the published network, of PrimaryCaps and CapsNet of Sabour et al. (batch 128) and of the matrix
+  capsules of Hinton et al. (64), as modules of ``numbacaps.torch`` and as their twins in plain PyTorch, in both layouts; of the
+  published network also ``numbacaps.nn``'s own. Eager,
   as a CUDA graph, with torch.compile, and as a CUDA graph of that. A row has the step's time, what the host takes to
   queue it, the most memory that PyTorch holds, and the largest error.
 

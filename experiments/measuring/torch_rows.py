@@ -2,7 +2,7 @@
 
 ==========  =================================================================================================
 measured    "host": what a call of a layer costs the host; "step": a training step
-workload    a layer of experiments.fused; "published" or "primary-caps"
+workload    a layer of experiments.fused; a step's are :data:`experiments.measuring.torch_steps.WORKLOADS`
 what        of a call "forward" or "training", which is forward and both gradients; of a step how it is run
 precision   "default", float32 without TF32, or "tf32"
 contestant  of a call :data:`CALLERS`, of a step :data:`STEPPERS`

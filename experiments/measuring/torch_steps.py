@@ -6,7 +6,9 @@ computes the same, and what the last one has left can be compared with float64. 
 - published: the five layers of the paper, and the margin loss. The twin is
   :class:`experiments.training.torch_network.TorchNet`, which keeps its kernels folded;
 - primary-caps: the layer PrimaryCaps of Sabour et al. and its squash, as it stands in their network: its input's gradient is
-  wanted too. The loss is the mean over images of the capsules' squared lengths.
+  wanted too. The loss is the mean over images of the capsules' squared lengths;
+- capsnet, matrix-capsules: the networks with routing of :mod:`experiments.training.paper_net`, with their papers' losses. The
+  twin stores the votes.
 
 In eager mode a step is called; as a graph it is a launch of the CUDA graph that was captured of one; compiled, the
 forward pass and the loss are torch.compile's, and their gradients; Adam is PyTorch's fused one always.
@@ -140,12 +142,15 @@ class Task:
         right, wanted = self.expected
         pairs = [] if loss is None else [(loss, right)]
         pairs += zip(gradients, wanted, strict=True)
-        error = max(reference.relative_error(*pair) for pair in pairs)
-        exact = _AS_EXACT.get(precision, precision)
-        limit = self.depth * reference.tolerance(np.float32, self.terms, exact)
+        error, limit = max(reference.relative_error(*pair) for pair in pairs), self.limit(precision)
         if not error <= limit:
             raise WrongResult(f"wrong result: relative error {error:.1e}, at most {limit:.1e}")
         return error
+
+    def limit(self, precision):
+        """The largest relative error that rounding explains."""
+        exact = _AS_EXACT.get(precision, precision)
+        return self.depth * reference.tolerance(np.float32, self.terms, exact)
 
 
 class Published(Task):
@@ -282,7 +287,100 @@ class PrimaryCaps(Task):
         return step.results()
 
 
-WORKLOADS = {"published": Published, "primary-caps": PrimaryCaps}
+class Routed(Task):
+    """A network of a paper that routes its votes, its weights by a seed.
+
+    EM routing divides by variances, so that rounding grows: a gradient may be as far from float64 as some times the
+    twin's own in float32.
+
+    Parameters
+    ----------
+    images : int, optional
+        By default its paper's batch.
+    device : str
+        Of PyTorch.
+    **sizes
+        Of its module.
+
+    Attributes
+    ----------
+    network : str
+        Of :data:`experiments.training.paper_net.NETWORKS`.
+    batch : int
+    """
+
+    contestants = (MODULES, *TWINS)
+    depth = 6  # layers, and the routing
+    _TIMES = 4.0  # of the twin's error
+
+    def __init__(self, images=None, device="cuda", **sizes):
+        images = images or self.batch
+        self._device, self._sizes = device, sizes
+        side = sizes.get("side", 28)
+        batch = networks.task(images)
+        self._x, self._labels = batch.x[:, :, :side, :side], batch.labels
+        self.terms = images * side**2
+
+    def make(self, contestant, precision):
+        twin = contestant != MODULES
+        return self._step(twin, layout=contestant.removeprefix("twin-") if twin else "nchw")
+
+    def _step(self, twin, dtype="float32", layout="nchw"):
+        from experiments.training import paper_net
+
+        torch = opponents.torch()
+        how = {"twin": twin, "dtype": dtype, "device": self._device, **self._sizes}
+        module = paper_net.make(self.network, 0, **how).module
+        for part in module.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                part.to(memory_format=opponents.memory_format_of(layout))
+        x = torch.from_numpy(self._x).to(self._device, getattr(torch, dtype))
+        labels = torch.from_numpy(self._labels).to(self._device)
+
+        def loss():
+            return module.loss(module(x, labels), x, labels, 0) / len(x)
+
+        return Step(loss, list(module.parameters()))
+
+    @cached_property
+    def expected(self):
+        return self._twins("float64")
+
+    @cached_property
+    def _plain(self):
+        """The largest relative error of the twin in float32."""
+        (right, wanted), (loss, gradients) = self.expected, self._twins("float32")
+        pairs = zip((loss, *gradients), (right, *wanted))
+        return max(reference.relative_error(*pair) for pair in pairs)
+
+    def _twins(self, dtype):
+        step = self._step(True, dtype)
+        with opponents.precision("ieee"):
+            step.call()
+        return step.results()
+
+    def limit(self, precision):
+        return max(super().limit(precision), self._TIMES * self._plain)
+
+
+class CapsNet(Routed):
+    """CapsNet of Sabour et al., with its decoder."""
+
+    network, batch = "capsnet", 128
+
+
+class MatrixCapsules(Routed):
+    """The matrix capsules of Hinton et al., A = B = C = D = 32."""
+
+    network, batch = "matrix-capsules", 64
+
+
+WORKLOADS = {
+    "published": Published,
+    "primary-caps": PrimaryCaps,
+    "capsnet": CapsNet,
+    "matrix-capsules": MatrixCapsules,
+}
 
 
 @cache

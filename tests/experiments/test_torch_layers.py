@@ -145,6 +145,38 @@ def test_the_published_network_gives_the_twin_s_gradients():
         assert 0 < task.check(None, gradients, "tf32x3") < 1e-5  # as numbacaps.nn's
 
 
+ROUTED = {
+    "capsnet": {"side": 8, "filters": 16, "capsules": 4, "window": 3, "hidden": (16, 32)},
+    "matrix-capsules": {"side": 8, "window": 2, "stride": 1, "filters": 8, "capsules": (4, 4, 4)},
+}
+
+
+@pytest.mark.parametrize("network", ROUTED)
+def test_networks_with_routing_give_the_twin_s_gradients(network):
+    task = torch_steps.WORKLOADS[network](5, "cpu", **ROUTED[network])
+    for contestant in task.contestants:
+        step = task.make(contestant, "ieee")
+        step.call(), step.call()
+        loss, gradients = step.results()
+        assert 0 < task.check(loss, gradients, "ieee") < 5e-4
+    for at in range(len(gradients)):
+        wrong = [array * (1.01 if at == i else 1) for i, array in enumerate(gradients)]
+        with pytest.raises(WrongResult):
+            task.check(loss, wrong, "ieee")
+    with pytest.raises(WrongResult):
+        task.check(1.01 * loss, gradients, "ieee")
+
+
+@pytest.mark.parametrize("network, window", [("capsnet", 3), ("matrix-capsules", 5)])
+def test_convolutions_of_twins_with_routing_lie_as_named(network, window):
+    task = torch_steps.WORKLOADS[network](1, "cpu", **ROUTED[network])
+    leaves = task.make("twin-channels_last", "ieee")._leaves
+    convolved = [one for one in leaves if one.shape[2:] == (window, window)]
+    assert convolved
+    for one in convolved:
+        assert one.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("contestant", (MODULES, *TWINS))
@@ -334,7 +366,7 @@ def _main(tmp_path, *arguments):
 def test_every_row_is_measured_once(machine, tmp_path, capsys):
     assert _main(tmp_path) == 0
     rows = torch_layers.listing(tmp_path / "here").rows
-    calls, steps = 2 * 2 * 2 * 4, 2 * ((4 + 4 + 3 + 3) + 4 * 3)
+    calls, steps = 2 * 2 * 2 * 4, 2 * ((4 + 4 + 3 + 3) + 3 * 4 * 3)
     assert len(rows) == calls + steps == sum(map(len, machine))
     assert (tmp_path / "here" / "torch.csv").exists()
     said = capsys.readouterr().out
@@ -349,7 +381,7 @@ def test_every_row_is_measured_once(machine, tmp_path, capsys):
 def test_shards_share_the_groups(machine, tmp_path):
     for shard in ("1/2", "2/2"):
         assert _main(tmp_path, "--shard", shard) == 0
-    assert len(machine) == len({keys[0] for keys in machine}) == 8 + 16
+    assert len(machine) == len({keys[0] for keys in machine}) == 8 + 32
 
 
 def test_ctrl_c_keeps_finished_rows(machine, tmp_path, monkeypatch, capsys):
