@@ -322,11 +322,12 @@ class Routed(Task):
         self.terms = images * side**2
 
     def make(self, contestant, precision):
-        twin = contestant != MODULES
-        return self._step(twin, layout=contestant.removeprefix("twin-") if twin else "nchw")
+        if contestant == MODULES:
+            return self._step(False, precision=precision)
+        return self._step(True, layout=contestant.removeprefix("twin-"))
 
-    def _step(self, twin, dtype="float32", layout="nchw"):
-        from experiments.training import paper_net
+    def _step(self, twin, dtype="float32", layout="nchw", precision="auto"):
+        from experiments.training import capsnet, paper_net
 
         torch = opponents.torch()
         how = {"twin": twin, "dtype": dtype, "device": self._device, **self._sizes}
@@ -334,6 +335,8 @@ class Routed(Task):
         for part in module.modules():
             if isinstance(part, torch.nn.Conv2d):
                 part.to(memory_format=opponents.memory_format_of(layout))
+            if isinstance(part, capsnet.PrimaryCaps):
+                part.precision = precision
         x = torch.from_numpy(self._x).to(self._device, getattr(torch, dtype))
         labels = torch.from_numpy(self._labels).to(self._device)
 

@@ -18,7 +18,8 @@ capsule of the label alone (in a test, the longest one), so that capsule has to 
 
 DigitCaps is where stored votes cost: 1,152 x 10 x 16 of them an image, read five times in three iterations.
 :class:`SabourCapsNet` leaves them to :class:`numbacaps.torch.RoutedCapsuleLinear`, which stores none, and
-:class:`SabourCapsNetTwin` to plain PyTorch. All else is the same code, and each loads the other's weights.
+:class:`SabourCapsNetTwin` to plain PyTorch. PrimaryCaps is a capsule convolution, whose capsules of one element are Conv1's
+features; the twin's is ``torch.nn.Conv2d``. All else is the same code, and each loads the other's weights.
 
 Trained as in the paper: margin loss, and 0.0005 of the squared differences of all pixels; Adam with TensorFlow's defaults
 and a decaying rate. The paper names neither the decay nor the initial weights, so these are choices of ours. Its shifts by
@@ -36,6 +37,33 @@ import numbacaps.torch as nt  # noqa: E402  (where torch is)
 nn = torch.nn
 _RECONSTRUCTION = 0.0005  # of the squared differences, so that the margin loss has the say
 _STD = 0.1  # of DigitCaps' first weights
+
+
+class PrimaryCaps(nn.Conv2d):
+    """PrimaryCaps as a capsule convolution; its parameters lie as those of :class:`ConvolvedPrimaryCaps`.
+
+    Attributes
+    ----------
+    precision : str
+        How float32 is multiplied on CUDA devices.
+    """
+
+    precision = "auto"
+
+    def forward(self, features):
+        """Capsules (N, capsules, rows, columns, 8) of features (N, filters, H, W)."""
+        w = self.weight.unflatten(0, (-1, PRIMARY)).movedim(1, -1)  # (capsules, filters, KH, KW, 8)
+        how = {"stride": self.stride, "precision": self.precision}
+        y = nt.capsule_conv2d(features[..., None, None], w[..., None, :], **how)
+        return y[..., 0, :] + self.bias.view(-1, 1, 1, PRIMARY)
+
+
+class ConvolvedPrimaryCaps(nn.Conv2d):
+    """The same by PyTorch's own convolution."""
+
+    def forward(self, features):
+        """As :meth:`PrimaryCaps.forward`."""
+        return super().forward(features).unflatten(1, (-1, PRIMARY)).movedim(2, -1)
 
 
 class SabourCapsNet(nn.Module):
@@ -58,14 +86,14 @@ class SabourCapsNet(nn.Module):
     """
 
     adam = DecayingAdam()
-    routed_layer = nt.RoutedCapsuleLinear
+    primary_layer, routed_layer = PrimaryCaps, nt.RoutedCapsuleLinear
 
     def __init__(self, side=28, filters=256, capsules=32, window=9, classes=10, hidden=(512, 1024)):
         super().__init__()
         grid = primary_grid(side, window)
         self.side, self.classes = side, classes
         self.conv1 = nn.Conv2d(1, filters, window)
-        self.primary = nn.Conv2d(filters, capsules * PRIMARY, window, stride=2)
+        self.primary = self.primary_layer(filters, capsules * PRIMARY, window, stride=2)
         self.digits = self.routed_layer(capsules * grid * grid, classes, (1, PRIMARY), (1, CLASS))
         self.decoder = nn.Sequential(
             nn.Linear(classes * CLASS, hidden[0]),
@@ -94,8 +122,7 @@ class SabourCapsNet(nn.Module):
         images : Tensor (N, side, side)
         """
         features = self.conv1(x[..., 0, 0]).relu()
-        grid = self.primary(features).unflatten(1, (-1, PRIMARY))  # (N, capsules, 8, rows, columns)
-        u = nt.squash(grid.movedim(2, -1)).flatten(1, 3)  # (N, children, 8)
+        u = nt.squash(self.primary(features)).flatten(1, 3)  # (N, children, 8)
         v = self.digits(u[:, :, None])[:, :, 0]
         lengths = torch.linalg.vector_norm(v, dim=2)
         drawn = lengths.argmax(1) if labels is None else labels
@@ -116,6 +143,6 @@ class SabourCapsNet(nn.Module):
 
 
 class SabourCapsNetTwin(SabourCapsNet):
-    """The same with stored votes, routed by plain PyTorch."""
+    """The same with stored votes, routed by plain PyTorch, and PyTorch's convolution."""
 
-    routed_layer = StoredLinear
+    primary_layer, routed_layer = ConvolvedPrimaryCaps, StoredLinear

@@ -137,7 +137,7 @@ def test_capsnet_is_the_paper_s():
     assert _count(net) - _count(net.decoder) == 6_804_224
     assert _shapes_of(net, "conv1", "primary", "digits", "decoder") == {
         "conv1": [(256, 20, 20)],
-        "primary": [(32 * 8, 6, 6)],
+        "primary": [(32, 6, 6, 8)],
         "digits": [(10, 1, 16)],
         "decoder": [(784,)],
     }

@@ -1,5 +1,6 @@
 """numbacaps' kernels on CUDA tensors: memory, streams and graphs."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -81,6 +82,34 @@ def test_a_graph_replays_forward_and_backward_on_new_values(function):
         torch.cuda.synchronize()
         _close(function, results, x, w)
     del graph
+    kernels.forget_captured()
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node")  # of the warm-up's stream
+def test_a_network_is_two_graphs():
+    """One forward and one backward, by PyTorch's own function: the same bits on new images and new weights."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        nt.CapsuleConv2d(4, 8, 3, in_capsule=(2, 5), out_capsule=(2, 4), stride=2),
+        nt.Squash((-2, -1)),
+        nt.RoutedCapsuleConv2d(8, 4, 2, in_capsule=(2, 4), out_capsule=(2, 4)),
+    ).cuda()
+    plain = deepcopy(network)
+    graphed = torch.cuda.make_graphed_callables(network, (_operands()[0],))
+    for seed in (1, 2):
+        x, _ = _operands(seed)
+        found = []
+        for one in (plain, graphed):
+            one.zero_grad()
+            y = one(x)
+            y.square().sum().backward()
+            found.append([y, *(weight.grad for weight in one.parameters())])
+            with torch.no_grad():
+                for weight in one.parameters():
+                    weight.mul_(0.9)
+        for wanted, have in zip(*found, strict=True):
+            assert torch.equal(wanted, have)
+    del network, graphed
     kernels.forget_captured()
 
 
