@@ -380,7 +380,7 @@ def _torch(data):
             peaks = (torch_rows.number(row, "peak_mb") for row in rows[:2])
             numbers = theirs, ours, step.ratio, network, *peaks
             cells.append((step.workload, step.precision, step.mode, *map(_or_nothing, numbers)))
-        words = "A training step at batch 128, median; plain PyTorch in the faster of its layouts:"
+        words = "A training step, median, 128 images (matrix-capsules 64); plain PyTorch in the faster of its layouts:"
         parts += [_heading(data["torch"], words), _markdown(header, cells, words=3)]
     found = torch_rows.calls(data["torch"])
     if found:

@@ -51,11 +51,12 @@ def draw(rows):
     top = 1.5
     for (title, unit, bars), height in zip(blocks, heights):
         for i, precision in enumerate(shown):
-            axes = sheet.panel(
-                _LEFT + i * (_WIDTH + _GAP), top, _WIDTH, height, f"{title}, {precision}"
-            )
-            _draw_panel(axes, {key[1:]: one for key, one in bars.items() if key[0] == precision}, i)
-            axes.set_xlabel(f"{unit}, log scale")
+            own = {key[1:]: one for key, one in bars.items() if key[0] == precision}
+            if own:
+                place = _LEFT + i * (_WIDTH + _GAP), top
+                axes = sheet.panel(*place, _WIDTH, height, f"{title}, {precision}")
+                _draw_panel(axes, own, _places(bars), named=precision == next(iter(bars))[0])
+                axes.set_xlabel(f"{unit}, log scale")
         top += height + 1.0
     return sheet.figure
 
@@ -88,26 +89,27 @@ def _calls(layer, rows):
     return f"call of {layer}", "us of the host", bars
 
 
-def _groups(bars):
-    """The modes or passes of bars, in their order."""
-    return list(dict.fromkeys(key[-2] for key in bars))
+def _places(bars):
+    """Where each (mode or pass, attribute) has its bar, the same in all panels; those of a mode together."""
+    found, y = {}, 0.0
+    for group in dict.fromkeys(key[1] for key in bars):
+        for name in dict.fromkeys(key[2] for key in bars if key[1] == group):
+            found[group, name] = y
+            y += 1
+        y += 0.6
+    return found
 
 
 def _bottom(bars):
-    """Where a bar after the last of the longest panel would be."""
-    names = {key[-2:] for key in bars}
-    return len(names) + 0.6 * len(_groups(bars))
+    """Where a bar after the last one would be."""
+    places = _places(bars)
+    return len(places) + 0.6 * len({group for group, _ in places})
 
 
-def _draw_panel(axes, bars, column):
-    """Bars by (mode or pass, attribute), those of a mode together; named left of the first column."""
+def _draw_panel(axes, bars, places, named):
+    """Bars at their places; what was not measured leaves its place free."""
     time_scale(axes, [time for time, _ in bars.values()], room=0.3)
-    names, y = {}, 0.0
-    for group in _groups(bars):
-        for (other, name), (time, words) in bars.items():
-            if other == group:
-                draw_bar(axes, y, time, _BARS[name], words)
-                names[y] = f"{group}, {_BARS[name].label}"
-                y += 1
-        y += 0.6
-    name_bars(axes, y - 0.6, {} if column else names, size=8)
+    for key, (time, words) in bars.items():
+        draw_bar(axes, places[key], time, _BARS[key[1]], words)
+    names = {y: f"{group}, {_BARS[name].label}" for (group, name), y in places.items()}
+    name_bars(axes, max(places.values()) + 1, names if named else {}, size=8)
