@@ -2,7 +2,7 @@
 
 import numpy as np
 from matplotlib import style
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.measuring import records
 from experiments.plots.canvas import QUIET, STYLE, Sheet, file_bytes
@@ -81,6 +81,7 @@ def draw_curves(rows, images, gpu):
                 values = [float(row[column]) for row in of_run]
                 axes.plot(epochs, values, look, color=colour_of(key[0]), lw=1.3)
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels["loss"].set_ylim(bottom=0)
     panels["accuracy"].yaxis.set_major_formatter(PercentFormatter(1))
     names = list(dict.fromkeys(row["by"] for row in rows))
