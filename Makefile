@@ -48,7 +48,8 @@ test-rest: $(INSTALLED)
 test-torch: $(INSTALLED)
 	$(PY) -m pip install --quiet '$(TORCH)' '$(JAX)'
 	$(PY) -m pytest $(SIDE_BY_SIDE) --tier simulator tests/torch tests/jax tests/experiments/test_modules.py tests/experiments/test_capsnets.py \
-		tests/experiments/test_torch_layers.py tests/experiments/test_routing_speed.py
+		tests/experiments/test_torch_layers.py tests/experiments/test_routing_speed.py \
+		tests/experiments/test_routing_curves.py
 
 gpu: $(INSTALLED)
 	$(PY) -m tests.record_gpu

@@ -3,7 +3,7 @@
 ``python -m experiments.record`` measures, on this machine's GPU, the rows of ``experiments/results/<gpu>/``
 that are older than their kernels or missing: first the forward pass of fused.csv, then its gradients, then the
 whole network of table1.csv, then the rest, and at last, for which there is time, the experiments that are run as a
-whole: host_cost, first_call, with a new seed drawn_speed, routing, and torch_layers. It compiles what a batch of groups takes in processes side by
+whole: host_cost, first_call, with a new seed drawn_speed, routing, routing_curves, and torch_layers. It compiles what a batch of groups takes in processes side by
 side, then measures the batch. Every group of rows is in its file as soon as it is measured; Ctrl-C
 loses none, and the next call goes on.
 
@@ -31,6 +31,7 @@ from experiments import (
     memory,
     neighbours,
     routing,
+    routing_curves,
     rungs,
     scaling,
     stages,
@@ -66,6 +67,7 @@ WHOLE = {
     "first_call": first_call,
     "drawn_speed": drawn_speed,
     "routing": routing,
+    "routing_curves": routing_curves,
     "torch_layers": torch_layers,
 }
 # Those that take several GPUs; nothing here runs them.

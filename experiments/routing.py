@@ -13,10 +13,10 @@ All multiply float32 without TF32. ``--workloads digitcaps-128,em-conv1-8`` is a
 
 import sys
 
-from experiments.measuring import device_memory, measure, opponents, routed
-from experiments.measuring.clocks import extra_bytes, milliseconds
+from experiments.measuring import opponents, routed
 from experiments.measuring.listed import Listed
-from experiments.measuring.routing_rows import KEYS, NAME, OURS, VALUES, told
+from experiments.measuring.routed_cells import measure_workload
+from experiments.measuring.routing_rows import KEYS, NAME, VALUES, told
 
 MINUTES = 12  # that a run takes, about
 _LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant",))
@@ -35,45 +35,8 @@ def make_parser():
 
 def measure_case(case):
     """The row of a case."""
-    name, wanted, contestant = case
-    workload = routed.WORKLOADS[name]
-    row = dict(zip(KEYS, case))
-    row["operands_mb"] = workload.nbytes(wanted) / 1e6
-    row["votes_mb"] = workload.votes_nbytes / 1e6
-    try:
-        with opponents.precision("ieee"):
-            row["error"] = routed.error(routed.CONTESTANTS[contestant], workload, wanted)
-            row |= _timed(workload, wanted, contestant)
-    except Exception as failure:  # whatever a library raises is what its row says
-        row["note"] = measure.note_of(failure)
-    device_memory.release()
-    return row
-
-
-def _timed(workload, wanted, contestant):
-    """Time, and bytes beside operands and results."""
-    tensors = workload.tensors()
-    # What PyTorch allocates for results: gradients, too, in training.
-    of_results = workload.nbytes(wanted) - workload.nbytes("forward")
-    of_results = of_results or tensors["dy"].numel() * 4
-    if workload.options.is_summed and contestant == "graph":
-        eager = routed.CONTESTANTS["fused"](workload, tensors, wanted)
-        extra = max(0, extra_bytes(eager) - of_results)
-        return {"ms": milliseconds(routed.captured(eager)), "extra_mb": extra / 1e6}
-    is_direct = contestant in OURS and not workload.options.is_summed
-    if is_direct:
-        direct, workspace = routed.launched(workload, tensors, wanted)
-        direct()
-        extra = workspace()
-    if contestant == "graph":
-        return {"ms": milliseconds(routed.captured(direct)), "extra_mb": extra / 1e6}
-    call = routed.CONTESTANTS[contestant](workload, tensors, wanted)
-    ms = milliseconds(call)
-    if contestant == "torch_graph":  # its memory is its own pool's, as much as without a graph
-        return {"ms": ms}
-    if not is_direct:  # the results that PyTorch allocates are no extra
-        extra = max(0, extra_bytes(call) - of_results)
-    return {"ms": ms, "extra_mb": extra / 1e6}
+    name, *how = case
+    return dict(zip(KEYS, case)) | measure_workload(routed.WORKLOADS[name], *how)
 
 
 def cases(options):

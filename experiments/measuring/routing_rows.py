@@ -33,10 +33,14 @@ class Case(NamedTuple):
     wanted: str
     rows: dict
 
+    def number(self, contestant, column):
+        """What its row has in a column; None where it was not measured or failed."""
+        row = self.rows.get(contestant)
+        return float(row[column]) if row and row[column] else None
+
     def ms(self, contestant):
         """Its time; None where it was not measured or failed."""
-        row = self.rows.get(contestant)
-        return float(row["ms"]) if row and row["ms"] else None
+        return self.number(contestant, "ms")
 
     @property
     def ratio(self):

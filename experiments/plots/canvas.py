@@ -104,6 +104,12 @@ def cross():
     return {"marker": "x", "ms": 2 * size, "mew": 1.1 * width}
 
 
+def end_in_cross(axes, last, x, y, colour):
+    """Dots from a curve's last point, at ``last``, to the cross at ``x``, where what came next failed."""
+    axes.plot([last, x], [y, y], color=colour, lw=0.8, ls=":")
+    axes.plot([x], [y], color=colour, **cross())
+
+
 # ---- labels at the ends of curves
 
 

@@ -13,6 +13,7 @@ from experiments.plots import (
     memory,
     roofline,
     routing,
+    routing_curves,
     scaling,
     speedup,
     stages,
@@ -69,7 +70,12 @@ STYLES = {
         memory.draw,
         distribution.draw,
         stages.draw,
-        {"torch": torch_layers.draw, "scaling": scaling.draw, "routing": routing.draw},
+        {
+            "torch": torch_layers.draw,
+            "scaling": scaling.draw,
+            "routing": routing.draw,
+            "routing_curves": routing_curves.draw,
+        },
     ),
     "paper": Style(
         column.STYLE,

@@ -7,14 +7,14 @@ from experiments.plots.canvas import Sheet
 from experiments.plots.lines import FOLD, Line
 from experiments.plots.rows import Lacking
 
-_BARS = {
+LINES = {
     "graph": Line("numbacaps, CUDA graph", "fused", "ieee", ()),
     "fused": Line("numbacaps, eager", "indexed", "ieee", ()),
     "torch": Line("PyTorch, votes stored", FOLD, "ieee", ()),
     "torch_graph": Line("PyTorch, CUDA graph", "torch_fold_nhwc", "ieee", ()),
     "compiled": Line("PyTorch, compiled", "torch_unfold_einsum", "ieee", ()),
 }
-_TITLES = {"forward": "forward", "training": "forward and backward"}
+TITLES = {"forward": "forward", "training": "forward and backward"}
 _WIDTH, _LEFT, _GAP, _BAR = 3.9, 3.3, 0.6, 0.2  # inches
 
 
@@ -38,7 +38,7 @@ def draw(rows):
     cases = routing_rows.cases(rows)
     if not cases:
         raise Lacking("no rows of routing")
-    passes = [wanted for wanted in _TITLES if any(case.wanted == wanted for case in cases)]
+    passes = [wanted for wanted in TITLES if any(case.wanted == wanted for case in cases)]
     shown = [name for name in CONTESTANTS if any(name in case.rows for case in cases)]
     workloads = list(dict.fromkeys(case.workload for case in cases))
     height = _BAR * (len(shown) + 0.6) * len(workloads)
@@ -53,7 +53,7 @@ def draw(rows):
     )
     for i, wanted in enumerate(passes):
         place = _LEFT + i * (_WIDTH + _GAP), 1.5
-        axes = sheet.panel(*place, _WIDTH, height, _TITLES[wanted])
+        axes = sheet.panel(*place, _WIDTH, height, TITLES[wanted])
         own = {case.workload: case for case in cases if case.wanted == wanted}
         _draw_panel(axes, own, workloads, shown, named=i == 0)
     return sheet.figure
@@ -72,8 +72,8 @@ def _draw_panel(axes, cases, workloads, shown, named):
     for workload in workloads:
         for name in shown:
             if row := rows.get((workload, name)):
-                draw_bar(axes, y, time_of(row), _BARS[name], _memory(row))
-            names[y] = f"{workload}, {_BARS[name].label}"
+                draw_bar(axes, y, time_of(row), LINES[name], _memory(row))
+            names[y] = f"{workload}, {LINES[name].label}"
             y += 1
         y += 0.6
     name_bars(axes, y - 0.6, names if named else {}, size=8)

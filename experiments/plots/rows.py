@@ -9,7 +9,14 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.measuring import listing, records, routing_rows, scaling_rows, torch_rows
+from experiments.measuring import (
+    listing,
+    records,
+    routing_curve_rows,
+    routing_rows,
+    scaling_rows,
+    torch_rows,
+)
 from experiments.measuring.problem import PASSES
 
 EXPERIMENTS = ("table1", "sweep", "stages", "memory", "fused", "rungs", "drawn_speed")
@@ -17,6 +24,7 @@ LISTED = {
     torch_rows.NAME: "torch_layers",
     scaling_rows.NAME: "scaling",
     routing_rows.NAME: "routing",
+    routing_curve_rows.NAME: "routing_curves",
 }  # short CSVs with columns of their own, and who makes them
 ONE_CURVE = ("drawn_speed",)  # experiments whose rows all go into each of their curves
 DIRECTIONS = {"forward": PASSES[:1], "backward": PASSES[1:]}
@@ -57,7 +65,7 @@ def load_all(folder):
     for path in sorted(Path(folder).glob("*.csv")):
         if path.stem not in data and records.is_ours(path):
             data[path.stem] = load(path)
-    listed = torch_rows, scaling_rows, routing_rows
+    listed = torch_rows, scaling_rows, routing_rows, routing_curve_rows
     return data | {of.NAME: listing.current(folder, of) for of in listed}
 
 

@@ -5,7 +5,7 @@ import textwrap
 from itertools import cycle
 
 from experiments.measuring import records
-from experiments.plots.canvas import QUIET, Sheet, cross, label_ends, label_room, log_height
+from experiments.plots.canvas import QUIET, Sheet, end_in_cross, label_ends, label_room, log_height
 from experiments.plots.lines import Line, curves
 from experiments.plots.rows import PASSES, Lacking, at, distinct, of_pass, reason, swept
 from experiments.plots.sweep_axis import Scale, settings_of
@@ -144,7 +144,6 @@ def draw_curve(axes, places, shown, ones, line, label, marker):
     after = shown[last + 1] if last + 1 < len(shown) else None
     if after and after["ms_p50"] is None:
         x = places[last + 1]
-        axes.plot([places[last], x], [y, y], color=colour, lw=0.8, ls=":")
-        axes.plot([x], [y], color=colour, **cross())
+        end_in_cross(axes, places[last], x, y, colour)
         label = f"{label}  ×  {reason(after)}"
     return x, y, label, colour

@@ -10,7 +10,6 @@ import pytest
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.text import Text
 
 from experiments import figures, plots
 from experiments.measuring import provenance, records, sources
@@ -20,6 +19,7 @@ from experiments.plots import training
 from experiments.plots.paper import column
 from experiments.plots.rows import PASSES, Lacking, digits, load, load_all, split_sweep
 from numbacaps import stages as pipeline
+from tests.support.written import check_words, words_of
 
 GPU = "NVIDIA-Test-1"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -357,39 +357,12 @@ def drawn_speed_rows():
     ]
 
 
-def words_of(figure, renderer):
-    """(words, box) of everything that is written."""
-    written = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-    hidden = {
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        for label in axis.get_ticklabels()
-        if not _in_view(axis, label)
-    }
-    return [
-        (text.get_text(), text.get_window_extent(renderer))
-        for text in written
-        if text not in hidden and text.get_text() != "PREDICTION"
-    ]
-
-
-def _in_view(axis, label):
-    low, high = sorted(axis.get_view_interval())
-    return low <= label.get_position()[axis.axis_name == "y"] <= high
-
-
 @pytest.mark.slow
 def test_in_print_no_words_collide_or_leave_the_column(printed):
     for name, (figure, renderer) in printed.items():
         assert figure.get_figwidth() == column.WIDTH
-        words = words_of(figure, renderer)
-        assert len(words) > 8, name
-        for text, box in words:
-            inside = 0 <= box.x0 and box.x1 <= figure.bbox.x1 and 0 <= box.y0 <= box.y1
-            assert inside and box.y1 <= figure.bbox.y1, (name, text)
-        for (one, a), (other, b) in combinations(words, 2):
-            assert not a.padded(-0.5).overlaps(b.padded(-0.5)), (name, one, other)
+        assert len(words_of(figure, renderer)) > 8, name
+        check_words(figure, renderer, name)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from experiments.measuring import (
     opponents,
     provenance,
     routed,
+    routed_cells,
     routing_rows,
     tables,
 )
@@ -92,7 +93,7 @@ def _here(monkeypatch, tmp_path):
             raise RuntimeError("no compiler")
         return {"ms": float(len(contestant)), "extra_mb": 1.0}
 
-    monkeypatch.setattr(routing, "_timed", fake)
+    monkeypatch.setattr(routed_cells, "_timed", fake)
     return ["--workloads", "digitcaps-128,em-conv1-8", "--results", str(tmp_path)], timed
 
 

@@ -20,6 +20,7 @@ from experiments import (
     neighbours,
     record,
     routing,
+    routing_curves,
     scaling,
     sweep,
     torch_layers,
@@ -218,7 +219,7 @@ def test_files_without_the_later_columns_are_read(tmp_path):
 
 
 def test_recorded_files_are_read():
-    own_columns = first_call, host_cost, neighbours, routing, scaling, torch_layers
+    own_columns = first_call, host_cost, neighbours, routing, routing_curves, scaling, torch_layers
     named = {experiment.NAME: experiment for experiment in own_columns}
     for path in provenance.RESULTS.glob("*/*.csv"):
         own = named.get(path.stem)
