@@ -68,6 +68,8 @@ class Lesson:
             path = folder / f"lesson-{self.number:02}-{name}.png"
             path.write_bytes(png.getvalue())
             says = f"{says} [{path}]"
+        else:
+            says = f"{says} (--pictures FOLDER saves it)"
         print(f"picture: {says}")
 
 

@@ -51,7 +51,7 @@ for r in ITERATIONS:
     couplings["dynamic"][r], parents[r] = c.reshape(PARENTS, CHILDREN), expected_v[0]
     assert np.allclose(couplings["dynamic"][r].T, expected_c[0], atol=1e-5)
     lengths = np.linalg.norm(v.reshape(PARENTS, E), axis=1)
-    print(f"{r} iterations: the parents' lengths are", *(f"{length:.3f}" for length in lengths))
+    print(f"iterations {r}: the parents' lengths are", *(f"{length:.3f}" for length in lengths))
 
 # %% [markdown]
 # Most capsules at the edge of the picture have no ink. Their votes are zero, so they agree with
@@ -70,7 +70,7 @@ blank = X.sum(axis=(4, 5, 6)).reshape(-1) == 0
 print(f"{ink.sum()} children with ink, {blank.sum()} without any")
 for r, c in couplings["dynamic"].items():
     assert np.allclose(c[:, blank], 1 / PARENTS)
-    print(f"{r} iterations: the strongest parent has {strongest(c):.0%} of a child")
+    print(f"iterations {r}: the strongest parent has {strongest(c):.0%} of a child")
 assert strongest(couplings["dynamic"][5]) > strongest(couplings["dynamic"][1])
 
 # %% [markdown]
@@ -93,7 +93,7 @@ for r in ITERATIONS:
     assert np.allclose(active.reshape(PARENTS), expected_a[0], atol=1e-3)
     sure = strongest(couplings["em"][r])
     print(
-        f"{r} iterations: active",
+        f"iterations {r}: active",
         *(f"{a:.2f}" for a in active.reshape(-1)),
         f"strongest {sure:.0%}",
     )

@@ -68,7 +68,7 @@ for BM, BN in ((4, 4), (12, 4), (12, 8)):
     counted[f"tiles of {BM} x {BN}"] = [elements(launches, kind) for kind in (READ, WRITE)]
 
 # %% [markdown]
-# Beside it, the algorithms of the toolkit that multiply without atomics, counted in the same way.
+# The algorithms of the toolkit that multiply without atomics are counted in the same way. The numbers follow, tiles first.
 
 # %%
 for name in ("staged", "indexed", "fused"):

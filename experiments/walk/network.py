@@ -11,7 +11,8 @@ _LINES = (  # algorithm, precision, what it is called
     ("naive", "ieee", "naive"),
     ("staged", "ieee", "staged"),
     ("indexed", "ieee", "indexed"),
-    ("fused", "ieee", "fused"),
+    ("fused", "ieee", "fused, ieee"),
+    ("fused", "tf32x3", "fused, tf32x3"),
     ("fused", "tf32", "fused, tf32"),
 )
 

@@ -30,7 +30,14 @@ def in_numbers(stage, trace):
     told = {
         "capsule_im2col": (f"an input capsule, I_flat[0,{l},{q}]", x),
         "kernel_extend": (f"its kernel capsule, K'[0,{l},{q}]", w),
-        "strided_batched_matmul": (f"one vote, I' @ K' = O'[0,0,{l},{q}]", x, "@", w, "=", vote),
+        "strided_batched_matmul": (
+            f"one product (a vote), I' @ K' = O'[0,0,{l},{q}]",
+            x,
+            "@",
+            w,
+            "=",
+            vote,
+        ),
         "output_reduce": (f"the sum of {g.Q} votes, that one among them, O[0,0,{l}]", total),
     }
     title, *parts = told.get(stage.name, ("",))

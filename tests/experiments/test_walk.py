@@ -73,7 +73,7 @@ def test_a_vote_and_its_sum_stand_there_in_numbers(capsys):
     lines = out.splitlines()
     (x,) = matrices(below(lines, "an input capsule, I_flat["))
     (w,) = matrices(below(lines, "its kernel capsule, K'["))
-    left, right, vote = matrices(below(lines, "one vote, I' @ K' = O'["))
+    left, right, vote = matrices(below(lines, "one product (a vote), I' @ K' = O'["))
     (total,) = matrices(below(lines, "the sum of 4 votes, that one among them, O["))
     assert x.shape == (4, 4) and np.abs(x).sum() > 0 and total.shape == (4, 4)
     assert np.array_equal(left, x) and np.array_equal(right, w)
