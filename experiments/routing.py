@@ -13,9 +13,9 @@ All multiply float32 without TF32. ``--workloads digitcaps-128,em-conv1-8`` is a
 
 import sys
 
-from experiments.measuring import opponents, routed
+from experiments.measuring import routed
 from experiments.measuring.listed import Listed
-from experiments.measuring.routed_cells import measure_workload
+from experiments.measuring.routed_cells import jobs, measure_workload
 from experiments.measuring.routing_rows import KEYS, NAME, VALUES, told
 
 MINUTES = 12  # that a run takes, about
@@ -49,14 +49,10 @@ def cases(options):
     ]
 
 
-def jobs(options):
-    """(keys, work) of every row; ImportError where PyTorch is not here."""
-    opponents.torch_on_gpu()
-    return [([case], lambda case=case: [measure_case(case)]) for case in cases(options)]
-
-
 def main(arguments=None):
-    return _LISTED.main(make_parser(), arguments, jobs, told)
+    return _LISTED.main(
+        make_parser(), arguments, lambda options: jobs(cases(options), measure_case), told
+    )
 
 
 if __name__ == "__main__":

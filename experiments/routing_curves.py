@@ -15,9 +15,9 @@ All multiply float32 without TF32. ``--networks digitcaps --axes iterations`` is
 import sys
 from dataclasses import replace
 
-from experiments.measuring import opponents, routed
+from experiments.measuring import routed
 from experiments.measuring.listed import Listed
-from experiments.measuring.routed_cells import measure_workload
+from experiments.measuring.routed_cells import jobs, measure_workload
 from experiments.measuring.routing_curve_rows import (
     CONTESTANTS,
     IMAGES,
@@ -78,14 +78,10 @@ def cases(options):
     ]
 
 
-def jobs(options):
-    """(keys, work) of every row; ImportError where PyTorch is not here."""
-    opponents.torch_on_gpu()
-    return [([case], lambda case=case: [measure_case(case)]) for case in cases(options)]
-
-
 def main(arguments=None):
-    return _LISTED.main(make_parser(), arguments, jobs, told)
+    return _LISTED.main(
+        make_parser(), arguments, lambda options: jobs(cases(options), measure_case), told
+    )
 
 
 if __name__ == "__main__":

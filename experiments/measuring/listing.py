@@ -121,3 +121,22 @@ def current(folder, of):
 def of_machine():
     """The cells of :data:`MACHINE` and :data:`CARD` that do not change from row to row."""
     return {name: cell for name, cell in records.of_machine().items() if name in MACHINE + CARD}
+
+
+def cells_of(numbers, forms):
+    """Numbers in the columns of a printed table, a dash where there is none.
+
+    Parameters
+    ----------
+    numbers : iterable of float or None
+    forms : iterable of str
+        Of each its width, a point and the rest of its format: "9.1f".
+
+    Returns
+    -------
+    str
+    """
+    pairs = zip(numbers, forms)
+    return "".join(
+        f"{'-':>{form.split('.')[0]}}" if one is None else f"{one:{form}}" for one, form in pairs
+    )

@@ -15,12 +15,10 @@ from numbacaps import Geometry
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner, kept_states
-from reference.compare import ROUTING
+from reference.compare import ROUTING, ROUTING_TIMES
 
 PASSES = ("forward", "training")  # the second is forward and backward
 _OF_IMAGES = ("x", "dy", "activations", "d_activations")  # operands whose first axis is images
-# EM routing's differences grow with each iteration: after 8, plain PyTorch's own gradients in float32 are off by 3e-3.
-_TIMES = 4  # of the error of stored votes in float32
 
 
 @dataclass(frozen=True)
@@ -269,8 +267,9 @@ def error(make, workload, wanted, images=8, device="cuda"):
     Raises
     ------
     WrongResult
-        It is more than :data:`reference.compare.ROUTING` and more than four times that of stored votes in float32, or no number. EM
-        routing divides by variances, so that float32's own error grows with every iteration.
+        It is more than :data:`reference.compare.ROUTING` and more than :data:`~reference.compare.ROUTING_TIMES` that of stored votes in
+        float32, or no number. EM routing divides by variances, so that float32's own error grows: after 8 iterations plain
+        PyTorch's gradients are off by 3e-3.
     """
     is_forward = wanted == "forward"
     given = workload.tensors(None if is_forward else images, device)
@@ -285,7 +284,7 @@ def error(make, workload, wanted, images=8, device="cuda"):
     error, most = _difference(found, exact), ROUTING
     if not error <= most:
         rounded = {name: one.detach().clone() for name, one in first.items()}
-        most = max(most, _TIMES * _difference(by_torch(workload, rounded, wanted)(), exact))
+        most = max(most, ROUTING_TIMES * _difference(by_torch(workload, rounded, wanted)(), exact))
     if not error <= most:
         raise WrongResult(f"wrong result: relative error {error:.1e}, at most {most:.1e}")
     return error

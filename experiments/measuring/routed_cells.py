@@ -1,4 +1,4 @@
-"""The cells of a routing problem's row: who computes it is checked against float64, then timed, and its memory counted."""
+"""How a row of a routing problem is measured: who computes it is checked against float64, then timed, and its memory counted."""
 
 from experiments.measuring import device_memory, measure, opponents, routed
 from experiments.measuring.clocks import extra_bytes, milliseconds
@@ -33,6 +33,12 @@ def measure_workload(workload, wanted, contestant):
         cells["note"] = measure.note_of(failure)
     device_memory.release()
     return cells
+
+
+def jobs(cases, measure_case):
+    """(keys, work) of every row, as :class:`experiments.measuring.listed.Listed` takes them; ImportError without PyTorch."""
+    opponents.torch_on_gpu()
+    return [([case], lambda case=case: [measure_case(case)]) for case in cases]
 
 
 def _timed(workload, wanted, contestant):

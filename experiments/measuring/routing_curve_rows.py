@@ -10,6 +10,7 @@ The other columns are those of :mod:`experiments.measuring.routing_rows`.
 """
 
 from experiments.measuring import routing_rows
+from experiments.measuring.listing import cells_of
 from experiments.measuring.routing_rows import Case
 
 NAME = "routing_curves"
@@ -50,15 +51,9 @@ def told(rows):
     lines[0] += f"{'ratio':>8}{'MB, ours':>11}{'PyTorch':>11}"
     for (network, axis, at, wanted), case in cases(rows).items():
         line = f"{network:11}{axis:11}{at:5}  {wanted:9}"
-        line += "".join(_cell(case.ms(name), 12, ".4g") for name in CONTESTANTS)
-        line += _cell(case.ratio, 8, ".1f")
-        line += "".join(
-            _cell(case.number(name, "extra_mb"), 11, ".2f") for name in ("graph", "torch")
-        )
+        line += cells_of(map(case.ms, CONTESTANTS), ["12.4g"] * len(CONTESTANTS))
+        memory = (case.number(name, "extra_mb") for name in ("graph", "torch"))
+        line += cells_of((case.ratio, *memory), ("8.1f", "11.2f", "11.2f"))
         lines.append(line)
         lines += [f"  {name}: {row['note']}" for name, row in case.rows.items() if row["note"]]
     return lines
-
-
-def _cell(value, width, form):
-    return f"{'-' if value is None else format(value, form):>{width}}"

@@ -12,6 +12,8 @@ error       the largest difference from float64, over the largest element
 
 from typing import NamedTuple
 
+from experiments.measuring.listing import cells_of
+
 NAME = "routing"
 KEYS = ("workload", "pass", "contestant")
 VALUES = ("ms", "extra_mb", "operands_mb", "votes_mb", "error", "note")
@@ -74,10 +76,8 @@ def told(rows):
     lines = [f"{'ms':18}{'pass':10}" + "".join(f"{name:>12}" for name in CONTESTANTS)]
     lines[0] += f"{'ratio':>8}{'peak':>7}{'error':>10}"
     for case in cases(rows):
-        times = map(case.ms, CONTESTANTS)
-        cells = "".join(f"{ms:12.4g}" if ms else f"{'-':>12}" for ms in times)
-        ratio = f"{case.ratio:8.1f}" if case.ratio else f"{'-':>8}"
-        line = f"{case.workload:18}{case.wanted:10}{cells}{ratio}"
+        times = cells_of(map(case.ms, CONTESTANTS), ["12.4g"] * len(CONTESTANTS))
+        line = f"{case.workload:18}{case.wanted:10}{times}{cells_of([case.ratio], ['8.1f'])}"
         if case.ours:
             peak = case.peak(case.ours["contestant"])
             line += f"{peak:7.2f}{float(case.ours['error']):10.1e}"

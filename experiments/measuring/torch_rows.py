@@ -11,6 +11,8 @@ contestant  of a call :data:`CALLERS`, of a step :data:`STEPPERS`
 
 from typing import NamedTuple
 
+from experiments.measuring.listing import cells_of
+
 NAME = "torch"
 KEYS = ("measured", "workload", "what", "precision", "contestant")
 VALUES = ("ms", "host_us", "peak_mb", "error", "note")
@@ -124,7 +126,7 @@ def told(rows):
         for one in found:
             numbers = one.operator, one.plan, ratio(one.operator, one.plan), one.conv2d
             numbers += (ratio(one.operator, one.conv2d),)
-            cells = _cells(numbers, ("9.1f", "7.1f", "7.2f", "8.1f", "7.2f"))
+            cells = cells_of(numbers, ("9.1f", "7.1f", "7.2f", "8.1f", "7.2f"))
             lines.append(f"{one.workload:18}{one.what:10}{one.precision:9}{cells}")
     if found := steps(rows):
         lines.append(
@@ -136,17 +138,9 @@ def told(rows):
                 number(one.network, "ms"),
                 *(number(row, "peak_mb") for row in (one.modules, one.twin)),
             )
-            cells = _cells(numbers, ("9.3f", "9.3f", "7.2f", "9.3f", "8.1f", "8.1f"))
+            cells = cells_of(numbers, ("9.3f", "9.3f", "7.2f", "9.3f", "8.1f", "8.1f"))
             lines.append(f"{one.workload:14}{one.mode:16}{one.precision:9}{cells}")
     for row in rows:
         if row["note"]:
             lines.append(f"  {' '.join(row[name] for name in KEYS)}: {row['note']}")
     return lines
-
-
-def _cells(numbers, forms):
-    """Numbers in their columns, a dash where there is none."""
-    pairs = zip(numbers, forms)
-    return "".join(
-        f"{'-':>{form.split('.')[0]}}" if one is None else f"{one:{form}}" for one, form in pairs
-    )

@@ -26,6 +26,7 @@ from experiments.measuring.contestants import Variant
 from experiments.measuring.problem import WrongResult
 from experiments.measuring.torch_rows import MODULES, NETWORK, TWINS
 from experiments.measuring.workloads import PUBLISHED
+from reference.compare import ROUTING_TIMES
 
 _RATE = 1e-30  # at which no float32 weight moves
 _WARM_UPS = 4  # the first compile, and cuDNN tries its algorithms
@@ -311,7 +312,6 @@ class Routed(Task):
 
     contestants = (MODULES, *TWINS)
     depth = 6  # layers, and the routing
-    _TIMES = 4.0  # of the twin's error
 
     def __init__(self, images=None, device="cuda", **sizes):
         images = images or self.batch
@@ -363,7 +363,7 @@ class Routed(Task):
         return step.results()
 
     def limit(self, precision):
-        return max(super().limit(precision), self._TIMES * self._plain)
+        return max(super().limit(precision), ROUTING_TIMES * self._plain)
 
 
 class CapsNet(Routed):

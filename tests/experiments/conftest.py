@@ -1,4 +1,4 @@
-"""A small walk's page, and a headless Chromium (Debian's chromium and chromium-driver) to open it in.
+"""A small walk's page, and a headless Chromium (Debian's chromium and chromium-driver) to open it in; what seems to be a GPU.
 
 ``.ci/run`` installs Chromium; without it those tests are skipped and say so. The fixtures import what they use: this
 file can be read before ``tests/conftest.py`` has chosen the target.
@@ -7,6 +7,21 @@ file can be read before ``tests/conftest.py`` has chosen the target.
 import json
 
 import pytest
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Experiments take it that there is a GPU, called "here", and that PyTorch runs on it; what rows say of it."""
+    torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+    from experiments.measuring import command, device_memory, listed, opponents, provenance
+
+    now = {"gpu": "here", "driver": "1", "versions": "{}", "source_sha256": "now"}
+    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
+    monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
+    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
+    monkeypatch.setattr(listed, "of_machine", lambda: now)
+    monkeypatch.setattr(device_memory, "release", lambda: None)
+    return now
 
 
 @pytest.fixture(scope="session")

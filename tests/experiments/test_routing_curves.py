@@ -8,10 +8,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments import figures, record, routing_curves
 from experiments.measuring import (
-    command,
-    device_memory,
-    listed,
-    opponents,
     provenance,
     routed,
     routed_cells,
@@ -101,13 +97,8 @@ def test_an_error_is_measured_by_that_of_stored_votes(monkeypatch):
 
 
 @pytest.fixture
-def here(monkeypatch, tmp_path):
+def here(as_on_a_gpu, monkeypatch, tmp_path):
     """As on a GPU: no contestant runs, and stored votes of more than 4 GB do not fit; (arguments, who was timed)."""
-    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
-    monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
-    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
-    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(routed, "error", lambda *how: 1e-7)
     timed = []
 

@@ -7,11 +7,6 @@ import pytest
 
 from experiments import record, routing
 from experiments.measuring import (
-    command,
-    device_memory,
-    listed,
-    opponents,
-    provenance,
     routed,
     routed_cells,
     routing_rows,
@@ -77,13 +72,9 @@ def test_published_sizes():
     assert routed.WORKLOADS["segcaps-r3-1"].votes_nbytes == 128 * 128 * 16 * 4 * 32 * 4
 
 
-def _here(monkeypatch, tmp_path):
+@pytest.fixture
+def here(as_on_a_gpu, monkeypatch, tmp_path):
     """As on a GPU: no contestant runs, and a time is the length of its name."""
-    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
-    monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
-    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
-    monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(routed, "error", lambda *how: 1e-7)
     timed = []
 
@@ -97,8 +88,8 @@ def _here(monkeypatch, tmp_path):
     return ["--workloads", "digitcaps-128,em-conv1-8", "--results", str(tmp_path)], timed
 
 
-def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
-    arguments, timed = _here(monkeypatch, tmp_path)
+def test_a_run_writes_every_row_once(here, tmp_path, capsys):
+    arguments, timed = here
     assert routing.main(arguments) == 0
     assert len(timed) == 2 * 2 * 5
     rows = routing.listing(tmp_path / "here").rows
@@ -111,8 +102,8 @@ def test_a_run_writes_every_row_once(monkeypatch, tmp_path, capsys):
     assert len(timed) == 30
 
 
-def test_shards_are_the_whole_and_who_is_compared_falls_to_one(monkeypatch, tmp_path):
-    arguments, timed = _here(monkeypatch, tmp_path)
+def test_shards_are_the_whole_and_who_is_compared_falls_to_one(here, tmp_path):
+    arguments, timed = here
     arguments[1] = ",".join(routed.WORKLOADS)
     for part in ("1/3", "2/3", "3/3"):
         before = len(timed)

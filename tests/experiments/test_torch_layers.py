@@ -11,14 +11,12 @@ pytestmark = pytest.mark.tiers("simulator")
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 import numbacaps
-from experiments import figures, record, torch_layers
+from experiments import figures, record, torch_layers, train_digits
 from experiments.measuring import (
     clocks,
-    command,
     device_memory,
     gpu_time,
     launcher,
-    listed,
     opponents,
     provenance,
     tables,
@@ -145,15 +143,14 @@ def test_the_published_network_gives_the_twin_s_gradients():
         assert 0 < task.check(None, gradients, "tf32x3") < 1e-5  # as numbacaps.nn's
 
 
-ROUTED = {
-    "capsnet": {"side": 8, "filters": 16, "capsules": 4, "window": 3, "hidden": (16, 32)},
-    "matrix-capsules": {"side": 8, "window": 2, "stride": 1, "filters": 8, "capsules": (4, 4, 4)},
-}
+def _routed(network, images):
+    """A small one, on the CPU."""
+    return torch_steps.WORKLOADS[network](images, "cpu", **train_digits.TINY.routed[network][1])
 
 
-@pytest.mark.parametrize("network", ROUTED)
+@pytest.mark.parametrize("network", ["capsnet", "matrix-capsules"])
 def test_networks_with_routing_give_the_twin_s_gradients(network):
-    task = torch_steps.WORKLOADS[network](5, "cpu", **ROUTED[network])
+    task = _routed(network, 5)
     for contestant in task.contestants:
         step = task.make(contestant, "ieee")
         step.call(), step.call()
@@ -169,8 +166,7 @@ def test_networks_with_routing_give_the_twin_s_gradients(network):
 
 @pytest.mark.parametrize("network, window", [("capsnet", 3), ("matrix-capsules", 5)])
 def test_convolutions_of_twins_with_routing_lie_as_named(network, window):
-    task = torch_steps.WORKLOADS[network](1, "cpu", **ROUTED[network])
-    leaves = task.make("twin-channels_last", "ieee")._leaves
+    leaves = _routed(network, 1).make("twin-channels_last", "ieee")._leaves
     convolved = [one for one in leaves if one.shape[2:] == (window, window)]
     assert convolved
     for one in convolved:
@@ -343,13 +339,9 @@ def test_calls_take_turns_for_as_long_as_is_asked(monkeypatch):
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(as_on_a_gpu, monkeypatch):
     """A machine that says it has a GPU; what is measured is noted."""
     measured = []
-    monkeypatch.setattr(command, "refuse_without_gpu", lambda name: None)
-    monkeypatch.setattr(opponents, "torch_on_gpu", lambda: torch)
-    monkeypatch.setattr(provenance, "gpu_name", lambda: "here")
-    monkeypatch.setattr(listed, "of_machine", lambda: NOW)
 
     def work(keys):
         measured.append(keys)
