@@ -93,10 +93,17 @@ class LateDevice:
 
 def _owner(argument):
     """The block that an array lies in, if it is one of the pool's."""
-    array = getattr(argument, "_ary", None)
-    while isinstance(array, np.ndarray) and not isinstance(array, _Block):
-        array = array.base
-    return array if isinstance(array, _Block) else None
+    array = argument
+    while not isinstance(array, _Block):
+        if isinstance(array, FakeCUDAArray):
+            array = array._ary
+        elif isinstance(array, np.ndarray):
+            array = array.base
+        elif isinstance(array, tuple) and array:  # what NumPy has been given a view of, and how
+            array = array[0]
+        else:
+            return None
+    return array
 
 
 class _Event:
