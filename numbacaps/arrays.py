@@ -190,6 +190,10 @@ def describe(name, array):
         interface = _interface_of_dlpack(array)
         operand = _describe_interface(name, _Interface(interface, array), interface)
     else:
+        if type(array).__module__ == "torch" and array.is_cpu and not array.is_sparse:
+            raise TypeError(
+                f"{name} is a PyTorch tensor on the CPU; give {name}.numpy(), or use numbacaps.torch"
+            )
         raise TypeError(f"{name} is a {type(array).__name__}; it takes {_TAKES}")
     form = operand.form
     if form.refusal is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
+_MEANT = {"fp32": "ieee", "float32": "ieee", "single": "ieee", "highest": "ieee"}
 
 
 def shown(value: object) -> str:
@@ -31,10 +32,11 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     -------
     str
         ``"; did you mean 'fused'?"`` with the known name that is most like it, whatever the case of
-        its letters; empty where none is.
+        its letters, or that other libraries call so; empty where there is none.
     """
     if not isinstance(name, str):
         return ""
     known = {known.lower(): known for known in reversed(list(names))}
-    close = get_close_matches(name.lower(), known, n=1)
+    meant = _MEANT.get(name.lower())
+    close = [meant] if meant in known else get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {known[close[0]]!r}?" if close else ""

@@ -62,6 +62,8 @@ def test_what_is_missing_is_said(spec, words):
         ("fussed", "; did you mean 'fused'?"),
         ("TF32X3", "; did you mean 'tf32x3'?"),
         ("tf23", "; did you mean 'tf32'?"),
+        ("fp32", "; did you mean 'ieee'?"),
+        ("Float32", "; did you mean 'ieee'?"),
         ("quantum", ""),
         (3, ""),
     ],

@@ -258,7 +258,11 @@ class FusedPasses(Passes):
         }
         lines = []
         for wanted, some in launchers.items():
-            lines += [_told(wanted, *one) for one in zip(some, self.choices[wanted])]
+            of = (
+                f", part {{}} of {len(some)}" if len(some) > 1 else ""
+            )  # a residue of the stride each
+            for i, one in enumerate(zip(some, self.choices[wanted]), 1):
+                lines.append(_told(wanted + of.format(i), *one))
             if wanted in self._guards:
                 lines.append(told(f"{wanted}: results looked through", why="precision is 'auto'"))
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
@@ -269,7 +273,7 @@ class FusedPasses(Passes):
 
 
 def _told(wanted, launcher, choice):
-    """A launch of a pass, as :meth:`FusedPasses.explain` tells it."""
+    """A launch of a pass, or of a part of it, as :meth:`FusedPasses.explain` tells it."""
     how = str(launcher).removeprefix(choice.rung).replace(f" ({choice.why})", "").strip()
     return told(f"{wanted}: {choice.rung}", how=how, why=choice.why, force=str(choice))
 

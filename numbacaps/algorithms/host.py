@@ -32,7 +32,7 @@ class HostPasses(Passes):
         """The matrix product of every pass."""
         M, N, K = self.geometry.gemm
         head = "forward, backward_input, backward_kernel: NumPy's matmul on the host"
-        how = f"{M} x {N} x {K} for each of G = {self.geometry.G}, in blocks of at most {BLOCK} elements"
+        how = f"{M} rows, {N} columns and sums of {K} for each of G = {self.geometry.G}"
         return told(head, how=how)
 
     def explain_forward(self):

@@ -21,7 +21,7 @@ from numbacaps.routing.call import (
     is_shared,
     rung,
 )
-from numbacaps.routing.options import Options, check_name
+from numbacaps.routing.options import Options, check_name, options_of
 from numbacaps.routing.runner import Runner, runner_of
 from numbacaps.shapes import geometry_of
 
@@ -227,7 +227,7 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     algorithm, precision = options.pop("algorithm", "auto"), options.pop("precision", "auto")
     check_name("algorithm", algorithm, ALGORITHMS[:-1])
     check_name("precision", precision, PRECISIONS)
-    form = Options(**options)
+    form = options_of(options)
     of_x, of_w = _shape("x_shape", x_shape), _shape("w_shape", w_shape)
     if form.is_summed and is_shared(of_x, of_w):
         of_w = (of_w[0], of_x[1], *of_w[2:])

@@ -15,8 +15,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.limits import check_limits
-from numbacaps.messages import shown
-from numbacaps.routing.options import Options, check_given, check_name
+from numbacaps.routing.options import Options, check_activations, check_given, check_name
 from numbacaps.routing.pack import make_pack, make_unpack
 from numbacaps.routing.passes import run
 from numbacaps.routing.shape import TEAM_THREADS
@@ -142,10 +141,7 @@ class RoutingCall:
         if given is None or given.on_device or not given.array.size:
             return
         low, high = np.nanmin(given.array, initial=0), np.nanmax(given.array, initial=0)
-        if low < 0 or high > 1:
-            raise ValueError(
-                f"activations has values from {shown(float(low))} to {shown(float(high))}; it takes values from 0 to 1"
-            )
+        check_activations(low, high)
 
     def __enter__(self):
         self.call.__enter__()

@@ -1,7 +1,7 @@
 """The forms of routing: what callers may choose, and what they are refused."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from numbacaps.geometry import is_int
 from numbacaps.messages import did_you_mean, shown
@@ -12,6 +12,7 @@ NORMALISE = ("window", "all")
 VOTES = ("children", "sum")
 _OF_EM = ("activations", "beta_u", "beta_a", "d_activations")
 _OF_DYNAMIC = ("logits",)
+_OPTIONS_OF = {"dynamic": ("softmax_over",), "em": ("normalise", "lam", "epsilon")}
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ class Options:
             if not 0 <= value < math.inf or name == "epsilon" and value == 0:
                 least = "more than 0" if name == "epsilon" else "0 or more"
                 raise ValueError(f"{name} is {value}; it takes a finite number, {least}")
+        for routing in ROUTINGS:
+            for name in _OPTIONS_OF[routing] if routing != self.routing else ():
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r}; routing {self.routing!r} takes none"
+                    )
         if self.is_summed and self.is_em:
             raise ValueError(
                 "votes is 'sum', whose children have no activations; routing 'em' takes 'children'"
@@ -98,6 +105,25 @@ class Options:
     def temperatures(self):
         """The inverse temperature of every iteration of EM routing."""
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
+
+
+def options_of(named):
+    """The form of some options by name; TypeError where one is none of them."""
+    known = [one.name for one in fields(Options)]
+    for name in named:
+        if name not in known:
+            raise TypeError(
+                f"{name!r} is no option of routing; it takes {known}" + did_you_mean(name, known)
+            )
+    return Options(**named)
+
+
+def check_activations(low, high):
+    """Refuse activations whose least and largest values are these; NaNs are not among them."""
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"activations has values from {shown(float(low))} to {shown(float(high))}; it takes values from 0 to 1"
+        )
 
 
 def check_given(given, options):

@@ -84,6 +84,13 @@ def check(**tensors):
             )
 
 
+def check_tensors(**given):
+    """Refuse arrays of other libraries, and lists."""
+    for name, tensor in given.items():
+        if not isinstance(tensor, (torch.Tensor, torch.fx.Proxy)):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it takes a torch.Tensor")
+
+
 def _go_together(x, w):
     """Whether :func:`check` would take them."""
     dtype = x.dtype

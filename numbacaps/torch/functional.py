@@ -5,7 +5,7 @@ import math
 import torch
 
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
-from numbacaps.torch.closed import refuse_tangents
+from numbacaps.torch.closed import check_tensors, refuse_tangents
 from numbacaps.torch.squash_operators import factor, squashed
 
 _convolve = torch.ops.numbacaps.capsule_conv2d.default
@@ -70,6 +70,7 @@ def capsule_conv2d(
     TypeError, ValueError
         As :func:`numbacaps.capsule_conv2d`.
     """
+    check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
     return _convolve(x, w, *how, product, precision, keep_packed)
@@ -95,6 +96,7 @@ def capsule_conv_transpose2d(
     -------
     Tensor (N, C, H, W, *T1)
     """
+    check_tensors(y=y, w=w)
     how = _options(stride, padding, dilation)
     of_shape = operators.shape_of_output(output_size, w.shape, *how, product, precision)
     if tuple(of_shape) != tuple(y.shape):
@@ -138,6 +140,7 @@ def capsule_votes(
     RuntimeError, TypeError, ValueError
         As :func:`capsule_conv2d`.
     """
+    check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
     return _votes(x, w, *how, product, precision, sum_window)
@@ -182,6 +185,7 @@ def capsule_linear_votes(x, w, *, product="ab,bc->ac", precision="auto"):
 
 def _as_window(x, w):
     """Children as channels of one position, under a window of one."""
+    check_tensors(x=x, w=w)
     for name, tensor, takes in (("x", x, "(N, children"), ("w", w, "(parents, children")):
         if tensor.dim() < 2:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it takes {takes}, *T)")
@@ -256,7 +260,13 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     m_plus, m_minus, down_weight : float
     reduction : str
         ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``labels`` are not one int64 an image.
     """
+    _check_labels("lengths", lengths, labels)
     wanted = torch.zeros_like(lengths, dtype=torch.bool).scatter(1, labels[:, None], True)
     # The weight goes under the square: few operations, because the host pays for each.
     absent = math.sqrt(down_weight) * (lengths - m_minus)
@@ -275,10 +285,31 @@ def spread_loss(activations, labels, margin=0.9, reduction="mean"):
         From 0.2 to 0.9 in the course of training, in that paper.
     reduction : str
         As for :func:`margin_loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`margin_loss`.
     """
+    _check_labels("activations", activations, labels)
     target = activations.gather(1, labels[:, None])
     losses = (margin - (target - activations)).clamp_min(0) ** 2
     return _reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
+
+
+def _check_labels(name, scores, labels):
+    """Refuse labels that are not a class an image; which classes there are PyTorch looks at itself."""
+    check_tensors(**{name: scores, "labels": labels})
+    if isinstance(scores, torch.fx.Proxy):  # which has no shape yet
+        return
+    if scores.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(scores.shape)}; it takes (N, classes)")
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels has dtype {labels.dtype}; it takes torch.int64, a class an image")
+    if labels.shape != scores.shape[:1]:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}; it takes {tuple(scores.shape[:1])}, a class an image"
+        )
 
 
 def _reduced(losses, reduction):

@@ -125,7 +125,10 @@ class _CapsuleConv(_CapsuleLayer):
         bias=False,
         device=None,
         dtype=None,
+        **unknown,
     ):
+        for name in unknown:
+            raise TypeError(f"{type(self).__name__} takes no {name!r}")
         if unnamed:  # torch.nn.Conv2d takes a stride in the place of in_capsule
             raise TypeError(
                 f"{unnamed[0]!r} follows kernel_size without a name; {type(self).__name__} takes in_capsule, stride "

@@ -9,13 +9,13 @@ import torch
 
 from numbacaps.product import parse_product
 from numbacaps.routing.call import is_shared, shapes_of_operands
-from numbacaps.routing.options import Options, check_given
+from numbacaps.routing.options import Options, check_activations, check_given, options_of
 from numbacaps.routing.runner import kept_states
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch import routing_kernels as kernels
 from numbacaps.torch.closed import check as _check
-from numbacaps.torch.closed import refuse_tangents
+from numbacaps.torch.closed import check_tensors, refuse_tangents
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.operators import shape_of_output
@@ -162,7 +162,11 @@ def _routed(tensors, how):
 
 def _on_cpu(*arguments):
     tensors, how = arguments[:6], arguments[6:]
-    _check(**_given(tensors))
+    _check(**(given := _given(tensors)))
+    activations = given.get("activations")
+    if activations is not None and activations.numel():
+        known = activations.nan_to_num(0.0)
+        check_activations(known.min(), known.max())
     with torch.no_grad():
         return (*_routed(tensors, how), _no_states(tensors[0]))
 
@@ -271,6 +275,7 @@ def capsule_routing(
     x : Tensor (N, C, H, W, *T1)
     w : Tensor (P, C, KH, KW, *T2)
     activations : Tensor (N, C, H, W), optional
+        From 0 to 1; on CUDA devices values are not looked at.
     beta_u, beta_a : Tensors (P,), optional
     logits : Tensor (P, C, KH, KW), of summed votes (P, C), optional
     stride, padding, dilation, product
@@ -283,7 +288,8 @@ def capsule_routing(
     -------
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
-    form = Options(**options)
+    check_tensors(x=x, w=w)
+    form = options_of(options)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)

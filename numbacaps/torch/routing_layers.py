@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from numbacaps.routing.options import Options
+from numbacaps.routing.options import Options, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
@@ -46,7 +46,11 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
 
     def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
         named = {"routing": routing} if isinstance(routing, str) else dict(routing)
-        self.options = Options(**named)
+        self.options = options_of(named)
+        for name in options:
+            if name in OPTIONS:
+                told = {**named, name: options[name]}
+                raise TypeError(f"{name} is an option of routing; give routing={told}")
         if learn_logits and self.options.is_em:
             raise ValueError("learn_logits is True; routing 'em' has no logits")
         super().__init__(*arguments, **options)

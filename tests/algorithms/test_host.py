@@ -144,7 +144,7 @@ def test_a_plan_takes_numpy_arrays(rng):
         np.testing.assert_array_equal(array, want)
     text = plan.explain()
     assert text.startswith("algorithm numpy, precision auto, float64")
-    assert "NumPy's matmul on the host" in text and "48 x 6 x 24 for each of G = 1" in text
+    assert "NumPy's matmul on the host" in text and "48 rows, 6 columns and sums of 24 for each of G = 1" in text
     with pytest.raises(ValueError, match="dx overlaps x|out overlaps x"):
         plan.backward(x, w, dy, x)
     with pytest.raises(ValueError, match="x is not C-contiguous"):

@@ -24,6 +24,14 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"routing": "em", "lam": -1}, ValueError, "lam is -1; it takes a finite number"),
         ({"routing": "em", "epsilon": 0}, ValueError, "epsilon is 0.* more than 0"),
         ({"routing": "em", "lam": "1"}, TypeError, "lam is '1'; it takes a number"),
+        ({"normalise": "all"}, ValueError, "normalise is 'all'; routing 'dynamic' takes none"),
+        ({"lam": 5.0}, ValueError, "lam is 5.0; routing 'dynamic' takes none"),
+        ({"epsilon": 5.0}, ValueError, "epsilon is 5.0; routing 'dynamic' takes none"),
+        (
+            {"routing": "em", "softmax_over": "children"},
+            ValueError,
+            "softmax_over is 'children'; routing 'em' takes none",
+        ),
         ({"activations": _ONES}, ValueError, "activations is given; routing 'dynamic' takes none"),
         ({"routing": "em", "logits": _W[..., 0, 0]}, ValueError, "logits is given; routing 'em'"),
         (

@@ -166,6 +166,61 @@ def test_routed_layers_refuse_what_they_would_not_do():
         nt.RoutedCapsuleConv2d(2, 3, 1, precision="tf32")
 
 
+def test_what_layers_do_not_take_is_named():
+    with pytest.raises(TypeError, match="^CapsuleConv2d takes no 'groups'$"):
+        nt.CapsuleConv2d(2, 3, 1, groups=2)
+    said = "iterations is an option of routing; give routing={'routing': 'em', 'iterations': 2}"
+    with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
+        nt.RoutedCapsuleConv2d(2, 3, 1, routing="em", iterations=2)
+    said = "'iters' is no option of routing; it takes .*; did you mean 'iterations'"
+    with pytest.raises(TypeError, match=said):
+        nt.RoutedCapsuleLinear(2, 3, routing={"routing": "em", "iters": 2})
+    with pytest.raises(TypeError, match="'lambda' is no option of routing"):
+        nt.capsule_routing(*_ONES, **{"lambda": 1.0})
+
+
+_ONES = torch.ones(1, 2, 3, 3, 4, 4), torch.ones(3, 2, 1, 1, 4, 4)
+
+
+@pytest.mark.parametrize("function", [nt.capsule_conv2d, nt.capsule_votes, nt.capsule_routing])
+def test_arrays_of_other_libraries_are_refused(function):
+    x, w = _ONES
+    with pytest.raises(TypeError, match="^x is a ndarray; it takes a torch.Tensor$"):
+        function(x.numpy(), w)
+    with pytest.raises(TypeError, match="^w is a list; it takes a torch.Tensor$"):
+        function(x, [1.0])
+
+
+@pytest.mark.parametrize("loss", [nt.margin_loss, nt.spread_loss])
+def test_labels_are_a_class_an_image(loss):
+    scores, labels = torch.rand(4, 10), torch.tensor([1, 2, 3, 4])
+    for wrong in (labels[:3], labels[:1], labels[:, None], torch.eye(10)[labels].long()):
+        said = f"labels has shape {tuple(wrong.shape)}; it takes (4,), a class an image"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            loss(scores, wrong)
+    for wrong in (labels.float(), labels.int()):
+        with pytest.raises(TypeError, match="labels has dtype .*; it takes torch.int64"):
+            loss(scores, wrong)
+    with pytest.raises(ValueError, match=r"has shape \(10,\); it takes \(N, classes\)"):
+        loss(scores[0], labels[:1])
+    with pytest.raises(TypeError, match="labels is a list; it takes a torch.Tensor"):
+        loss(scores, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("wrong", [-0.25, 1.5])
+def test_activations_are_from_0_to_1(wrong):
+    x, w = _ONES
+    a = torch.full((1, 2, 3, 3), 0.5)
+    a[0, 1, 2, 0] = wrong
+    with pytest.raises(
+        ValueError, match="activations has values from .* it takes values from 0 to 1"
+    ):
+        nt.capsule_routing(x, w, activations=a, routing="em")
+    a[0, 1, 2, 0] = torch.nan  # which flows
+    y, _ = nt.capsule_routing(x, w, activations=a, routing="em")
+    assert y.isnan().any() and y.isfinite().any()
+
+
 def _differentiated(function, x, w, dy):
     """The result and both gradients."""
     leaves = [one.detach().clone().requires_grad_() for one in (x, w)]

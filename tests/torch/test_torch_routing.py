@@ -110,7 +110,8 @@ def test_the_operator_keeps_its_contract(routing, votes):
     for tensor in tensors:
         if tensor is not None:
             tensor.requires_grad_()
-    how = (routing, 3, "parents", False, "window", 1.0, 1e-6, votes)
+    lam = 1.0 if routing == "em" else 0.01
+    how = (routing, 3, "parents", False, "window", lam, 1e-6, votes)
     how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac", True)
     found = torch.library.opcheck(torch.ops.numbacaps.capsule_routing.default, (*tensors, *how))
     assert set(found.values()) == {"SUCCESS"}
@@ -286,7 +287,7 @@ def test_what_the_cuda_side_refuses(monkeypatch, rng):
         with pytest.raises(ValueError, match=f"{said} has shape .*; it takes "):
             operators._gradient_on_cuda(dy, d_out, torch.empty(0), *wrong, *how)
     with pytest.raises(ValueError, match="activations is given; routing 'dynamic' takes none"):
-        operators._on_cuda(*tensors, "dynamic", *how[1:])
+        operators._on_cuda(*tensors, *_arguments("dynamic", rng)[2])
     with pytest.raises(RuntimeError, match="dy is torch.float64 and d_activations torch.float32"):
         operators._gradient_on_cuda(dy.double(), d_out, torch.empty(0), *tensors, *how)
     monkeypatch.undo()

@@ -89,7 +89,7 @@ def choose_tile(rows, columns, itemsize):
     itemsize : int
         Bytes of what is multiplied.
     """
-    why = "the largest"
+    why = "the largest tile"
     for tile in TILES:
         reason = why_not(tile, rows, columns, itemsize)
         if reason is None:
