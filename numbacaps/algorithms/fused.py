@@ -52,7 +52,8 @@ class FusedPasses(Passes):
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
         self.choices = {}  # pass to list of Choice
         self._made = {}  # pass to what a call of it launches
-        self._guards = {}  # pass to what looks through its results, where something does
+        self._exact = set()  # passes whose results are looked through
+        self._guards = {}  # pass to what does that behind its products, or None
 
     def _launcher(self, wanted, chosen):
         """The launcher of a choice, its time counted."""
@@ -75,7 +76,7 @@ class FusedPasses(Passes):
         return shapes.get(wanted, g.kernel_shape)
 
     def _precision(self, wanted, columns, summed):
-        """The word that a pass is computed at; where "auto" stands for three terms, its results are guarded."""
+        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through."""
         if self.precision != AUTO:
             return self.precision
         if self.activation is not None:
@@ -87,9 +88,16 @@ class FusedPasses(Passes):
         if rung is not None and self.dtype == np.float32:
             found = "ieee" if rung.startswith("register_tiles") else "tf32x3"
         if found == "tf32x3":
-            size = prod(self._result_of(wanted))
-            self._guards[wanted] = Guard(wanted, self.geometry, size)
+            self._exact.add(wanted)
         return found
+
+    def _guard(self, wanted, launchers):
+        """What looks through the results of a pass behind its products; None where nothing has to."""
+        if wanted not in self._guards:
+            has_to = wanted in self._exact and not all(one.looks_through for one in launchers)
+            size = prod(self._result_of(wanted))
+            self._guards[wanted] = Guard(wanted, self.geometry, size) if has_to else None
+        return self._guards[wanted]
 
     @property
     def _is_backward(self):
@@ -150,6 +158,7 @@ class FusedPasses(Passes):
             _, shapes, _ = self._launches(wanted)
             room[wanted].arguments(shapes, self.sums)
         room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
+        self._guard("backward_kernel", [self.kernel_launcher])
 
     def _launches(self, wanted):
         """What a call of a pass, "forward" or "input", launches.
@@ -166,7 +175,7 @@ class FusedPasses(Passes):
             is_forward = wanted == "forward"
             launchers = self.forward_launchers if is_forward else self.input_launchers
             shapes = {i: (one.packed,) for i, one in enumerate(launchers) if one.packed}
-            guard = self._guards.get("forward" if is_forward else "backward_input")
+            guard = self._guard("forward" if is_forward else "backward_input", launchers)
             made = self._made[wanted] = launchers, shapes, guard
         return made
 
@@ -243,8 +252,9 @@ class FusedPasses(Passes):
         place = room["kernel"].arguments(launcher.partial_shape, self.sums)
         stream = launch_stream(stream)
         launcher.reduce(x, dy, dw, place.get("partial"), stream)
-        if "backward_kernel" in self._guards:
-            self._guards["backward_kernel"](x, dy, dw, stream)
+        guard = self._guard("backward_kernel", [launcher])
+        if guard:
+            guard(x, dy, dw, stream)
 
     def explain(self):
         """Each kernel that runs: its tile, why it was chosen, and what forces it; what making them ready took.
@@ -263,7 +273,7 @@ class FusedPasses(Passes):
             )  # a residue of the stride each
             for i, one in enumerate(zip(some, self.choices[wanted]), 1):
                 lines.append(_told(wanted + of.format(i), *one))
-            if wanted in self._guards:
+            if self._guard(wanted, some):
                 lines.append(told(f"{wanted}: results looked through", why="precision is 'auto'"))
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 

@@ -1,12 +1,7 @@
-"""Results of three terms looked through, and computed again where three terms cannot tell them.
+"""Results of three terms looked through behind the warpgroups' products, and summed again where they cannot be told.
 
-In three terms of TF32 a float32 is the sum of a high and a low part. Of an infinity and of a NaN the low part is none:
-where ordinary arithmetic gives an infinity, three terms give NaN. Numbers near float32's largest overflow as they are
-split; of very small ones the low part is lost. All of that shows in the result: it is not finite, or smaller than
-:data:`SMALLEST`. So a kernel behind the product reads every result once, and sums those anew, in float64, each by one
-thread. That is slow, and not needed by numbers of everyday sizes.
-
-One kernel a pass serves all geometries: what it has to know of one stands in an array.
+A kernel behind the product reads every result once; those that :func:`numbacaps.fused.told.is_told` does not know it sums
+anew, in float64, each by one thread. One kernel a pass serves all geometries: what it has to know of one stands in an array.
 """
 
 from functools import cache
@@ -19,11 +14,8 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import BLOCKS, THREADS, ceil_div
 from numbacaps.device.target import at, cuda
 from numbacaps.device.upload import uploaded
+from numbacaps.fused.told import is_told
 
-SMALLEST = np.float32(
-    2.0**-100
-)  # a low part has 2^-136's multiples; a result keeps 24 bits above it
-_LARGEST = np.finfo(np.float32).max
 _EACH = 8  # results that a thread reads at once
 _FLOAT32 = np.dtype(np.float32)
 # Where the numbers of a geometry stand in their array.
@@ -142,12 +134,7 @@ _SUMS = {"forward": _forward_at, "backward_input": _input_at, "backward_kernel":
 def make_guard(wanted):
     """Kernel that looks through the results of a pass; ``wanted`` is a key of ``_SUMS``."""
     sum_at = _SUMS[wanted]
-    EACH, LEAST, MOST, ZERO = _EACH, SMALLEST, _LARGEST, np.float32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def is_told(value):
-        magnitude = abs(value)
-        return (magnitude <= MOST) & ((magnitude >= LEAST) | (magnitude == ZERO))
+    EACH, ZERO = _EACH, np.float32(0)
 
     @kept_on_disk
     @cuda.jit

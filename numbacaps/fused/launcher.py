@@ -28,7 +28,11 @@ class Launcher:
     ----------
     epilogue : numbacaps.fused.epilogue.Epilogue
         It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
+    looks_through : bool
+        It sums again by itself what three terms cannot tell.
     """
+
+    looks_through = False
 
     def __init__(self, activation, product, columns, lanes):
         self.epilogue, apart = fit(activation, product, columns, lanes)
@@ -60,7 +64,15 @@ class Launcher:
 
 
 class SplitKLauncher:
-    """What the products of the kernel's gradient have in common: how they are launched alone."""
+    """What the products of the kernel's gradient have in common: how they are launched alone.
+
+    Attributes
+    ----------
+    looks_through : bool
+        As of :class:`Launcher`.
+    """
+
+    looks_through = False
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""

@@ -49,7 +49,7 @@ def terms_of(dtype, precision):
 def chosen_for(dtype, columns, summed):
     """The word that ``"auto"`` stands for in a pass.
 
-    Three terms of the tensor cores, whose results are looked through (:mod:`numbacaps.fused.guard`), or ordinary
+    Three terms of the tensor cores, whose results are looked through (:mod:`numbacaps.fused.told`), or ordinary
     arithmetic. The choice depends on the convolution and the GPU alone, so a call has the same bits each time.
 
     Parameters

@@ -8,15 +8,16 @@ import pytest
 import numbacaps
 from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.fused.guard import SMALLEST, Guard
+from numbacaps.fused.guard import Guard
 from numbacaps.fused.precision import chosen_for, has_tensor_cores
+from numbacaps.fused.told import SMALLEST
 from tests.support.cases import GEOMETRIES, SMALL, operands, oracle
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
 
 _PASSES = "forward", "backward_input", "backward_kernel"
 _PRODUCT = "gab,gbc->gac"
-# Geometries whose products are large enough for three terms; the simulator takes these where a rung is named.
+# The rungs of a plan: those that are chosen, or the warps'. The simulator takes three terms where a rung is named.
 _RUNGS = {
     "forward": "mma_sync",
     "backward_input": "mma_sync",

@@ -203,6 +203,41 @@ def test_arrays_that_do_not_begin_at_16_bytes(wanted, which, kind, rng):
         np.testing.assert_array_equal(*results)
 
 
+# Which operand of a pass, by its number among (x, w, dy), has elements whose low parts are lost.
+_SPOILT = {"forward": 0, "backward_input": 2, "backward_kernel": 0}
+
+
+@pytest.mark.slow(
+    but=["*-forward-strides", "inf-backward_input-residues", "inf-backward_kernel-pairs"]
+)
+@pytest.mark.parametrize(
+    "case", ["primes", "pairs", "eights", "strides", "residues", "gaps", "rank3"]
+)
+@pytest.mark.parametrize("wanted", _PASSES)
+@pytest.mark.parametrize("value", [np.inf, 2.0**-120], ids=["inf", "small"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+def test_sums_that_three_terms_cannot_tell_are_summed_again(value, wanted, case, rng):
+    """Some are infinite, or all are small. Whatever was packed, and where sums are split."""
+    g = _CASES[case]
+    arrays = [np.abs(array) for array in operands(g, "float32", rng)]
+    spoilt = _SPOILT[wanted]
+    if np.isinf(value):
+        arrays[spoilt].ravel()[::13] = value
+    else:
+        arrays[spoilt] = arrays[spoilt] * np.float32(value)
+    run = Run(g, "float32-3", arrays)
+    which = _PASSES.index(wanted)
+    want = oracle(g, *arrays)[which]
+    is_infinite = np.isinf(want)
+    assert not np.isnan(want).any() and is_infinite.any() == np.isinf(value)
+    for packs in _packings(wanted):
+        for splits in (None, 2):
+            have = run.result(wanted, run.launcher(wanted, packs, splits))
+            np.testing.assert_array_equal(have[is_infinite], np.float32(np.inf))
+            finite = np.where(is_infinite, np.float32(0), have)
+            reference.assert_close(finite, np.where(is_infinite, 0, want), sums(g)[which])
+
+
 @pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
 @pytest.mark.parametrize("kind", ["float32-1", "float32-3", "float16-1"])
 def test_every_tile(kind, rng):

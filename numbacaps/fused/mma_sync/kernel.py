@@ -32,6 +32,7 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.mma_sync.again import all_told, make_sum_again
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
@@ -138,6 +139,7 @@ def make_mma_sync(spec):
     PENDING = specialized(tile.STAGES - 2)
     multiply = make_multiply(spec.dtype, terms, down, beside)
     store = make_store(spec.result, spec.paired, down, beside)
+    THREE, sum_again = terms == 3, make_sum_again(tile, bk, a_each)
     ZERO = np.float32(0)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.BLOCKS)))
     held = np.dtype(stored(spec.dtype))
@@ -287,5 +289,8 @@ def make_mma_sync(spec):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(c_columns + n)] if n < N else short(ABSENT)
         store(c, acc, to_row, to_column)
+        if THREE:
+            if not all_told(acc, SUMS):
+                sum_again(a, b, c, table, products, splits, per_split, size, a_first, b_first)
 
     return mma_sync_kernel

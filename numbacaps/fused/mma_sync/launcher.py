@@ -186,6 +186,10 @@ class MmaSyncLauncher(Launcher):
         """For arrays that copies of one element alone can read: in the smallest tile, a thread's copies are few."""
         return self._made(1, 1, False, TILES[self.terms][-1])
 
+    @property
+    def looks_through(self):
+        return self.terms == 3
+
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
         return self
@@ -215,6 +219,6 @@ class MmaSyncLauncher(Launcher):
             self._finish(packed, result, stream)
 
     def __str__(self):
-        terms = f", {self.terms} terms" if self.terms > 1 else ""
+        terms = f", {self.terms} terms, looked through" if self.looks_through else ""
         packs = f", {' and '.join(self.packs)} packed" if self.packs else ""
         return f"mma_sync {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"

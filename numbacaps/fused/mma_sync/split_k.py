@@ -4,7 +4,8 @@
 
 What changed from :mod:`numbacaps.fused.mma_sync.kernel`: both operands are gathered, and the sum runs over pixels. They
 lie in shared memory as they lie in capsule layout, a row of taps or columns for each pixel. Where pixels lie is worked
-out by all threads at once, a batch of stages ahead.
+out by all threads at once, a batch of stages ahead. Sums that three terms cannot tell are summed again
+(:mod:`numbacaps.fused.mma_sync.again`).
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.fused.mma_sync.again import all_told, make_sum_pixels_again
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside, side_by_side
 from numbacaps.fused.mma_sync.factors import make_load_across_k
@@ -125,6 +127,7 @@ def make_mma_sync_split_k(spec):
     PENDING = specialized(tile.STAGES - 2)
     multiply = make_multiply(spec.dtype, terms, down, beside)
     store = make_store(spec.result, spec.paired, down, beside)
+    THREE, sum_again = terms == 3, make_sum_pixels_again(beside, a_each)
     copy_a, copy_c = make_copy(spec.a_run, spec.dtype), make_copy(spec.c_run, spec.dtype)
     held = np.dtype(stored(spec.dtype))
     ZERO = np.float32(0)
@@ -267,5 +270,13 @@ def make_mma_sync_split_k(spec):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(b_columns + n)] if n < N else short(ABSENT)
         store(b, acc, to_row, to_column)
+        if THREE:
+            if not all_told(acc, SUMS):
+                row0, column0 = (
+                    k0 + warp // ACROSS * WM + lane // 4,
+                    n0 + warp % ACROSS * WN + lane % 4 * 2,
+                )
+                where = a_start, c_start, row0, column0
+                sum_again(b, b_from, a, c, table, *where, first, last, SUMS)
 
     return mma_sync_split_k_kernel

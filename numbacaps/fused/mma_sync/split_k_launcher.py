@@ -165,6 +165,10 @@ class MmaSyncSplitK(SplitKLauncher):
     def _unpaired(self):
         return self._made(CHUNK // self._dtype.itemsize, CHUNK // self._dtype.itemsize, False)
 
+    @property
+    def looks_through(self):
+        return self.terms == 3
+
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is its workspace."""
         out = dw if self.splits == 1 else partial
@@ -186,7 +190,7 @@ class MmaSyncSplitK(SplitKLauncher):
             self._finish(partial, dw, stream)
 
     def __str__(self):
-        terms = f", {self.terms} terms" if self.terms > 1 else ""
+        terms = f", {self.terms} terms, looked through" if self.looks_through else ""
         packs = ", operands packed" if self.packs else ""
         return f"mma_sync_split_k {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"
 

@@ -1,0 +1,171 @@
+"""Sums of three terms that cannot be told (:mod:`numbacaps.fused.told`) are summed again, each by the thread that has it.
+
+The thread goes through the sum by itself and multiplies by ordinary arithmetic, so the result is what ``"ieee"`` would make
+of it. Where the factors lie it finds in the table by which they were copied. Where a sum is cut into splits, each of them is
+looked through by itself: what can be told adds up to what can be told.
+
+A thread's sums lie as :mod:`numbacaps.fused.mma_sync.sums` says. ``row0`` and ``n0`` are of its first one.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.instructions import short, unforeseen
+from numbacaps.device.specialization import specialized
+from numbacaps.device.target import at, cuda
+from numbacaps.fused.mma_sync.edges import is_inside, side_by_side
+from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.table import (
+    A_COLUMN,
+    A_D1,
+    A_G,
+    A_IMAGE,
+    A_ROW,
+    B_COLUMNS_AT,
+    B_G,
+    C_COLUMNS_AT,
+    C_FIRST,
+    C_G,
+    C_IMAGE,
+    COLUMNS_OF_PRODUCT,
+    DEPTH,
+    HEADER,
+    HEIGHT,
+    KERNEL_AT,
+    LEFT_START,
+    LEFT_STEP,
+    PIXEL_COLUMNS,
+    PIXEL_D1,
+    PIXEL_ROWS,
+    TAPS_AT,
+    TOP_START,
+    TOP_STEP,
+    WIDTH,
+)
+from numbacaps.fused.told import is_told
+
+
+@cuda.jit(device=True, inline="always")
+def all_told(acc, sums):
+    """Whether each of a thread's sums can be told."""
+    told = True
+    for i in range(sums):
+        told &= is_told(acc[i])
+    return told
+
+
+@cuda.jit(device=True, inline="always")
+def _lies(image, h, w, d1, table, of):
+    """Where a pixel lies in an array whose steps stand in the table from ``of`` on."""
+    lies = np.int64(image) * table[at(of)] + np.int64(h) * table[at(of + A_ROW - A_IMAGE)]
+    lies += np.int64(w) * table[at(of + A_COLUMN - A_IMAGE)]
+    return lies + d1 * table[at(of + A_D1 - A_IMAGE)]
+
+
+@cuda.jit(device=True, inline="always")
+def _edge(h, w, table, head):
+    """A pixel's first tap, as taps are added to it."""
+    h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)]
+    return side_by_side(h, w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)])
+
+
+@cuda.jit(device=True, inline="always")
+def _extent(table, head):
+    """The size of the gathered array, as what is reached is compared with it."""
+    return short((table[at(head + HEIGHT)] << 16) + table[at(head + WIDTH)])
+
+
+@cache
+def make_sum_again(tile, bk, each):
+    """``sum_again(a, b, c, table, products, splits, per_split, size, a_first, b_first)``, of what
+    :func:`numbacaps.fused.mma_sync.kernel.make_mma_sync`'s kernel takes: a thread's sums of a product that gathers one operand.
+
+    Where the block and the thread are is worked out anew: no register holds it meanwhile.
+    """
+    BM, BN, WM, WN = map(specialized, (tile.BM, tile.BN, tile.WM, tile.WN))
+    ACROSS, BESIDE = map(specialized, (tile.BN // tile.WN, tile.WN // 8))
+    OWN, BK, EACH = map(specialized, (tile.WM * tile.WN // 32, bk, each))
+    ZERO = np.float32(0)
+
+    @cuda.jit(device=True)
+    def sum_again(a, b, c, table, products, splits, per_split, size, a_first, b_first):
+        thread = unforeseen(short(cuda.threadIdx.x))
+        lane, warp = thread % 32, thread // 32
+        deep = np.uint32(unforeseen(short(cuda.blockIdx.z)))
+        split, rest = deep % np.uint32(splits), deep // np.uint32(splits)
+        head, g = short(rest % np.uint32(products)) * HEADER, np.int64(rest // np.uint32(products))
+        m0 = unforeseen(short(cuda.blockIdx.x)) * BM
+        n0 = unforeseen(short(cuda.blockIdx.y)) * BN + warp % ACROSS * WN + lane % 4 * 2
+        M, N, K = table[at(head)], table[at(head + 1)], table[at(head + 2)]
+        image_rows = table[at(head + PIXEL_ROWS)] * table[at(head + PIXEL_COLUMNS)]
+        image_rows = np.uint32(image_rows * table[at(head + PIXEL_D1)])
+        image0 = np.int64(np.uint32(m0) // image_rows)
+        a_from = a_first + g * np.int64(table[at(head + A_G)]) + image0 * table[at(head + A_IMAGE)]
+        b_from = b_first + g * np.int64(table[at(head + B_G)])
+        c_from = (
+            np.int64(split) * size + g * np.int64(table[at(head + C_G)]) + table[at(head + C_FIRST)]
+        )
+        c_from += image0 * table[at(head + C_IMAGE)]
+        taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
+        b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
+        extent, first = _extent(table, head), np.int64(split) * per_split * BK
+        last = min(first + per_split * BK, K)
+        for i in range(OWN):
+            m = m0 + warp // ACROSS * WM + lane // 4 + i // 4 // BESIDE * 16 + i // 2 % 2 * 8
+            n = n0 + i // 4 % BESIDE * 8 + i % 2
+            if m < M and n < N:
+                which = np.uint32(m - image0 * image_rows)
+                image, h, w, d1 = pixel_of_row(which, table, head)
+                to = c_from + _lies(image, h, w, d1, table, head + C_IMAGE)
+                to += table[at(c_columns + n)]
+                if not is_told(c[at(to)]):
+                    base = a_from + _lies(image, h, w, d1, table, head + A_IMAGE)
+                    edge, column = _edge(h, w, table, head), b_from + table[at(b_columns + n)]
+                    total = ZERO
+                    for k in range(first, last):
+                        tap = taps + k // EACH * 2
+                        lies = table[at(of_kernel + k)]
+                        if lies >= 0:
+                            value = ZERO  # over the edge lie zeros, and they multiply
+                            if is_inside(short(edge + table[at(tap + 1)]), extent):
+                                value = a[at(base + table[at(tap)] + k % EACH)]
+                            total += value * b[at(lies + column)]
+                    c[at(to)] = total
+
+    return sum_again
+
+
+@cache
+def make_sum_pixels_again(beside, each):
+    """``sum_pixels_again(b, b_from, a, c, table, a_start, c_start, k0, n0, first, last, own)``: ``own`` sums over pixels of the
+    kernel's gradient, pixels from ``first`` to before ``last``.
+    """
+    BESIDE, EACH = map(specialized, (beside, each))
+    ZERO = np.float32(0)
+
+    @cuda.jit(device=True)
+    def sum_pixels_again(b, b_from, a, c, table, a_start, c_start, k0, n0, first, last, own):
+        taps, of_kernel = table[at(TAPS_AT)], table[at(KERNEL_AT)]
+        b_columns, c_columns = table[at(B_COLUMNS_AT)], table[at(C_COLUMNS_AT)]
+        N, K, extent = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], _extent(table, 0)
+        for i in range(own):
+            k = k0 + i // 4 // BESIDE * 16 + i // 2 % 2 * 8
+            n = n0 + i // 4 % BESIDE * 8 + i % 2
+            if k < K and n < N:
+                lies, column = table[at(of_kernel + k)], table[at(b_columns + n)]
+                to = b_from + lies + column
+                if lies >= 0 and not is_told(b[at(to)]):
+                    tap = taps + k // EACH * 2
+                    offset, where = table[at(tap)] + k % EACH, table[at(tap + 1)]
+                    in_c, total = table[at(c_columns + n)], ZERO
+                    for m in range(first, last):
+                        image, h, w, d1 = pixel_of_row(np.uint32(m), table, 0)
+                        value = ZERO
+                        if is_inside(short(_edge(h, w, table, 0) + where), extent):
+                            value = a[at(a_start + _lies(image, h, w, d1, table, A_IMAGE) + offset)]
+                        other = c_start + _lies(image, h, w, d1, table, C_IMAGE) + in_c
+                        total += value * c[at(other)]
+                    b[at(to)] = total
+
+    return sum_pixels_again
