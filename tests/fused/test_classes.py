@@ -49,7 +49,7 @@ def _mma_split_k(terms, g):
 
 # Rung to (the kernels of all passes of a geometry, the most that a sweep of capsules may take).
 _RUNGS = {
-    "register_tiles": (_register_tiles, 24),
+    "register_tiles": (_register_tiles, 28),  # of 11 tiles
     "mma_split_k, 1 term": (partial(_mma_split_k, 1), 50),
     "mma_split_k, 3 terms": (partial(_mma_split_k, 3), 50),
 }

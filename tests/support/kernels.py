@@ -23,6 +23,7 @@ from numbacaps.fused.col2im import make_col2im
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
+from numbacaps.fused.mma_sync.again import make_sum_again, make_sum_pixels_again
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.pack import make_pack_matrix
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
@@ -296,6 +297,7 @@ GUARDS = {
 # Compiled in test_mma_sync_ptx.
 WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
 WARPS |= {warp_sums.make_add_splits, make_guard, make_col2im, make_clear}
+WARPS |= {make_sum_again, make_sum_pixels_again}  # inside of the first two
 
 
 def factories():
