@@ -347,23 +347,27 @@ class Routed(Task):
 
     @cached_property
     def expected(self):
-        return self._twins("float64")
+        return self._twins("float64", "ieee")
 
     @cached_property
     def _plain(self):
-        """The largest relative error of the twin in float32."""
-        (right, wanted), (loss, gradients) = self.expected, self._twins("float32")
+        """The largest relative error of the twin in float32, by the word of its precision."""
+        return {word: self._error_of_twin(word) for word in ("ieee", "tf32")}
+
+    def _error_of_twin(self, word):
+        (right, wanted), (loss, gradients) = self.expected, self._twins("float32", word)
         pairs = zip((loss, *gradients), (right, *wanted))
         return max(reference.relative_error(*pair) for pair in pairs)
 
-    def _twins(self, dtype):
+    def _twins(self, dtype, word):
         step = self._step(True, dtype)
-        with opponents.precision("ieee"):
+        with opponents.precision(word):
             step.call()
         return step.results()
 
     def limit(self, precision):
-        return max(super().limit(precision), ROUTING_TIMES * self._plain)
+        plain = self._plain["tf32" if precision == "tf32" else "ieee"]
+        return max(super().limit(precision), ROUTING_TIMES * plain)
 
 
 class CapsNet(Routed):
