@@ -140,6 +140,20 @@ FAULTS = [
         f"{_MMA_SYNC} -k test_every_geometry[forward-float32-1-padded]",
     ),
     Fault(
+        "sums that three terms cannot tell stay as they are",
+        "numbacaps/fused/mma_sync/again.py",
+        "told &= is_told(acc[i])",
+        "told |= is_told(acc[i])",
+        f"{_MMA_SYNC} -k cannot_tell",
+    ),
+    Fault(
+        "a sum that is taken again reads the tap beside its own",
+        "numbacaps/fused/mma_sync/again.py",
+        "value = a[at(base + table[at(tap)] + k % EACH)]",
+        "value = a[at(base + table[at(tap)] + (k + 1) % EACH)]",
+        f"{_MMA_SYNC} -k cannot_tell",
+    ),
+    Fault(
         "columns of a pixel's first tap alone are added",
         "numbacaps/fused/col2im.py",
         "short(min(taps, positions) + 1)",
