@@ -59,11 +59,11 @@ def capsule_conv2d(
         fast as the GPU can; infinities and NaN are where ``"ieee"`` has them. ``"ieee"``: ordinary arithmetic. ``"fused"`` has two more on GPUs of
         compute capability 8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; and
         ``"tf32x3"``, three such products for one, as which ``"auto"`` computes large products and looks through
-        their results. By itself infinite operands make NaN.
+        their results. By itself it makes NaN of infinite operands in most kernels.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
-        a bit of it). ``"fused"`` allocates copies of the kernel, 396 at most, copies of what it gathers where that
+        a bit of it). ``"fused"`` allocates copies of the kernel, sums of splits, copies of what it gathers where that
         pays, and columns of the input's gradient, 256 MiB at most; the other algorithms nothing.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,

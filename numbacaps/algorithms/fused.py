@@ -94,9 +94,10 @@ class FusedPasses(Passes):
     def _guard(self, wanted, launchers):
         """What looks through the results of a pass behind its products; None where nothing has to."""
         if wanted not in self._guards:
-            has_to = wanted in self._exact and not all(one.looks_through for one in launchers)
+            has_to = wanted in self._exact and any(one.needs_guard for one in launchers)
             size = prod(self._result_of(wanted))
-            self._guards[wanted] = Guard(wanted, self.geometry, size) if has_to else None
+            made = Guard(wanted, self.geometry, size) if has_to else None
+            return self._guards.setdefault(wanted, made)  # another thread may have been first
         return self._guards[wanted]
 
     @property
@@ -176,7 +177,7 @@ class FusedPasses(Passes):
             launchers = self.forward_launchers if is_forward else self.input_launchers
             shapes = {i: (one.packed,) for i, one in enumerate(launchers) if one.packed}
             guard = self._guard("forward" if is_forward else "backward_input", launchers)
-            made = self._made[wanted] = launchers, shapes, guard
+            made = self._made.setdefault(wanted, (launchers, shapes, guard))
         return made
 
     def packs(self, wanted):

@@ -54,6 +54,7 @@ class ClearLauncher(Launcher):
     """
 
     packed = 0
+    needs_guard = False  # zeros can be told
 
     def __init__(self, size, dtype, differentiates):
         self._size, self._dtype = size, dtype

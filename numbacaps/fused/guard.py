@@ -1,4 +1,4 @@
-"""Results of three terms looked through behind the warpgroups' products, and summed again where they cannot be told.
+"""Results of three terms looked through behind a product, and summed again where they cannot be told.
 
 A kernel behind the product reads every result once; those that :func:`numbacaps.fused.told.is_told` does not know it sums
 anew, in float64, each by one thread. One kernel a pass serves all geometries: what it has to know of one stands in an array.

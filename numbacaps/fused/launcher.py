@@ -28,11 +28,11 @@ class Launcher:
     ----------
     epilogue : numbacaps.fused.epilogue.Epilogue
         It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
-    looks_through : bool
-        It sums again by itself what three terms cannot tell.
+    needs_guard : bool
+        What three terms cannot tell is in its results; it does not sum it again by itself.
     """
 
-    looks_through = False
+    needs_guard = True
 
     def __init__(self, activation, product, columns, lanes):
         self.epilogue, apart = fit(activation, product, columns, lanes)
@@ -68,11 +68,11 @@ class SplitKLauncher:
 
     Attributes
     ----------
-    looks_through : bool
+    needs_guard : bool
         As of :class:`Launcher`.
     """
 
-    looks_through = False
+    needs_guard = True
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""

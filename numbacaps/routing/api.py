@@ -109,9 +109,9 @@ def capsule_routing(
         passes; ``"numpy"``, on the host; ``"auto"``: ``"fused"``, of votes that are a ``"sum"`` ``"stored"``, and
         ``"numpy"`` where there is no GPU.
     precision : str
-        How votes of float32 are multiplied in the forward pass: ``"tf32x3"``, three products of tensor cores for one, about
+        How votes of float32 are multiplied: ``"tf32x3"``, three products of tensor cores for one, about
         as exact as float32's own; ``"tf32"``, one; ``"ieee"``, ordinary arithmetic; ``"auto"``: ``"tf32x3"``. Where a form has
-        no kernels of tensor cores, and in the gradients, it is ordinary arithmetic (:func:`explain_routing` says why).
+        no kernels of tensor cores, and in the gradients of EM routing, it is ordinary arithmetic (:func:`explain_routing` says why).
     out : array (N, P, OH, OW, *T3), optional
         Where to write the capsules, as :func:`numbacaps.capsule_conv2d` takes it.
 

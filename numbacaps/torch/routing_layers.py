@@ -56,8 +56,8 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
         super().__init__(*arguments, **options)
         if self.bias is not None:
             raise ValueError("bias is True; routing takes none")
-        if self.precision not in ("auto", "ieee"):
-            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto' or 'ieee'")
+        if self.precision != "auto":
+            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto'")
         made = {"device": self.weight.device, "dtype": self.weight.dtype}
         betas = self.options.is_em
         for name in ("beta_u", "beta_a"):

@@ -49,7 +49,7 @@ def _mma_split_k(terms, g):
 
 # Rung to (the kernels of all passes of a geometry, the most that a sweep of capsules may take).
 _RUNGS = {
-    "register_tiles": (_register_tiles, 28),  # of 11 tiles
+    "register_tiles": (_register_tiles, 25),  # of 11 tiles
     "mma_split_k, 1 term": (partial(_mma_split_k, 1), 50),
     "mma_split_k, 3 terms": (partial(_mma_split_k, 3), 50),
 }
@@ -70,3 +70,20 @@ def test_geometries_share_kernels(rung):
     one = Geometry(32, 8, 8, 14, 14, 3, 3, 1, 4, 4, 4)
     other = Geometry(30, 8, 8, 18, 13, 3, 3, 1, 4, 4, 4, (1, 1), (0, 0), (2, 1))
     assert list(kernels_of(one)) == list(kernels_of(other))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "wanted"),
+    [
+        (36, 256, (64, 8)),  # few blocks; an activation's groups of 8 columns fit
+        (1152, 80, (64, 8)),
+        (10**6, 3, (64, 4)),
+        (36, 4, (64, 4)),
+        (10**6, 15, (128, 16)),
+        (10**6, 8, (128, 8)),
+        (10**6, 128, (128, 128)),
+    ],
+)
+def test_the_narrowest_tile_is_for_few_columns_alone(rows, columns, wanted):
+    tile, _ = choose_tile(rows, columns, _F4.itemsize)
+    assert (tile.BM, tile.BN) == wanted

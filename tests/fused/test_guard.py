@@ -1,14 +1,18 @@
 """What is behind products of three terms: results that these cannot tell are summed again, all others stay."""
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
 
 import numbacaps
+from numbacaps import Geometry
 from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.fused import implicit_gemm
 from numbacaps.fused.guard import Guard
+from numbacaps.fused.mma_sync.launcher import MmaSyncLauncher, choose
 from numbacaps.fused.precision import chosen_for, has_tensor_cores
 from numbacaps.fused.told import SMALLEST
 from tests.support.cases import GEOMETRIES, SMALL, operands, oracle
@@ -54,8 +58,8 @@ def test_what_cannot_be_told_is_summed_again(wanted, case, rng):
     np.testing.assert_allclose(have[~told], want.ravel()[~told], rtol=1e-6, atol=1e-6)
 
 
-def _plan(g, precision="auto"):
-    rungs = _RUNGS if SIMULATED and precision == "auto" else None
+def _plan(g, precision="auto", rungs=_RUNGS if SIMULATED else None):
+    rungs = rungs if precision == "auto" else None
     return numbacaps.plan(
         (*g.input_shape,),
         (*g.kernel_shape,),
@@ -102,6 +106,47 @@ def test_infinities_and_nan_are_where_ordinary_arithmetic_has_them(spoilt, value
         finite = np.isfinite(want)
         scale = np.abs(want[finite]).max()
         np.testing.assert_allclose(have[finite] / scale, want[finite] / scale, atol=3e-6)
+
+
+_BEHIND = "backward_input: results looked through"
+_DX = Geometry(2, 2, 2, 4, 4, 3, 3, 1, 2, 2, 2)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_a_kernel_comes_behind_where_the_product_does_not_look_through_its_results():
+    """Not behind the warps', nor where pixels are cleared first; behind columns that are added up."""
+    gaps = SMALL["gaps"]
+    for g, rung, behind in (
+        (_DX, "mma_sync", False),
+        (gaps, "mma_sync", False),
+        (_DX, "col2im", True),
+    ):
+        text = _plan(g, rungs={"backward_input": rung}).explain()
+        assert (_BEHIND in text) == behind, text
+        assert ("3 terms, looked through" in text) == (not behind), text
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.usefixtures("tensor_cores")
+def test_infinite_columns_add_up_as_ordinary_arithmetic_has_them(rng):
+    """Taps outside of dy are no columns, but the zeros there are multiplied."""
+    x, w, dy = operands(_DX, "float32", rng)
+    w.ravel()[::5] = np.inf
+    plan = _plan(_DX, rungs={"backward_input": "col2im"})
+    (_, have, _), (_, want, _) = (_results(one, x, w, dy) for one in (plan, _plan(_DX, "ieee")))
+    assert not np.isinf(have).any() and not np.isinf(want).any()
+    assert np.isnan(have).mean() > 0.9
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_sums_of_splits_need_it(rng):
+    """Parts of both signs may be infinite where the sum is not, or is no NaN."""
+    product, dtype = implicit_gemm.forward(_DX), np.dtype(np.float32)
+    which, size = ([product], _DX.N, _DX.G, dtype, 3), prod(_DX.output_shape)
+    how, _ = choose(*which)
+    for splits in (1, 2):
+        launch = MmaSyncLauncher(*which, size, replace(how, splits=splits))
+        assert launch.needs_guard == (splits > 1)
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
 """Sums of three terms that cannot be told (:mod:`numbacaps.fused.told`) are summed again, each by the thread that has it.
 
 The thread goes through the sum by itself and multiplies by ordinary arithmetic, so the result is what ``"ieee"`` would make
-of it. Where the factors lie it finds in the table by which they were copied. Where a sum is cut into splits, each of them is
-looked through by itself: what can be told adds up to what can be told.
+of it. Where the factors lie it finds in the table by which they were copied. It reads its results back, since to ask for a sum
+by a number that the compiler does not know would move all of them to local memory.
 
-A thread's sums lie as :mod:`numbacaps.fused.mma_sync.sums` says. ``row0`` and ``n0`` are of its first one.
+Where results are added up of such sums, of splits or columns, they are looked through once more
+(:mod:`numbacaps.fused.guard`): finite parts can add up to an infinity, and infinite ones to a NaN.
 """
 
 from functools import cache
@@ -16,6 +17,7 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.edges import is_inside, side_by_side
 from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.sums import place_of_sum
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
     A_D1,
@@ -38,6 +40,7 @@ from numbacaps.fused.mma_sync.table import (
     PIXEL_COLUMNS,
     PIXEL_D1,
     PIXEL_ROWS,
+    ROWS_OF_PRODUCT,
     TAPS_AT,
     TOP_START,
     TOP_STEP,
@@ -96,8 +99,10 @@ def make_sum_again(tile, bk, each):
         split, rest = deep % np.uint32(splits), deep // np.uint32(splits)
         head, g = short(rest % np.uint32(products)) * HEADER, np.int64(rest // np.uint32(products))
         m0 = unforeseen(short(cuda.blockIdx.x)) * BM
-        n0 = unforeseen(short(cuda.blockIdx.y)) * BN + warp % ACROSS * WN + lane % 4 * 2
-        M, N, K = table[at(head)], table[at(head + 1)], table[at(head + 2)]
+        row0 = m0 + warp // ACROSS * WM + lane // 4
+        column0 = unforeseen(short(cuda.blockIdx.y)) * BN + warp % ACROSS * WN + lane % 4 * 2
+        M, N = table[at(head + ROWS_OF_PRODUCT)], table[at(head + COLUMNS_OF_PRODUCT)]
+        K = table[at(head + DEPTH)]
         image_rows = table[at(head + PIXEL_ROWS)] * table[at(head + PIXEL_COLUMNS)]
         image_rows = np.uint32(image_rows * table[at(head + PIXEL_D1)])
         image0 = np.int64(np.uint32(m0) // image_rows)
@@ -112,8 +117,8 @@ def make_sum_again(tile, bk, each):
         extent, first = _extent(table, head), np.int64(split) * per_split * BK
         last = min(first + per_split * BK, K)
         for i in range(OWN):
-            m = m0 + warp // ACROSS * WM + lane // 4 + i // 4 // BESIDE * 16 + i // 2 % 2 * 8
-            n = n0 + i // 4 % BESIDE * 8 + i % 2
+            down, beside = place_of_sum(i, BESIDE)
+            m, n = row0 + down, column0 + beside
             if m < M and n < N:
                 which = np.uint32(m - image0 * image_rows)
                 image, h, w, d1 = pixel_of_row(which, table, head)
@@ -138,20 +143,20 @@ def make_sum_again(tile, bk, each):
 
 @cache
 def make_sum_pixels_again(beside, each):
-    """``sum_pixels_again(b, b_from, a, c, table, a_start, c_start, k0, n0, first, last, own)``: ``own`` sums over pixels of the
-    kernel's gradient, pixels from ``first`` to before ``last``.
+    """``sum_pixels_again(b, b_from, a, c, table, a_start, c_start, row0, column0, first, last, own)``: ``own`` sums over pixels of
+    the kernel's gradient, pixels from ``first`` to before ``last``; the first of them is at ``row0``, ``column0``.
     """
     BESIDE, EACH = map(specialized, (beside, each))
     ZERO = np.float32(0)
 
     @cuda.jit(device=True)
-    def sum_pixels_again(b, b_from, a, c, table, a_start, c_start, k0, n0, first, last, own):
+    def sum_pixels_again(b, b_from, a, c, table, a_start, c_start, row0, column0, first, last, own):
         taps, of_kernel = table[at(TAPS_AT)], table[at(KERNEL_AT)]
         b_columns, c_columns = table[at(B_COLUMNS_AT)], table[at(C_COLUMNS_AT)]
         N, K, extent = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], _extent(table, 0)
         for i in range(own):
-            k = k0 + i // 4 // BESIDE * 16 + i // 2 % 2 * 8
-            n = n0 + i // 4 % BESIDE * 8 + i % 2
+            down, beside = place_of_sum(i, BESIDE)
+            k, n = row0 + down, column0 + beside
             if k < K and n < N:
                 lies, column = table[at(of_kernel + k)], table[at(b_columns + n)]
                 to = b_from + lies + column

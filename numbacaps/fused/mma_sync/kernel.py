@@ -7,9 +7,8 @@ are asynchronous (``cp.async``) and STAGES of them are under way. And nothing of
 Algorithm 5's index functions say stands in a table (:mod:`numbacaps.fused.mma_sync.table`), so that one kernel serves
 all sizes whose copies take the same number of bytes.
 
-In three terms a factor of float32 is the sum of a high and a low part, which TF32 both has. The products with a low
-part are summed apart. So where an infinity or a NaN is multiplied, what the high parts make of it is the result, as
-IEEE 754 has it.
+In three terms a factor of float32 is the sum of a high and a low part, which TF32 both has
+(:mod:`numbacaps.fused.mma_sync.sums`). Sums that three terms cannot tell are summed again (:mod:`numbacaps.fused.mma_sync.again`).
 """
 
 from dataclasses import dataclass
@@ -139,7 +138,8 @@ def make_mma_sync(spec):
     PENDING = specialized(tile.STAGES - 2)
     multiply = make_multiply(spec.dtype, terms, down, beside)
     store = make_store(spec.result, spec.paired, down, beside)
-    THREE, sum_again = terms == 3, make_sum_again(tile, bk, a_each)
+    THREE = terms == 3
+    sum_again = make_sum_again(tile, bk, a_each) if THREE else None
     ZERO = np.float32(0)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.BLOCKS)))
     held = np.dtype(stored(spec.dtype))

@@ -187,8 +187,8 @@ class MmaSyncLauncher(Launcher):
         return self._made(1, 1, False, TILES[self.terms][-1])
 
     @property
-    def looks_through(self):
-        return self.terms == 3
+    def needs_guard(self):
+        return self.terms != 3 or self._finish is not None
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -219,6 +219,7 @@ class MmaSyncLauncher(Launcher):
             self._finish(packed, result, stream)
 
     def __str__(self):
-        terms = f", {self.terms} terms, looked through" if self.looks_through else ""
+        told = "" if self.needs_guard else ", looked through"
+        terms = f", {self.terms} terms{told}" if self.terms > 1 else ""
         packs = f", {' and '.join(self.packs)} packed" if self.packs else ""
         return f"mma_sync {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"

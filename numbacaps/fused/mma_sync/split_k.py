@@ -127,7 +127,8 @@ def make_mma_sync_split_k(spec):
     PENDING = specialized(tile.STAGES - 2)
     multiply = make_multiply(spec.dtype, terms, down, beside)
     store = make_store(spec.result, spec.paired, down, beside)
-    THREE, sum_again = terms == 3, make_sum_pixels_again(beside, a_each)
+    THREE = terms == 3
+    sum_again = make_sum_pixels_again(beside, a_each) if THREE else None
     copy_a, copy_c = make_copy(spec.a_run, spec.dtype), make_copy(spec.c_run, spec.dtype)
     held = np.dtype(stored(spec.dtype))
     ZERO = np.float32(0)

@@ -166,8 +166,8 @@ class MmaSyncSplitK(SplitKLauncher):
         return self._made(CHUNK // self._dtype.itemsize, CHUNK // self._dtype.itemsize, False)
 
     @property
-    def looks_through(self):
-        return self.terms == 3
+    def needs_guard(self):
+        return self.terms != 3 or self._finish is not None
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is its workspace."""
@@ -190,7 +190,8 @@ class MmaSyncSplitK(SplitKLauncher):
             self._finish(partial, dw, stream)
 
     def __str__(self):
-        terms = f", {self.terms} terms, looked through" if self.looks_through else ""
+        told = "" if self.needs_guard else ", looked through"
+        terms = f", {self.terms} terms{told}" if self.terms > 1 else ""
         packs = ", operands packed" if self.packs else ""
         return f"mma_sync_split_k {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"
 

@@ -12,6 +12,12 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
+@cuda.jit(device=True, inline="always")
+def place_of_sum(i, beside):
+    """(rows, columns) from a thread's first sum to its sum ``i``; ``beside`` products of 8 columns lie side by side."""
+    return i // 4 // beside * 16 + i // 2 % 2 * 8, i // 4 % beside * 8 + i % 2
+
+
 def make_multiply(dtype, terms, down, beside):
     """``multiply(acc, a, b)``: the products of a warp's factors, added to its sums.
 
