@@ -162,8 +162,8 @@ def test_routed_layers_refuse_what_they_would_not_do():
         nt.RoutedCapsuleLinear(1152, 0)
     with pytest.raises(ValueError, match="bias is True; routing takes none"):
         nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
-    with pytest.raises(ValueError, match="precision is 'tf32'; routing takes 'auto' or 'ieee'"):
-        nt.RoutedCapsuleConv2d(2, 3, 1, precision="tf32")
+    with pytest.raises(ValueError, match="precision is 'ieee'; routing takes 'auto'"):
+        nt.RoutedCapsuleConv2d(2, 3, 1, precision="ieee")
 
 
 def test_what_layers_do_not_take_is_named():
