@@ -269,9 +269,8 @@ class FusedPasses(Passes):
         }
         lines = []
         for wanted, some in launchers.items():
-            of = (
-                f", part {{}} of {len(some)}" if len(some) > 1 else ""
-            )  # a residue of the stride each
+            # Parts are residues of the stride.
+            of = f", part {{}} of {len(some)}" if len(some) > 1 else ""
             for i, one in enumerate(zip(some, self.choices[wanted]), 1):
                 lines.append(_told(wanted + of.format(i), *one))
             if self._guard(wanted, some):

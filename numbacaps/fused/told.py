@@ -12,9 +12,8 @@ import numpy as np
 
 from numbacaps.device.target import cuda
 
-SMALLEST = np.float32(
-    2.0**-100
-)  # a low part has 2^-136's multiples; a result keeps 24 bits above it
+# A low part has 2^-136's multiples; a result keeps 24 bits above it.
+SMALLEST = np.float32(2.0**-100)
 _LARGEST = np.finfo(np.float32).max
 _ZERO = np.float32(0)
 

@@ -15,15 +15,12 @@ import numpy as np
 from numbacaps.device.instructions import short, unforeseen
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.mma_sync.edges import is_inside, side_by_side
-from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.edges import is_inside
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row, place_of_pixel
 from numbacaps.fused.mma_sync.sums import place_of_sum
 from numbacaps.fused.mma_sync.table import (
-    A_COLUMN,
-    A_D1,
     A_G,
     A_IMAGE,
-    A_ROW,
     B_COLUMNS_AT,
     B_G,
     C_COLUMNS_AT,
@@ -33,18 +30,12 @@ from numbacaps.fused.mma_sync.table import (
     COLUMNS_OF_PRODUCT,
     DEPTH,
     HEADER,
-    HEIGHT,
     KERNEL_AT,
-    LEFT_START,
-    LEFT_STEP,
     PIXEL_COLUMNS,
     PIXEL_D1,
     PIXEL_ROWS,
     ROWS_OF_PRODUCT,
     TAPS_AT,
-    TOP_START,
-    TOP_STEP,
-    WIDTH,
 )
 from numbacaps.fused.told import is_told
 
@@ -56,27 +47,6 @@ def all_told(acc, sums):
     for i in range(sums):
         told &= is_told(acc[i])
     return told
-
-
-@cuda.jit(device=True, inline="always")
-def _lies(image, h, w, d1, table, of):
-    """Where a pixel lies in an array whose steps stand in the table from ``of`` on."""
-    lies = np.int64(image) * table[at(of)] + np.int64(h) * table[at(of + A_ROW - A_IMAGE)]
-    lies += np.int64(w) * table[at(of + A_COLUMN - A_IMAGE)]
-    return lies + d1 * table[at(of + A_D1 - A_IMAGE)]
-
-
-@cuda.jit(device=True, inline="always")
-def _edge(h, w, table, head):
-    """A pixel's first tap, as taps are added to it."""
-    h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)]
-    return side_by_side(h, w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)])
-
-
-@cuda.jit(device=True, inline="always")
-def _extent(table, head):
-    """The size of the gathered array, as what is reached is compared with it."""
-    return short((table[at(head + HEIGHT)] << 16) + table[at(head + WIDTH)])
 
 
 @cache
@@ -114,7 +84,7 @@ def make_sum_again(tile, bk, each):
         c_from += image0 * table[at(head + C_IMAGE)]
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
-        extent, first = _extent(table, head), np.int64(split) * per_split * BK
+        extent, first = extent_of(table, head), np.int64(split) * per_split * BK
         last = min(first + per_split * BK, K)
         for i in range(OWN):
             down, beside = place_of_sum(i, BESIDE)
@@ -122,11 +92,14 @@ def make_sum_again(tile, bk, each):
             if m < M and n < N:
                 which = np.uint32(m - image0 * image_rows)
                 image, h, w, d1 = pixel_of_row(which, table, head)
-                to = c_from + _lies(image, h, w, d1, table, head + C_IMAGE)
+                to = c_from + place_of_pixel(image, h, w, d1, table, head + C_IMAGE)
                 to += table[at(c_columns + n)]
                 if not is_told(c[at(to)]):
-                    base = a_from + _lies(image, h, w, d1, table, head + A_IMAGE)
-                    edge, column = _edge(h, w, table, head), b_from + table[at(b_columns + n)]
+                    base = a_from + place_of_pixel(image, h, w, d1, table, head + A_IMAGE)
+                    edge, column = (
+                        edge_of_pixel(h, w, table, head),
+                        b_from + table[at(b_columns + n)],
+                    )
                     total = ZERO
                     for k in range(first, last):
                         tap = taps + k // EACH * 2
@@ -153,7 +126,7 @@ def make_sum_pixels_again(beside, each):
     def sum_pixels_again(b, b_from, a, c, table, a_start, c_start, row0, column0, first, last, own):
         taps, of_kernel = table[at(TAPS_AT)], table[at(KERNEL_AT)]
         b_columns, c_columns = table[at(B_COLUMNS_AT)], table[at(C_COLUMNS_AT)]
-        N, K, extent = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], _extent(table, 0)
+        N, K, extent = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], extent_of(table, 0)
         for i in range(own):
             down, beside = place_of_sum(i, BESIDE)
             k, n = row0 + down, column0 + beside
@@ -167,9 +140,15 @@ def make_sum_pixels_again(beside, each):
                     for m in range(first, last):
                         image, h, w, d1 = pixel_of_row(np.uint32(m), table, 0)
                         value = ZERO
-                        if is_inside(short(_edge(h, w, table, 0) + where), extent):
-                            value = a[at(a_start + _lies(image, h, w, d1, table, A_IMAGE) + offset)]
-                        other = c_start + _lies(image, h, w, d1, table, C_IMAGE) + in_c
+                        if is_inside(short(edge_of_pixel(h, w, table, 0) + where), extent):
+                            value = a[
+                                at(
+                                    a_start
+                                    + place_of_pixel(image, h, w, d1, table, A_IMAGE)
+                                    + offset
+                                )
+                            ]
+                        other = c_start + place_of_pixel(image, h, w, d1, table, C_IMAGE) + in_c
                         total += value * c[at(other)]
                     b[at(to)] = total
 

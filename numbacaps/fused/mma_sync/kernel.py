@@ -33,9 +33,9 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.again import all_told, make_sum_again
 from numbacaps.fused.mma_sync.copies import make_copy
-from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside, side_by_side
+from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
-from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
@@ -54,17 +54,11 @@ from numbacaps.fused.mma_sync.table import (
     C_IMAGE,
     C_ROW,
     HEADER,
-    HEIGHT,
     KERNEL_AT,
-    LEFT_START,
-    LEFT_STEP,
     PIXEL_COLUMNS,
     PIXEL_D1,
     PIXEL_ROWS,
     TAPS_AT,
-    TOP_START,
-    TOP_STEP,
-    WIDTH,
 )
 from numbacaps.fused.mma_sync.tile import Tile
 
@@ -193,7 +187,7 @@ def make_mma_sync(spec):
         a_from = a_first + np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
         b_from = b_first + np.int64(g) * table[at(head + B_G)]
         a_here, b_here = a[a_from:], b[b_from:]
-        extent = short((table[at(head + HEIGHT)] << 16) + table[at(head + WIDTH)])
+        extent = extent_of(table, head)
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
         a_lane, a_row = thread % A_LANES, thread // A_LANES
@@ -207,9 +201,8 @@ def make_mma_sync(spec):
                 + w * table[at(head + A_COLUMN)]
                 + d1 * table[at(head + A_D1)]
             )
-            h = h * table[at(head + TOP_STEP)] + table[at(head + TOP_START)]
-            w = w * table[at(head + LEFT_STEP)] + table[at(head + LEFT_START)]
-            edge[i] = side_by_side(h, w) if m0 + row < M else short(NO_PIXEL)
+            stands = edge_of_pixel(h, w, table, head)
+            edge[i] = stands if m0 + row < M else short(NO_PIXEL)
         for i in range(B_HELD):
             n = short(n0 + (b_row + i * B_APART if ALONG_K == 1 else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)

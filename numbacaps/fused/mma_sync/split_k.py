@@ -30,34 +30,22 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.again import all_told, make_sum_pixels_again
 from numbacaps.fused.mma_sync.copies import make_copy
-from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside, side_by_side
+from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k
-from numbacaps.fused.mma_sync.pixels import pixel_of_row
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row, place_of_pixel
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
-    A_COLUMN,
-    A_D1,
     A_G,
     A_IMAGE,
-    A_ROW,
     ABSENT,
     B_COLUMNS_AT,
     B_G,
-    C_COLUMN,
     C_COLUMNS_AT,
-    C_D1,
     C_G,
     C_IMAGE,
-    C_ROW,
-    HEIGHT,
     KERNEL_AT,
-    LEFT_START,
-    LEFT_STEP,
     TAPS_AT,
-    TOP_START,
-    TOP_STEP,
-    WIDTH,
 )
 
 
@@ -171,7 +159,7 @@ def make_mma_sync_split_k(spec):
         split = short(cuda.blockIdx.z % splits)
         g = cuda.blockIdx.z // splits
         M, N, K = table[at(0)], table[at(1)], table[at(2)]
-        extent = short((table[at(HEIGHT)] << 16) + table[at(WIDTH)])
+        extent = extent_of(table, 0)
         first = short(split * per_split)
         last = min(M, short(first + per_split))
         steps = short((last - first + BK - 1) // BK)
@@ -211,25 +199,14 @@ def make_mma_sync_split_k(spec):
                 m = short(first + after * BK + thread)
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
                 image, h, w, d1 = pixel_of_row(m, table, 0)
-                base[at(place)] = (
-                    a_start
-                    + np.int64(image) * table[at(A_IMAGE)]
-                    + np.int64(h) * table[at(A_ROW)]
-                    + np.int64(w) * table[at(A_COLUMN)]
-                    + d1 * table[at(A_D1)]
-                )
+                base[at(place)] = a_start + place_of_pixel(image, h, w, d1, table, A_IMAGE)
                 other[at(place)] = (
-                    c_start
-                    + np.int64(image) * table[at(C_IMAGE)]
-                    + np.int64(h) * table[at(C_ROW)]
-                    + np.int64(w) * table[at(C_COLUMN)]
-                    + d1 * table[at(C_D1)]
+                    c_start + place_of_pixel(image, h, w, d1, table, C_IMAGE)
                     if m < last
                     else np.int64(ABSENT)
                 )
-                h = h * table[at(TOP_STEP)] + table[at(TOP_START)]
-                w = w * table[at(LEFT_STEP)] + table[at(LEFT_START)]
-                edge[at(place)] = side_by_side(h, w) if m < last else short(NO_PIXEL)
+                stands = edge_of_pixel(h, w, table, 0)
+                edge[at(place)] = stands if m < last else short(NO_PIXEL)
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
