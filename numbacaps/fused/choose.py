@@ -133,7 +133,7 @@ class NotPossible(ValueError):
 def _register_tiles(job, tile=None):
     rows, columns = job.product.M(job.images) * job.G, job.product.N
     itemsize = sum_dtype(job.dtype).itemsize
-    chosen, why = register_tiles.choose_tile(rows, columns, itemsize)
+    chosen, why = register_tiles.choose_tile(rows, columns, job.product.K, itemsize)
     if tile is not None:
         chosen, why = _one_of(register_tiles.TILES, tile, "register_tiles"), "asked for"
     make = partial(RegisterTilesLauncher, *job.operands, job.activation, (chosen, why))

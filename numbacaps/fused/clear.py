@@ -29,12 +29,12 @@ def make_clear(dtype, each):
         out,  # out  (size,)
         size,  # a multiple of EACH
     ):
-        let_next_start()
         zeros = cuda.local.array(EACH, held)
         for i in range(EACH):
             zeros[i] = as_element(ZERO)
         first = (np.int64(cuda.blockIdx.x) * BLOCK + cuda.threadIdx.x) * EACH
         wait_for_last()  # whoever read what lay here
+        let_next_start()
         if first < size:
             store_run(EACH, out, first, zeros)
 

@@ -122,7 +122,6 @@ def make_col2im(dtype):
         splits,
         size,  # elements of a split
     ):
-        let_next_start()
         apart = cuda.local.array(EACH, np.int32)
         total = cuda.local.array(EACH, np.float32)
         some = cuda.local.array(SOME, np.float32)
@@ -146,6 +145,7 @@ def make_col2im(dtype):
             apart[j] = j * lanes if j * lanes < left else 0
             total[j] = ZERO
         wait_for_last()  # the columns are there
+        let_next_start()
         if n < of[at(N)]:
             for _ in range(splits):
                 of_row = first

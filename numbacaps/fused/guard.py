@@ -145,11 +145,11 @@ def make_guard(wanted):
         of,  # in   numbers_of(geometry)
         size,  # of the result
     ):
-        let_next_start()
         held = cuda.local.array(EACH, np.float32)
         block, thread = np.int64(cuda.blockDim.x), np.int64(cuda.threadIdx.x)
         begin = np.int64(cuda.blockIdx.x) * block * EACH
         wait_for_last()  # the results are there
+        let_next_start()
         while begin < size:
             first = begin + thread
             if begin + block * EACH <= size:  # without conditions all loads are under way together

@@ -14,7 +14,6 @@ from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
     copy_chunk,
-    let_next_start,
     short,
     wait_for_last,
 )
@@ -59,7 +58,6 @@ def make_pack_pixels(dtype):
         pitch,  # elements from one capsule of a block to the next, a multiple of EACH
         first,  # where it begins in its array
     ):
-        let_next_start()
         shared = cuda.shared.array(0, held, CHUNK)  # (of_block, pitch)
         to_row = cuda.shared.array(BLOCK, np.int64)  # where a capsule's row begins
         some = cuda.local.array(TOGETHER, held)

@@ -48,13 +48,13 @@ def make_squash(group, width, lanes, slope, dtype, formula="exponential"):
         row,
         N,
     ):
-        let_next_start()
         run = cuda.local.array(WIDTH, dtype)
         i, lane = cuda.grid(1), cuda.threadIdx.x % 32
         first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
         inside = first < row
         n = cuda.blockIdx.y
         wait_for_last()
+        let_next_start()
         while n < N:
             square = ZERO
             if inside:
@@ -94,13 +94,13 @@ def make_squash_backward(group, width, lanes, slope, dtype, formula="exponential
         row,
         N,
     ):
-        let_next_start()
         run, d_run = cuda.local.array(WIDTH, dtype), cuda.local.array(WIDTH, dtype)
         i, lane = cuda.grid(1), cuda.threadIdx.x % 32
         first = (i // LANES * (LANES * TURNS) + i % LANES) * WIDTH
         inside = first < row
         n = cuda.blockIdx.y
         wait_for_last()
+        let_next_start()
         while n < N:
             square, dot = ZERO, ZERO
             if inside:

@@ -31,7 +31,7 @@ def _swept():
 
 def _register_tiles(g):
     for product in (implicit_gemm.forward(g), *implicit_gemm.backward_input(g)):
-        tile, _ = choose_tile(product.M(g.N) * g.G, product.N, _F4.itemsize)
+        tile, _ = choose_tile(product.M(g.N) * g.G, product.N, product.K, _F4.itemsize)
         yield make_register_tiles(product.inside, tile, _F4)
     product = implicit_gemm.forward(g)
     tile, _, splits, _ = RegisterTilesSplitK.cut(product, g.N, g.G, _F4)
@@ -73,17 +73,24 @@ def test_geometries_share_kernels(rung):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "wanted"),
+    ("rows", "columns", "summed", "wanted"),
     [
-        (36, 256, (64, 8)),  # few blocks; an activation's groups of 8 columns fit
-        (1152, 80, (64, 8)),
-        (10**6, 3, (64, 4)),
-        (36, 4, (64, 4)),
-        (10**6, 15, (128, 16)),
-        (10**6, 8, (128, 8)),
-        (10**6, 128, (128, 128)),
+        (36, 256, 30, (64, 8)),  # few blocks; an activation's groups of 8 columns fit
+        (1152, 80, 30, (64, 8)),
+        (10**6, 3, 30, (64, 4)),
+        (36, 4, 30, (64, 4)),
+        (10**6, 15, 30, (128, 16)),
+        (10**6, 8, 30, (128, 8)),
+        (10**6, 128, 30, (128, 128)),
+        # 26 of 64 columns would be idle: in a short sum three tiles of 16 are faster, in a long one the wide tile.
+        (25600, 38, 8, (128, 16)),
+        (25600, 38, 200, (64, 64)),
+        (12800, 96, 24, (128, 32)),
+        (10**6, 91, 30, (128, 128)),
+        (12000, 24, 24, (64, 16)),
+        (12000, 24, 200, (32, 32)),
     ],
 )
-def test_the_narrowest_tile_is_for_few_columns_alone(rows, columns, wanted):
-    tile, _ = choose_tile(rows, columns, _F4.itemsize)
+def test_a_tile_is_as_wide_as_its_columns_are_worth(rows, columns, summed, wanted):
+    tile, _ = choose_tile(rows, columns, summed, _F4.itemsize)
     assert (tile.BM, tile.BN) == wanted

@@ -736,9 +736,9 @@ def test_sums_of_three_terms_are_cut_shorter():
 @pytest.mark.parametrize("rows", [1, 5, 300, 10**6])
 @pytest.mark.parametrize("columns", [1, 7, 64, 1000])
 def test_a_tile_is_always_found(rows, columns):
-    tile, why = tiles.choose_tile(rows, columns, 8)
+    tile, why = tiles.choose_tile(rows, columns, 100, 8)
     leftover = tile in tiles.TILES[-2:]  # they take whatever no other can
-    assert why and (leftover or tiles.why_not(tile, rows, columns, 8) is None)
+    assert why and (leftover or tiles.why_not(tile, rows, columns, 100, 8) is None)
 
 
 @pytest.mark.parametrize("terms", [1, 3])

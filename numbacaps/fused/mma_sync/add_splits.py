@@ -30,10 +30,10 @@ def make_add_splits(dtype):
         splits,
         size,
     ):
-        let_next_start()
         some = cuda.local.array(TOGETHER, np.float32)
         i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
         wait_for_last()  # the splits are summed
+        let_next_start()
         if i < size:
             total, split = ZERO, 0
             while split + TOGETHER <= splits:  # their loads are under way together

@@ -153,7 +153,6 @@ def make_mma_sync(spec):
         a_first,  # where the operands begin in their arrays
         b_first,
     ):
-        let_next_start()  # up to where it waits for the result
         shared = cuda.shared.array(
             0, held, CHUNK
         )  # STAGES of (BM, PITCH) words, then of the kernel's
@@ -227,6 +226,7 @@ def make_mma_sync(spec):
         else:
             b_at = short(B_FIRST + lane % 16 * B_PITCH + (warp % ACROSS * WN + lane // 16 * 8) * 2)
         wait_for_last()  # the operands are there
+        let_next_start()
         load_run(2, tap, table, taps + 2 * (first * A_LANES + a_lane))
         for i in range(B_ROWS_HELD):
             b_rows[i] = table[at(b_table + first * BK + i * B_APART)]

@@ -38,13 +38,13 @@ def make_pack_matrix(dtype):
         step,  # from one g to the next
         begin,  # where it begins in its array
     ):
-        let_next_start()
         run = cuda.local.array(EACH, held)
         chunks = np.uint32(row // EACH)
         item = np.uint32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
         g = cuda.blockIdx.y
         k, n = short(item // chunks), short(item % chunks * EACH)
         wait_for_last()
+        let_next_start()
         if k < rows:
             first = table[at(k)]
             for i in range(EACH):

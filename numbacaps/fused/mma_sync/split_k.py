@@ -135,7 +135,6 @@ def make_mma_sync_split_k(spec):
         a_first,  # where x and dy begin in their arrays
         c_first,
     ):
-        let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
         base = shared_array(PLACES, np.int64)  # of the pixels of two batches
         other = shared_array(PLACES, np.int64)
@@ -190,6 +189,7 @@ def make_mma_sync_split_k(spec):
         for i in range(SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
+        let_next_start()
         for step in range(short(-STAGES), steps):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and no thread reads the stage before

@@ -89,7 +89,7 @@ TILES = (
 )
 LARGEST_BM = max(tile.BM for some in TILES.values() for tile in some)
 MOST_COPIES = 16  # of a thread, for a stage of the gathered array: their places are in registers
-_FEWEST_STAGES = 8  # of a split
+_FEWEST_STAGES = 2  # of a split
 _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 

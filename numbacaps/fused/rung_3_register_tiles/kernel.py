@@ -100,7 +100,6 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
         activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
         table,  # in   Product.table_by_taps
     ):
-        let_next_start()  # up to where it waits for the result
         a_tile = shared_array(A_SIZE, sums)  # (BK, BM + 4)
         b_tile = shared_array(B_SIZE, sums)  # (BK, BN)
         a_next = local_array(A_LOADS, sums)
@@ -138,6 +137,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
         for i in range(ELEMENTS):
             total[i] = ZERO
         wait_for_last()  # the operands are there
+        let_next_start()
         for step in range(short(steps + 1)):
             if step < steps:
                 k = short(step * BK + a_k)

@@ -32,7 +32,7 @@ class RegisterTilesLauncher(Launcher):
 
     def __init__(self, product, images, G, dtype, activation=None, chosen=None):
         self.M = product.M(images)
-        chosen = chosen or choose_tile(self.M * G, product.N, sum_dtype(dtype).itemsize)
+        chosen = chosen or choose_tile(self.M * G, product.N, product.K, sum_dtype(dtype).itemsize)
         tile, self.why = chosen
         self.tile = tile
         super().__init__(activation, product, tile.BN, tile.lanes)
@@ -123,9 +123,10 @@ class RegisterTilesSplitK(SplitKLauncher):
     @staticmethod
     def cut(product, images, G, dtype):
         """(tile, why, splits, rows of a split)."""
-        tile, why = choose_tile(product.K * G, product.N, sum_dtype(dtype).itemsize)
+        M, itemsize = product.M(images), sum_dtype(dtype).itemsize
+        tile, why = choose_tile(product.K * G, product.N, M, itemsize)
         blocks = ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN) * G
-        return tile, why, *choose_splits(blocks, product.M(images), tile.BK)
+        return tile, why, *choose_splits(blocks, M, tile.BK)
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is room for the splits' sums."""

@@ -7,6 +7,9 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.epilogue import Lanes
 
+# Measured: in sums of fewer products, idle columns of a tile of 32 or 64 cost more than the others save, and 64x16 is
+# faster than 32x32.
+_SHORT = 128
 # Fewest blocks of a tile: two for each multiprocessor of an H100, whatever GPU it is.
 _BLOCKS = 1 if SIMULATED else 2 * H100.multiprocessors
 
@@ -65,8 +68,8 @@ TILES = (
 )
 
 
-def why_not(tile, rows, columns, itemsize):
-    """Why a tile cannot be taken for a result of so many rows and columns; None where it can."""
+def why_not(tile, rows, columns, summed, itemsize):
+    """Why a tile cannot be taken for a result of so many rows and columns, sums of so many products; None where it can."""
     if any(tile.threads % side for side in (tile.BM, tile.BN, tile.BK)):
         return f"{tile.threads} threads do not load whole rows and columns of its tiles"
     if tile.BM * tile.BK % tile.threads or tile.BN * tile.BK % tile.threads:
@@ -76,24 +79,31 @@ def why_not(tile, rows, columns, itemsize):
         return f"{shared} bytes of shared memory, more than {SHARED_WITHOUT_ASKING}"
     if 2 * columns <= tile.BN:
         return f"{columns} columns would leave more than half of {tile.BN} idle"
+    wide, narrow = (ceil_div(columns, BN) * BN for BN in (tile.BN, 16))
+    if summed < _SHORT and tile.BN in (32, 64) and 4 * wide > 5 * narrow:
+        return f"{columns} columns would leave {wide - columns} of {wide} idle"
+    if summed < _SHORT and tile.BM == tile.BN == 32:
+        return f"slower than 64x16 in sums of {summed} products"
     if ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) < _BLOCKS:
         return f"fewer than {_BLOCKS} blocks"
     return None
 
 
-def choose_tile(rows, columns, itemsize):
+def choose_tile(rows, columns, summed, itemsize):
     """(tile, why): the first that can be taken, and what kept the one before it from being.
 
     Parameters
     ----------
     rows, columns : int
         Of the result; M and N of a pass that gathers.
+    summed : int
+        Products of a sum; K of a pass that gathers.
     itemsize : int
         Bytes of what is multiplied.
     """
     why = "the largest tile"
     for tile in TILES[:-2]:
-        reason = why_not(tile, rows, columns, itemsize)
+        reason = why_not(tile, rows, columns, summed, itemsize)
         if reason is None:
             return tile, why
         why = f"{tile.BM}x{tile.BN}: {reason}"

@@ -126,7 +126,6 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
         b,  # out  (splits, size): the kernel's gradient, a partial sum each
         table,  # in   Product.table
     ):
-        let_next_start()  # up to where it waits for the sums
         shared = cuda.shared.array(0, dtype, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
         base = cuda.shared.array(PLACES, np.int64)  # of the pixels of two batches
         other = cuda.shared.array(PLACES, np.int64)
@@ -178,6 +177,7 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
         for i in range(ALL_SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
+        let_next_start()
         for step in range(short(-STAGES), steps):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and nobody reads the stage before
