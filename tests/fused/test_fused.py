@@ -757,9 +757,9 @@ def test_the_last_round_is_taken_in_parts(terms):
 
 def test_why_a_tile_cannot_be_taken():
     large = tiles.Tile(256, 256, 32, 8, 8)
-    assert "bytes of shared memory" in tiles.why_not(large, 10**6, 10**6, 8)
+    assert "bytes of shared memory" in tiles.why_not(large, 10**6, 10**6, 100, 8)
     uneven = tiles.Tile(24, 16, 8, 2, 2)
-    assert "threads" in tiles.why_not(uneven, 10**6, 10**6, 4)
+    assert "threads" in tiles.why_not(uneven, 10**6, 10**6, 100, 4)
 
 
 @pytest.mark.parametrize(
