@@ -18,7 +18,7 @@ from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
-from numbacaps.fused.choose_input import choose_input
+from numbacaps.fused.choose_input import choose_input, sizes_of
 from numbacaps.fused.guard import Guard
 from numbacaps.fused.precision import AUTO, chosen_for
 
@@ -75,8 +75,11 @@ class FusedPasses(Passes):
         shapes = {"forward": g.output_shape, "backward_input": g.input_shape}
         return shapes.get(wanted, g.kernel_shape)
 
-    def _precision(self, wanted, columns, summed):
-        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through."""
+    def _precision(self, wanted, *sizes):
+        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through.
+
+        ``sizes`` are (columns, products of a sum) of each way to compute it: three terms where any of them is for it.
+        """
         if self.precision != AUTO:
             return self.precision
         if self.activation is not None:
@@ -84,7 +87,8 @@ class FusedPasses(Passes):
                 "ieee"  # what is looked through are sums, and behind an activation there are none
             )
         rung, _ = self._forced.get(wanted, (None, None))
-        found = chosen_for(self.dtype, columns, summed)
+        words = {chosen_for(self.dtype, *size) for size in sizes}
+        found = "tf32x3" if "tf32x3" in words else "ieee"
         if rung is not None and self.dtype == np.float32:
             found = "ieee" if rung.startswith("register_tiles") else "tf32x3"
         if found == "tf32x3":
@@ -109,7 +113,7 @@ class FusedPasses(Passes):
         """The forward pass's product, in a list of one."""
         activation = None if self._is_backward else self.activation
         product = implicit_gemm.forward(self.geometry)
-        precision = self._precision("forward", product.N, product.K)
+        precision = self._precision("forward", (product.N, product.K))
         return [self._gather("forward", self._job("forward", product, precision, activation))]
 
     @cached_property
@@ -124,8 +128,7 @@ class FusedPasses(Passes):
     def _input_launchers(self, activation):
         self.choices["backward_input"] = []
         products = implicit_gemm.backward_input(self.geometry)
-        most = max(product.K for product in products)
-        precision = self._precision("backward_input", products[0].N, most)
+        precision = self._precision("backward_input", *sizes_of(products, self.geometry))
         jobs = [self._job("backward_input", product, precision, activation) for product in products]
         chosen = choose_input(jobs, self.geometry, *self._forced.get("backward_input", ()))
         return [self._launcher("backward_input", one) for one in chosen]
@@ -135,7 +138,7 @@ class FusedPasses(Passes):
         """The product of the kernel's gradient."""
         g = self.geometry
         product, size = implicit_gemm.forward(g), g.P * g.Q * g.E2
-        precision = self._precision("backward_kernel", product.N, product.M(g.N))
+        precision = self._precision("backward_kernel", (product.N, product.M(g.N)))
         job = Job(product, g.N, g.G, self.dtype, precision, size=size)
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)

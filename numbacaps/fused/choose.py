@@ -130,12 +130,16 @@ class NotPossible(ValueError):
     """A rung, or a tile of it, cannot compute a product; the message says why."""
 
 
-def _register_tiles(job, tile=None):
-    rows, columns = job.product.M(job.images) * job.G, job.product.N
-    itemsize = sum_dtype(job.dtype).itemsize
-    chosen, why = register_tiles.choose_tile(rows, columns, job.product.K, itemsize)
+def register_tile(job, tile=None):
+    """(tile, why): the one of register tiles that has the sizes; or the one that a job should take."""
     if tile is not None:
-        chosen, why = _one_of(register_tiles.TILES, tile, "register_tiles"), "asked for"
+        return _one_of(register_tiles.TILES, tile, "register_tiles"), "asked for"
+    rows, itemsize = job.product.M(job.images) * job.G, sum_dtype(job.dtype).itemsize
+    return register_tiles.choose_tile(rows, job.product.N, job.product.K, itemsize)
+
+
+def _register_tiles(job, tile=None):
+    chosen, why = register_tile(job, tile)
     make = partial(RegisterTilesLauncher, *job.operands, job.activation, (chosen, why))
     return Choice("register_tiles", make, chosen, None, why)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import col2im, implicit_gemm
@@ -17,10 +19,12 @@ from numbacaps.fused.choose import (
     much_faster,
     packed_if_much_faster,
     packed_together,
+    register_tile,
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
 from numbacaps.fused.precision import has_tensor_cores
+from numbacaps.fused.rung_3_register_tiles.columns import ColumnsLauncher
 
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
@@ -28,6 +32,25 @@ _PACK = ("wgmma", *TMA)  # the kernel, each for itself
 _TOGETHER = {"mma_sync": mma_sync_together, "warp_specialized_packed": packed_together}
 _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 _TAP = 100  # cycles that a thread waits for a column, of some that are under way together
+
+
+def sizes_of(products, geometry):
+    """(columns, products of a sum) of each way to compute the pass, by which the default's precision is chosen.
+
+    Parameters
+    ----------
+    products : list of numbacaps.fused.implicit_gemm.Product
+        Of :func:`numbacaps.fused.implicit_gemm.backward_input`.
+    geometry : numbacaps.geometry.Geometry
+
+    Returns
+    -------
+    list of tuple of int
+    """
+    gathered = products[0].N, max(product.K for product in products)
+    columns = implicit_gemm.input_columns(geometry)
+    fit = 4 * col2im.columns_of(geometry) <= col2im.MOST_BYTES
+    return [gathered, (columns.N, columns.K)] if fit else [gathered]
 
 
 def choose_input(jobs, geometry, rung=None, tile=None):
@@ -63,8 +86,12 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         follows = not cleared and any(one.rung in _PACK for one in apart)
         job = replace(job, follows=follows)
         apart.append(choose(job, rung, tile) if rung else choose_unpacked(job))
-    if rung or SIMULATED or not jobs or not jobs[0].terms or jobs[0].activation:
+    if rung or SIMULATED or not jobs or jobs[0].activation:
         return [*cleared, *apart]
+    columns = _possible(_columns, jobs[0], geometry)
+    if not jobs[0].terms:
+        apart = [*cleared, *apart]
+        return [columns] if columns and len(apart) * LAUNCH > columns.predicted else apart
     apart_on_hopper = all(one.rung in TMA for one in apart)
 
     def wins(one, before):
@@ -77,7 +104,6 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     together = _possible(mma_sync_together, jobs) if len(jobs) > 1 else None
     if together and (not apart_on_hopper or wins(together, apart)):
         best = [together]
-    columns = _possible(_columns, jobs[0], geometry)
     ordinary = any(one.rung == "register_tiles" for one in best)
     by_columns = columns and (ordinary or wins(columns, best))
     packed = packed_if_much_faster(jobs, [columns] if by_columns else best)
@@ -95,27 +121,48 @@ def _possible(how, *arguments):
 
 
 def _columns(job, geometry, tile=None):
-    """Columns by the warps' tensor cores, and col2im."""
-    size, terms = col2im.columns_of(geometry), job.terms
-    if not terms:
-        raise NotPossible(f"{COLUMNS} takes no {job.dtype} at precision {job.precision!r}")
-    if not has_tensor_cores():
-        raise NotPossible(f"{COLUMNS} takes a GPU of compute capability 8.0 or later")
+    """Columns and col2im: by the warps' tensor cores, or by ordinary arithmetic."""
+    size, product = col2im.columns_of(geometry), implicit_gemm.input_columns(geometry)
     if 4 * size > col2im.MOST_BYTES:
         raise NotPossible(f"columns of {4 * size} bytes; {COLUMNS} takes {col2im.MOST_BYTES}")
     if job.result > col2im.MOST_ELEMENTS:
         raise NotPossible(f"{job.result} elements; {COLUMNS} takes {col2im.MOST_ELEMENTS}")
-    product = implicit_gemm.input_columns(geometry)
-    which = [product], job.images, job.G, job.dtype, terms
-    how, why = mma_sync.choose(*which, tile=forced_tile(terms, tile, COLUMNS))
+    made = _columns_by_warps if job.terms else _columns_by_registers
+    return made(job, geometry, product, size, tile)
+
+
+def _columns_by_warps(job, geometry, product, size, tile):
+    if not has_tensor_cores():
+        raise NotPossible(f"{COLUMNS} takes a GPU of compute capability 8.0 or later")
+    which = [product], job.images, job.G, job.dtype, job.terms
+    how, why = mma_sync.choose(*which, tile=forced_tile(job.terms, tile, COLUMNS))
     if how is None:
         raise NotPossible(why or "a thread would have too many copies")
-    added = 4 * size * how.splits + job.dtype.itemsize * job.result
-    waits = col2im.most_taps(geometry) * how.splits * _TAP
-    takes = how.predicted + LAUNCH + waits + added / (_ADDED * multiprocessors())
 
     def make():
         finish = col2im.Col2im(geometry, job.dtype, how.splits)
         return mma_sync.MmaSyncLauncher(*which, size, how, finish)
 
+    takes = how.predicted + _adding(job, geometry, size, how.splits)
     return Choice(COLUMNS, make, how.tile, takes, how.why)
+
+
+def _columns_by_registers(job, geometry, product, size, tile):
+    """Its prediction is of what is done besides multiplying, which takes as long as the products of dx themselves."""
+    if job.dtype != np.float32:
+        raise NotPossible(f"{COLUMNS} takes no {job.dtype} at precision {job.precision!r}")
+    chosen = register_tile(replace(job, product=product), tile)
+
+    def make():
+        finish = col2im.Col2im(geometry, job.dtype, 1)
+        return ColumnsLauncher(product, job.images, job.G, job.dtype, chosen, finish, size)
+
+    takes = LAUNCH + _adding(job, geometry, size, 1)
+    return Choice(COLUMNS, make, chosen[0], takes, chosen[1])
+
+
+def _adding(job, geometry, size, splits):
+    """Estimated cycles of the launch that adds columns."""
+    added = 4 * size * splits + job.dtype.itemsize * job.result
+    waits = col2im.most_taps(geometry) * splits * _TAP
+    return LAUNCH + waits + added / (_ADDED * multiprocessors())

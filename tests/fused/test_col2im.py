@@ -25,6 +25,7 @@ _CASES = {
     "window of the input": Geometry(2, 2, 3, 3, 4, 3, 4, 1, 2, 2, 3, 1, (1, 2)),
 }
 _KINDS = {
+    "ordinary": ("float32", "ieee"),
     "float32": ("float32", "tf32"),
     "three terms": ("float32", "tf32x3"),
     "float16": ("float16", "float16"),
@@ -73,7 +74,14 @@ def _checked(g, kind, launch, rng):
     return have
 
 
-@pytest.mark.slow(but=["float32-primes", "three terms-stride 3, dilation 2", "bfloat16-strides"])
+@pytest.mark.slow(
+    but=[
+        "ordinary-strides",
+        "float32-primes",
+        "three terms-stride 3, dilation 2",
+        "bfloat16-strides",
+    ]
+)
 @pytest.mark.parametrize("case", _CASES)
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_geometry(kind, case, rng):
@@ -83,7 +91,7 @@ def test_every_geometry(kind, case, rng):
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["ordinary", "float32", "float16"])
 @pytest.mark.parametrize("case", ["primes", "strides"])
 def test_every_kernel_once(case, kind, rng):
     """Small enough for compute-sanitizer."""
@@ -108,8 +116,8 @@ def test_splits_of_the_columns(splits, rng, monkeypatch):
 
 def test_what_columns_are_not_for(monkeypatch):
     g = SMALL["primes"]
-    with pytest.raises(NotPossible, match="col2im takes no float32 at precision 'ieee'"):
-        choose_input.choose_input(_jobs(g, "float32", "ieee"), g, choose_input.COLUMNS)
+    with pytest.raises(NotPossible, match="col2im takes no float64 at precision 'ieee'"):
+        choose_input.choose_input(_jobs(g, "float64", "ieee"), g, choose_input.COLUMNS)
     jobs = _jobs(g, "float32", "tf32")
     few = [replace(jobs[0], result=col2im.MOST_ELEMENTS + 1)]
     with pytest.raises(NotPossible, match=f"takes {col2im.MOST_ELEMENTS}"):

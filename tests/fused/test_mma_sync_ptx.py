@@ -13,11 +13,12 @@ from numba.cuda import dispatcher
 
 from experiments.measuring.workloads import PUBLISHED
 from numbacaps import Geometry
+from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
-from numbacaps.fused.choose_input import choose_input
+from numbacaps.fused.choose_input import choose_input, sizes_of
 from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import GUARDS, WARP_HELPERS, warp_ptx, warp_split_k_ptx
@@ -292,6 +293,35 @@ def test_layers_of_the_published_network_stay_on_hoppers_rungs(dtype, precision,
             continue
         found = choose(_job(g, dtype, precision)).rung
         assert found in ("warp_specialized", "swap_ab"), g
+
+
+_NINE_RESIDUES = Geometry(1, 5, 2, 27, 27, 3, 3, 1, 15, 15, 15, (3, 3))  # sums of 30 products
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0), (10, 0)])
+def test_short_sums_of_many_residues_are_columns_of_ordinary_arithmetic(capability, of_capability):
+    """Two launches for nine; but one residue is one launch, and large columns take longer to add than launches."""
+    of_capability(capability)
+    assert _of_the_input(_NINE_RESIDUES, "float32") == ["col2im"]
+    assert _of_the_input(replace(_NINE_RESIDUES, stride=(1, 1)), "float32") == ["register_tiles"]
+    large = replace(_NINE_RESIDUES, N=64)
+    assert _of_the_input(large, "float32") == ["register_tiles"] * 9
+    assert _of_the_input(_NINE_RESIDUES, "float64") == ["register_tiles"] * 9
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_the_default_counts_the_columns_of_taps_where_those_of_dx_are_few(
+    capability, of_capability, monkeypatch
+):
+    """Two columns are for ordinary arithmetic; eighteen, of 187 products each, are not, unless they take too much room."""
+    of_capability(capability)
+    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, chosen: chosen)
+    g = Geometry(32, 1, 17, 6, 6, 3, 3, 1, 15, 2, 11, (3, 3), (1, 1))
+    (chosen,) = FusedPasses(g, np.dtype(np.float32), "auto").input_launchers
+    assert chosen.rung == "col2im" and chosen.tile in tile.TILES[3]
+    assert sizes_of(implicit_gemm.backward_input(g), g) == [(2, 187), (18, 187)]
+    large = replace(g, N=64 * g.N, H=96, W=96)
+    assert sizes_of(implicit_gemm.backward_input(large), large) == [(2, 187)]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -158,7 +158,7 @@ def fused_kernels(g, dtype):
     product = implicit_gemm.forward(g)
     M = product.M(g.N)
     which = (product.pixels, product.inside, product.N, product.K)
-    tile, _ = tiles.choose_tile(M * g.G, product.N, dtype.itemsize)
+    tile, _ = tiles.choose_tile(M * g.G, product.N, product.K, dtype.itemsize)
     across, _ = tiles.choose_tile(product.K * g.G, product.N, dtype.itemsize)
     reduction = make_reduction(product.inside, across, dtype, sum_dtype(dtype))
     square = tiles.Tile(16, 16, 16, 1, 1)
