@@ -159,7 +159,7 @@ def fused_kernels(g, dtype):
     M = product.M(g.N)
     which = (product.pixels, product.inside, product.N, product.K)
     tile, _ = tiles.choose_tile(M * g.G, product.N, product.K, dtype.itemsize)
-    across, _ = tiles.choose_tile(product.K * g.G, product.N, dtype.itemsize)
+    across, _ = tiles.choose_tile(product.K * g.G, product.N, M, dtype.itemsize)
     reduction = make_reduction(product.inside, across, dtype, sum_dtype(dtype))
     square = tiles.Tile(16, 16, 16, 1, 1)
     found = {
@@ -172,7 +172,7 @@ def fused_kernels(g, dtype):
         "add_splits": Kernel(make_add_splits(8, dtype), 2, 2, make_add_splits),
     }
     product = implicit_gemm.backward_input(g)[0]
-    tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, dtype.itemsize)
+    tile, _ = tiles.choose_tile(product.M(g.N) * g.G, product.N, product.K, dtype.itemsize)
     found["register_tiles backward_input"] = register_kernel(product, tile, dtype)
     return found
 
