@@ -68,7 +68,8 @@ class FusedPasses(Passes):
 
     def _job(self, wanted, product, precision, activation=None):
         g, result = self.geometry, prod(self._result_of(wanted))
-        return Job(product, g.N, g.G, self.dtype, precision, activation, result=result)
+        which = product, g.N, g.G, self.dtype, precision, activation
+        return Job(*which, result=result, looked=self._looked(wanted))
 
     def _result_of(self, wanted):
         g = self.geometry
@@ -94,6 +95,10 @@ class FusedPasses(Passes):
         if found == "tf32x3":
             self._exact.add(wanted)
         return found
+
+    def _looked(self, wanted):
+        """The pass and its geometry where its results are looked through; None where they are not."""
+        return (wanted, self.geometry) if wanted in self._exact else None
 
     def _guard(self, wanted, launchers):
         """What looks through the results of a pass behind its products; None where nothing has to."""
@@ -139,7 +144,8 @@ class FusedPasses(Passes):
         g = self.geometry
         product, size = implicit_gemm.forward(g), g.P * g.Q * g.E2
         precision = self._precision("backward_kernel", (product.N, product.M(g.N)))
-        job = Job(product, g.N, g.G, self.dtype, precision, size=size)
+        which = product, g.N, g.G, self.dtype, precision
+        job = Job(*which, size=size, looked=self._looked("backward_kernel"))
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)
 

@@ -71,6 +71,8 @@ class Job:
         Elements of the kernel; for its gradient.
     result : int
         Elements of the array that a gathering product writes to, or writes a part of.
+    looked : tuple of (pass, numbacaps.geometry.Geometry), optional
+        The pass whose results are looked through, by the launch that adds up its sums where that can.
     """
 
     product: implicit_gemm.Product
@@ -82,6 +84,7 @@ class Job:
     follows: bool = False
     size: int = 0
     result: int = 0
+    looked: tuple | None = None
 
     @property
     def terms(self):
@@ -281,7 +284,7 @@ def mma_sync_together(jobs, tile=None):
     _refuse(None if how else why or "a thread would have too many copies")
     if how.splits > 1 and not whole:
         raise NotPossible("splits are added all over the result, and other products write there")
-    make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how)
+    make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how, looked=job.looked)
     return Choice("mma_sync", make, how.tile, how.predicted, how.why)
 
 
@@ -425,7 +428,7 @@ def _mma_sync_split_k(job, tile=None):
     which = job.product, job.images, job.G, job.size, job.dtype, terms
     how, why = mma_sync_split_k.choose_split_k(*which, forced)
     _refuse(None if how else why)
-    make = partial(mma_sync_split_k.MmaSyncSplitK, *which, how)
+    make = partial(mma_sync_split_k.MmaSyncSplitK, *which, how, job.looked)
     return Choice("mma_sync_split_k", make, how.tile, how.predicted, how.why)
 
 

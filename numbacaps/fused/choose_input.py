@@ -140,7 +140,8 @@ def _columns_by_warps(job, geometry, product, size, tile):
         raise NotPossible(why or "a thread would have too many copies")
 
     def make():
-        finish = col2im.Col2im(geometry, job.dtype, how.splits)
+        looks = job.looked is not None
+        finish = col2im.Col2im(geometry, job.dtype, how.splits, looks)
         return mma_sync.MmaSyncLauncher(*which, size, how, finish)
 
     takes = how.predicted + _adding(job, geometry, size, how.splits)

@@ -22,11 +22,15 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, ceil_div
 from numbacaps.device.target import at, cuda
 from numbacaps.device.upload import uploaded
+from numbacaps.fused import guard
+from numbacaps.fused.guard import SUMS
+from numbacaps.fused.told import is_told
 
 MOST_BYTES = 256 << 20  # of columns
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
 _TOGETHER = 3  # taps whose loads are under way together
+_SOME = _TOGETHER * ELEMENTS
 # Where the numbers of a geometry stand in their array, and of an axis, in two places.
 N, C, G, D1, D2, LANES = range(6)
 SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(6, 22, 2)
@@ -103,15 +107,69 @@ def taps_that_reach(place, of, axis):
     return tap, position, short(min(taps, positions) + 1)
 
 
+@cuda.jit(device=True, inline="always")
+def _add_taps(columns, of, splits, size, total):
+    """The sums of a thread's elements: of a pixel's d1, ``lanes`` apart. It finds their taps once, and their loads wait together.
+
+    Returns (whether there is such a pixel; the first element's place in a row of (c, d2); how many there are from it on;
+    ``lanes``; where the pixel's d1 begins in dx, in rows of D2; rows from a channel to the next).
+    """
+    apart = cuda.local.array(ELEMENTS, np.int32)
+    some = cuda.local.array(_SOME, np.float32)
+    i = np.uint32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    c_all, d1_all, g_all = of[at(C)], of[at(D1)], of[at(G)]
+    h_all, w_all = of[at(SIZE)], of[at(SIZE + 1)]
+    i, lane = _divided(i, of, LANES)
+    i, d1 = _divided(i, of, D1)
+    i, g = _divided(i, of, G)
+    i, w = _divided(i, of, SIZE + 1)
+    n, h = _divided(i, of, SIZE)
+    kh, oh, rows = taps_that_reach(h, of, 0)
+    kw, ow, taps = taps_that_reach(w, of, 1)
+    m = (((np.int64(g) * of[at(N)] + n) * of[at(OUT)] + oh) * of[at(OUT + 1)] + ow) * d1_all + d1
+    first = m * of[at(M)] + short(kh * of[at(WINDOW + 1)] + kw) * of[at(TAP)] + lane
+    across, down, lanes = of[at(ACROSS)], of[at(DOWN)], short(of[at(LANES)])
+    left = short(of[at(TAP)] - lane)  # of a tap, from the thread's first element on
+    for j in range(ELEMENTS):
+        apart[j] = j * lanes if j * lanes < left else 0
+        total[j] = np.float32(0)
+    wait_for_last()  # the columns are there
+    let_next_start()
+    if n < of[at(N)]:
+        for _ in range(splits):
+            of_row = first
+            for _ in range(rows):
+                lies, to_come = of_row, taps
+                while to_come >= _TOGETHER:
+                    for k in range(_SOME):
+                        some[k] = columns[at(lies + (k // ELEMENTS) * across + apart[k % ELEMENTS])]
+                    for k in range(_SOME):
+                        total[k % ELEMENTS] += some[k]
+                    lies += _TOGETHER * across
+                    to_come = short(to_come - _TOGETHER)
+                while to_come > 0:
+                    for j in range(ELEMENTS):
+                        total[j] += columns[at(lies + apart[j])]
+                    lies += across
+                    to_come = short(to_come - 1)
+                of_row += down
+            first += size
+    pixel = (np.int64(n) * c_all * h_all + h) * w_all + w
+    to = (pixel * g_all + g) * d1_all + d1
+    return n < of[at(N)], lane, left, lanes, to, h_all * w_all * g_all * d1_all
+
+
+@cuda.jit(device=True, inline="always")
+def _place(lane, to, of_channel, of):
+    """Where an element of a row of (c, d2) lies in dx."""
+    c, d2 = _divided(lane, of, D2)
+    return (to + np.int64(c) * of_channel) * of[at(D2)] + d2
+
+
 @cache
 def make_col2im(dtype):
-    """Kernel that adds the columns of each pixel; (c, d2) fastest, as columns lie.
-
-    A thread has a few elements of a pixel's d1, ``lanes`` apart: it finds their taps once, and their loads wait together.
-    """
+    """Kernel that adds the columns of each pixel; (c, d2) fastest, as columns lie."""
     _, write = conversions(dtype)
-    BLOCK, EACH, TOGETHER, SOME = THREADS, ELEMENTS, _TOGETHER, _TOGETHER * ELEMENTS
-    ZERO = np.float32(0)
 
     @kept_on_disk
     @cuda.jit
@@ -122,58 +180,49 @@ def make_col2im(dtype):
         splits,
         size,  # elements of a split
     ):
-        apart = cuda.local.array(EACH, np.int32)
-        total = cuda.local.array(EACH, np.float32)
-        some = cuda.local.array(SOME, np.float32)
-        i = np.uint32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
-        c_all, d2_all, d1_all, g_all = of[at(C)], of[at(D2)], of[at(D1)], of[at(G)]
-        h_all, w_all = of[at(SIZE)], of[at(SIZE + 1)]
-        i, lane = _divided(i, of, LANES)
-        i, d1 = _divided(i, of, D1)
-        i, g = _divided(i, of, G)
-        i, w = _divided(i, of, SIZE + 1)
-        n, h = _divided(i, of, SIZE)
-        kh, oh, rows = taps_that_reach(h, of, 0)
-        kw, ow, taps = taps_that_reach(w, of, 1)
-        m = (
-            ((np.int64(g) * of[at(N)] + n) * of[at(OUT)] + oh) * of[at(OUT + 1)] + ow
-        ) * d1_all + d1
-        first = m * of[at(M)] + short(kh * of[at(WINDOW + 1)] + kw) * of[at(TAP)] + lane
-        across, down, lanes = of[at(ACROSS)], of[at(DOWN)], short(of[at(LANES)])
-        left = short(of[at(TAP)] - lane)  # of a tap, from the thread's first element on
-        for j in range(EACH):
-            apart[j] = j * lanes if j * lanes < left else 0
-            total[j] = ZERO
-        wait_for_last()  # the columns are there
-        let_next_start()
-        if n < of[at(N)]:
-            for _ in range(splits):
-                of_row = first
-                for _ in range(rows):
-                    lies, to_come = of_row, taps
-                    while to_come >= TOGETHER:
-                        for k in range(SOME):
-                            some[k] = columns[at(lies + (k // EACH) * across + apart[k % EACH])]
-                        for k in range(SOME):
-                            total[k % EACH] += some[k]
-                        lies += TOGETHER * across
-                        to_come = short(to_come - TOGETHER)
-                    while to_come > 0:
-                        for j in range(EACH):
-                            total[j] += columns[at(lies + apart[j])]
-                        lies += across
-                        to_come = short(to_come - 1)
-                    of_row += down
-                first += size
-            pixel = (np.int64(n) * c_all * h_all + h) * w_all + w
-            to = (pixel * g_all + g) * d1_all + d1  # of channel 0, in rows of D2 elements
-            of_channel = h_all * w_all * g_all * d1_all
-            for j in range(EACH):
+        total = cuda.local.array(ELEMENTS, np.float32)
+        there, lane, left, lanes, to, of_channel = _add_taps(columns, of, splits, size, total)
+        if there:
+            for j in range(ELEMENTS):
                 if j * lanes < left:
-                    c, d2 = _divided(lane + j * lanes, of, D2)
-                    dx[at((to + np.int64(c) * of_channel) * d2_all + d2)] = write(total[j])
+                    dx[at(_place(lane + j * lanes, to, of_channel, of))] = write(total[j])
 
     return col2im_kernel
+
+
+@cache
+def make_col2im_and_look():
+    """The same of float32, at the default: sums that three terms cannot tell are taken again, from dy and w."""
+    input_at = SUMS["backward_input"]
+
+    @kept_on_disk
+    @cuda.jit
+    def col2im_and_look_kernel(
+        columns,  # in   (splits, G, N, OH, OW, D1, KH, KW, C, D2)
+        dx,  # out  (N, C, H, W, G, D1, D2)
+        of,  # in   numbers_of
+        dy,  # in   (N, P, OH, OW, G, D1, D3)
+        w,  # in   (P, C, KH, KW, G, D2, D3)
+        of_sums,  # in   numbacaps.fused.guard.numbers_of
+        splits,
+        size,  # elements of a split
+    ):
+        total = cuda.local.array(ELEMENTS, np.float32)
+        there, lane, left, lanes, to, of_channel = _add_taps(columns, of, splits, size, total)
+        if there:
+            told = True
+            for j in range(ELEMENTS):
+                if j * lanes < left:
+                    dx[at(_place(lane + j * lanes, to, of_channel, of))] = total[j]
+                    told &= is_told(total[j])
+            if not told:  # the sums stay in registers: what was stored is read again
+                last = lane + min(left, ELEMENTS * lanes)
+                for element in range(lane, last, lanes):
+                    place = _place(element, to, of_channel, of)
+                    if not is_told(dx[at(place)]):
+                        dx[at(place)] = np.float32(input_at(place, dy, w, of_sums))
+
+    return col2im_and_look_kernel
 
 
 class Col2im:
@@ -186,20 +235,27 @@ class Col2im:
         Of dx.
     splits : int
         Of the product.
+    looks : bool
+        Sums of three terms are looked through; ``dtype`` is float32.
     """
 
-    def __init__(self, geometry, dtype, splits):
-        self._numbers = uploaded(numbers_of(geometry))
-        self._argument = as_argument(self._numbers)
+    def __init__(self, geometry, dtype, splits, looks=False):
+        self._numbers, self.looks = [uploaded(numbers_of(geometry))], looks
         self._sizes = splits, columns_of(geometry)
-        g = geometry
+        g, float32 = geometry, np.dtype(np.float32)
         grid = ceil_div(g.N * g.H * g.W * g.G * g.D1 * lanes_of(g), THREADS)
-        types = np.dtype(np.float32), dtype, np.int64
-        self._launch = Compiled(make_col2im(dtype), types, 2, early=True).on(grid, THREADS)
+        kernel, types = make_col2im(dtype), (float32, dtype, np.int64)
+        if looks:
+            self._numbers.append(uploaded(guard.numbers_of(geometry)))
+            kernel, types = make_col2im_and_look(), (*types, float32, float32, np.int64)
+        self._arguments = [as_argument(one) for one in self._numbers]
+        self._launch = Compiled(kernel, types, 2, early=True).on(grid, THREADS)
 
-    def __call__(self, columns, dx, stream):
-        """Launch it on arrays as arguments."""
-        self._launch(stream, (*columns, *dx, *self._argument, *self._sizes))
+    def __call__(self, columns, dx, read, stream):
+        """Launch it on arrays as arguments; ``read`` are dy and w."""
+        (of, *of_sums), (dy, w) = self._arguments, read
+        looked = (*dy, *w, *of_sums[0]) if self.looks else ()
+        self._launch(stream, (*columns, *dx, *of, *looked, *self._sizes))
 
     def __str__(self):
         splits = f", {self._sizes[0]} splits" if self._sizes[0] > 1 else ""

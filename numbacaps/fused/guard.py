@@ -127,13 +127,13 @@ def _kernel_at(i, x, dy, of):
 
 
 # Pass to the device function that sums one of its results anew.
-_SUMS = {"forward": _forward_at, "backward_input": _input_at, "backward_kernel": _kernel_at}
+SUMS = {"forward": _forward_at, "backward_input": _input_at, "backward_kernel": _kernel_at}
 
 
 @cache
 def make_guard(wanted):
-    """Kernel that looks through the results of a pass; ``wanted`` is a key of ``_SUMS``."""
-    sum_at = _SUMS[wanted]
+    """Kernel that looks through the results of a pass; ``wanted`` is a key of ``SUMS``."""
+    sum_at = SUMS[wanted]
     EACH, ZERO = _EACH, np.float32(0)
 
     @kept_on_disk

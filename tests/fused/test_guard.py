@@ -13,7 +13,8 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.guard import Guard
 from numbacaps.fused.mma_sync.launcher import MmaSyncLauncher, choose
-from numbacaps.fused.precision import chosen_for, has_tensor_cores
+from numbacaps.fused.mma_sync.split_k_launcher import MmaSyncSplitK, choose_split_k
+from numbacaps.fused.precision import chosen_for, has_tensor_cores, has_warpgroups
 from numbacaps.fused.told import SMALLEST
 from tests.support.cases import GEOMETRIES, SMALL, operands, oracle
 
@@ -114,13 +115,11 @@ _DX = Geometry(2, 2, 2, 4, 4, 3, 3, 1, 2, 2, 2)
 
 @pytest.mark.usefixtures("tensor_cores")
 def test_a_kernel_comes_behind_where_the_product_does_not_look_through_its_results():
-    """Not behind the warps', nor where pixels are cleared first; behind columns that are added up."""
-    gaps = SMALL["gaps"]
-    for g, rung, behind in (
-        (_DX, "mma_sync", False),
-        (gaps, "mma_sync", False),
-        (_DX, "col2im", True),
-    ):
+    """Not behind the warps', nor where pixels are cleared first, nor behind columns that are added up."""
+    cases = [(_DX, "mma_sync", False), (SMALL["gaps"], "mma_sync", False), (_DX, "col2im", False)]
+    if has_warpgroups():
+        cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized", True))
+    for g, rung, behind in cases:
         text = _plan(g, rungs={"backward_input": rung}).explain()
         assert (_BEHIND in text) == behind, text
         assert ("3 terms, looked through" in text) == (not behind), text
@@ -138,15 +137,51 @@ def test_infinite_columns_add_up_as_ordinary_arithmetic_has_them(rng):
     assert np.isnan(have).mean() > 0.9
 
 
+_SPLIT = Geometry(2, 2, 2, 6, 6, 3, 3, 1, 2, 2, 2)
+
+
+def _forward_in_splits(splits, looked):
+    product, dtype = implicit_gemm.forward(_SPLIT), np.dtype(np.float32)
+    which = [product], _SPLIT.N, _SPLIT.G, dtype, 3
+    how = replace(choose(*which)[0], splits=splits)
+    return MmaSyncLauncher(*which, prod(_SPLIT.output_shape), how, looked=looked)
+
+
+def _kernel_in_splits(splits, looked):
+    product, size = implicit_gemm.forward(_SPLIT), prod(_SPLIT.kernel_shape)
+    which = product, _SPLIT.N, _SPLIT.G, size, np.dtype(np.float32), 3
+    each = product.M(_SPLIT.N) // splits
+    how = replace(choose_split_k(*which)[0], splits=splits, per_split=each)
+    return MmaSyncSplitK(*which, how, looked)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
 @pytest.mark.usefixtures("tensor_cores")
-def test_sums_of_splits_need_it(rng):
-    """Parts of both signs may be infinite where the sum is not, or is no NaN."""
-    product, dtype = implicit_gemm.forward(_DX), np.dtype(np.float32)
-    which, size = ([product], _DX.N, _DX.G, dtype, 3), prod(_DX.output_shape)
-    how, _ = choose(*which)
-    for splits in (1, 2):
-        launch = MmaSyncLauncher(*which, size, replace(how, splits=splits))
-        assert launch.needs_guard == (splits > 1)
+@pytest.mark.parametrize("wanted", ["forward", "backward_kernel"])
+def test_sums_of_splits_are_looked_through(wanted):
+    """Each of two parts is infinite, of another sign, where the sum is 0: the launch that adds them takes it again."""
+    made = {"forward": _forward_in_splits, "backward_kernel": _kernel_in_splits}[wanted]
+    for splits, looked, needs in ((1, None, False), (2, None, True), (2, (wanted, _SPLIT), False)):
+        assert made(splits, looked).needs_guard == needs
+    shapes = _read(wanted, _SPLIT.input_shape, _SPLIT.kernel_shape, _SPLIT.output_shape)
+    a, b = (np.ones(shape, np.float32) for shape in shapes)
+    axis = 1 if wanted == "forward" else 0  # halves of the sum: channels, or images
+    b *= (
+        np.where(np.arange(2) == 0, 2e38, -2e38)
+        .astype(np.float32)
+        .reshape([2 if i == axis else 1 for i in range(b.ndim)])
+    )
+    size = prod(_SPLIT.output_shape if wanted == "forward" else _SPLIT.kernel_shape)
+    found = {}
+    for looked in (None, (wanted, _SPLIT)):
+        launch = made(2, looked)
+        room = launch.packed if wanted == "forward" else launch.partial_shape["partial"][0]
+        arrays = [cuda.to_device(one.ravel()) for one in (a, b)]
+        result, partial = (cuda.device_array(n, np.float32) for n in (size, room))
+        order = (result, 0, partial)
+        launch(*arrays, *order)
+        found[looked is None] = result.copy_to_host()
+    assert np.isnan(found[True]).all() and not found[False].any()
 
 
 @pytest.mark.slow

@@ -21,7 +21,13 @@ from numbacaps.fused.choose import Job, choose, choose_split_k
 from numbacaps.fused.choose_input import choose_input, sizes_of
 from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
-from tests.support.kernels import GUARDS, WARP_HELPERS, warp_ptx, warp_split_k_ptx
+from tests.support.kernels import (
+    ADD_AND_LOOK,
+    GUARDS,
+    WARP_HELPERS,
+    warp_ptx,
+    warp_split_k_ptx,
+)
 
 pytestmark = pytest.mark.tiers("ptx")
 
@@ -198,6 +204,16 @@ def test_what_looks_through_results(wanted):
     behind = text.split("griddepcontrol.wait")[1]
     before_sums = behind[: behind.index(".f64")]
     assert before_sums.count("ld.global.f32") >= 8
+
+
+@pytest.mark.slow(but=["forward"])
+@pytest.mark.parametrize("wanted", ADD_AND_LOOK)
+def test_what_adds_up_sums_and_looks_through_them(wanted):
+    """Sums in float32, and those that cannot be told in float64, behind them."""
+    text = ADD_AND_LOOK[wanted]((9, 0))
+    assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
+    assert "fma.rn.f64" in text and _lets_the_next_start_late(text)
+    assert "add.f32" in text[: text.index("fma.rn.f64")]
 
 
 # Which GPU gets them.

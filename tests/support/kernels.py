@@ -19,7 +19,7 @@ from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.clear import make_clear
-from numbacaps.fused.col2im import make_col2im
+from numbacaps.fused.col2im import make_col2im, make_col2im_and_look
 from numbacaps.fused.epilogue import fit
 from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
@@ -294,9 +294,22 @@ GUARDS = {
     )
     for wanted in ("forward", "backward_input", "backward_kernel")
 }
+# What adds up sums of three terms and looks through them: PTX for a compute capability.
+_F4 = np.float32
+ADD_AND_LOOK = {
+    wanted: lambda cc, wanted=wanted: _of_dtypes(
+        warp_sums.make_add_and_look(wanted), (_F4, _F4, _F4, _F4, np.int64), 2, cc
+    )
+    for wanted in GUARDS
+} | {
+    "columns": lambda cc: _of_dtypes(
+        make_col2im_and_look(), (_F4, _F4, np.int64, _F4, _F4, np.int64), 2, cc
+    )
+}
 # Compiled in test_mma_sync_ptx.
 WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
 WARPS |= {warp_sums.make_add_splits, make_guard, make_col2im, make_clear}
+WARPS |= {warp_sums.make_add_and_look, make_col2im_and_look}
 WARPS |= {make_sum_again, make_sum_pixels_again}  # inside of the first two
 
 

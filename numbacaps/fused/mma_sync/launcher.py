@@ -132,11 +132,13 @@ class MmaSyncLauncher(Launcher):
         Elements of the result, or of a split's sums.
     how : How
         What :func:`choose` says.
-    finish : callable, optional
-        ``finish(sums, result, stream)`` makes the result of the sums, which lie in the workspace in float32.
+    finish : numbacaps.fused.col2im.Col2im, optional
+        What makes the result of sums, which lie in the workspace in float32.
+    looked : tuple, optional
+        As of :class:`numbacaps.fused.mma_sync.add_splits.AddSplits`.
     """
 
-    def __init__(self, products, images, G, dtype, terms, size, how, finish=None):
+    def __init__(self, products, images, G, dtype, terms, size, how, finish=None, looked=None):
         self._dtype, self.terms, self.size, self._images = dtype, terms, size, images
         self.tile, self.splits, self.packs, self.why = how.tile, how.splits, how.packs, how.why
         itemsize, first = dtype.itemsize, products[0]
@@ -153,7 +155,7 @@ class MmaSyncLauncher(Launcher):
         self._walks = walks
         self._K, self._N, self._G = max(walk.K for walk in walks), first.N, G
         if finish is None and self.splits > 1:
-            finish = AddSplits(size, dtype, self.splits)
+            finish = AddSplits(size, dtype, self.splits, looked)
         self._finish, self._result = finish, _SUMS if finish else dtype
         # The workspace, in elements of float32: sums, pixels, kernel.
         sums = self.splits * size if finish else 0
@@ -188,7 +190,7 @@ class MmaSyncLauncher(Launcher):
 
     @property
     def needs_guard(self):
-        return self.terms != 3 or self._finish is not None
+        return self.terms != 3 or (self._finish is not None and not self._finish.looks)
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -202,7 +204,7 @@ class MmaSyncLauncher(Launcher):
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the products on arrays as arguments."""
-        out = packed if self._finish else result
+        read, out = (gathered, kernel), packed if self._finish else result
         a_first = b_first = 0
         if self._pixels:
             a_first = self._pixels_at * 4 // self._dtype.itemsize
@@ -216,7 +218,7 @@ class MmaSyncLauncher(Launcher):
         launch, table, numbers, _ = self._whole if fits else self._unaligned
         launch(stream, (*gathered, *kernel, *out, *table, *numbers, self.size, a_first, b_first))
         if self._finish:
-            self._finish(packed, result, stream)
+            self._finish(packed, result, read, stream)
 
     def __str__(self):
         told = "" if self.needs_guard else ", looked through"

@@ -111,9 +111,11 @@ class MmaSyncSplitK(SplitKLauncher):
         1, or 3 of float32.
     how : SplitKHow
         What :func:`choose_split_k` says.
+    looked : tuple, optional
+        As of :class:`numbacaps.fused.mma_sync.add_splits.AddSplits`.
     """
 
-    def __init__(self, product, images, G, size, dtype, terms, how):
+    def __init__(self, product, images, G, size, dtype, terms, how, looked=None):
         self._images, self._dtype, self.terms, self.size = images, dtype, terms, size
         self.tile, self.splits, self._per_split = how.tile, how.splits, how.per_split
         self.packs, self.why, each = how.packs, how.why, CHUNK // dtype.itemsize
@@ -145,7 +147,8 @@ class MmaSyncSplitK(SplitKLauncher):
         self._first = self._pixels_at * 4 // itemsize if how.packs else 0  # of x in its array
         self._result = _SUMS if self.splits > 1 else dtype
         self._whole = self._made(*runs, self._pairs)
-        self._finish = AddSplits(size, dtype, self.splits) if self.splits > 1 else None
+        split = self.splits > 1
+        self._finish = AddSplits(size, dtype, self.splits, looked) if split else None
 
     def _made(self, a_run, c_run, paired):
         """(launch, its table as an argument, the table) where copies take this many elements."""
@@ -167,11 +170,11 @@ class MmaSyncSplitK(SplitKLauncher):
 
     @property
     def needs_guard(self):
-        return self.terms != 3 or self._finish is not None
+        return self.terms != 3 or (self._finish is not None and not self._finish.looks)
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is its workspace."""
-        out = dw if self.splits == 1 else partial
+        read, out = (x, dy), dw if self.splits == 1 else partial
         launch, table, _ = self._whole
         c_first = 0
         if self.packs:
@@ -187,7 +190,7 @@ class MmaSyncSplitK(SplitKLauncher):
         numbers = self.splits, self._per_split, self.size, self._first, c_first
         launch(stream, (*x, *dy, *out, *table, *numbers))
         if self._finish:
-            self._finish(partial, dw, stream)
+            self._finish(partial, dw, read, stream)
 
     def __str__(self):
         told = "" if self.needs_guard else ", looked through"

@@ -22,7 +22,7 @@ class ColumnsLauncher(RegisterTilesLauncher):
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
         """Launch the product, then the sum, on arrays as arguments."""
         super().multiply(gathered, kernel, packed, packed, packed, stream)
-        self._finish(packed, result, stream)
+        self._finish(packed, result, (gathered, kernel), stream)
 
     def __str__(self):
         return f"register_tiles {self.tile}{self._finish} ({self.why})"

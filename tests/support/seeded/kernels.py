@@ -154,6 +154,20 @@ FAULTS = [
         f"{_MMA_SYNC} -k cannot_tell",
     ),
     Fault(
+        "sums of splits are not looked through",
+        "numbacaps/fused/mma_sync/add_splits.py",
+        "if not is_told(total):",
+        "if False:",
+        "tests/fused/test_guard.py -k sums_of_splits",
+    ),
+    Fault(
+        "sums of columns are not looked through",
+        "numbacaps/fused/col2im.py",
+        "if not is_told(dx[at(place)]):",
+        "if False:",
+        "tests/fused/test_guard.py -k infinite_columns",
+    ),
+    Fault(
         "columns of a pixel's first tap alone are added",
         "numbacaps/fused/col2im.py",
         "short(min(taps, positions) + 1)",
