@@ -18,7 +18,7 @@ from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
-from numbacaps.fused.choose_input import choose_input, sizes_of
+from numbacaps.fused.choose_input import choose_input, columns_of_few, is_ordinary
 from numbacaps.fused.guard import Guard
 from numbacaps.fused.precision import AUTO, chosen_for
 
@@ -76,22 +76,18 @@ class FusedPasses(Passes):
         shapes = {"forward": g.output_shape, "backward_input": g.input_shape}
         return shapes.get(wanted, g.kernel_shape)
 
-    def _precision(self, wanted, *sizes):
-        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through.
-
-        ``sizes`` are (columns, products of a sum) of each way to compute it: three terms where any of them is for it.
-        """
+    def _precision(self, wanted, columns, summed):
+        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through."""
         if self.precision != AUTO:
             return self.precision
         if self.activation is not None:
             return (
                 "ieee"  # what is looked through are sums, and behind an activation there are none
             )
-        rung, _ = self._forced.get(wanted, (None, None))
-        words = {chosen_for(self.dtype, *size) for size in sizes}
-        found = "tf32x3" if "tf32x3" in words else "ieee"
+        rung, tile = self._forced.get(wanted, (None, None))
+        found = chosen_for(self.dtype, columns, summed)
         if rung is not None and self.dtype == np.float32:
-            found = "ieee" if rung.startswith("register_tiles") else "tf32x3"
+            found = "ieee" if is_ordinary(rung, tile) else "tf32x3"
         if found == "tf32x3":
             self._exact.add(wanted)
         return found
@@ -118,7 +114,7 @@ class FusedPasses(Passes):
         """The forward pass's product, in a list of one."""
         activation = None if self._is_backward else self.activation
         product = implicit_gemm.forward(self.geometry)
-        precision = self._precision("forward", (product.N, product.K))
+        precision = self._precision("forward", product.N, product.K)
         return [self._gather("forward", self._job("forward", product, precision, activation))]
 
     @cached_property
@@ -133,9 +129,14 @@ class FusedPasses(Passes):
     def _input_launchers(self, activation):
         self.choices["backward_input"] = []
         products = implicit_gemm.backward_input(self.geometry)
-        precision = self._precision("backward_input", *sizes_of(products, self.geometry))
+        most = max(product.K for product in products)
+        forced = self._forced.get("backward_input", ())
+        precision = self._precision("backward_input", products[0].N, most)
         jobs = [self._job("backward_input", product, precision, activation) for product in products]
-        chosen = choose_input(jobs, self.geometry, *self._forced.get("backward_input", ()))
+        columns = None
+        if self.precision == AUTO and precision == "ieee" and not (forced or activation):
+            columns = columns_of_few(jobs, self.geometry)
+        chosen = [columns] if columns else choose_input(jobs, self.geometry, *forced)
         return [self._launcher("backward_input", one) for one in chosen]
 
     @cached_property
@@ -143,7 +144,7 @@ class FusedPasses(Passes):
         """The product of the kernel's gradient."""
         g = self.geometry
         product, size = implicit_gemm.forward(g), g.P * g.Q * g.E2
-        precision = self._precision("backward_kernel", (product.N, product.M(g.N)))
+        precision = self._precision("backward_kernel", product.N, product.M(g.N))
         which = product, g.N, g.G, self.dtype, precision
         job = Job(*which, size=size, looked=self._looked("backward_kernel"))
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
@@ -190,8 +191,8 @@ class FusedPasses(Passes):
         return made
 
     def packs(self, wanted):
-        _, shapes, _ = self._launches(wanted)
-        return bool(shapes)
+        launchers, shapes, _ = self._launches(wanted)
+        return bool(shapes) and all(launchers[i].packs_alone for i in shapes)
 
     def pack(self, wanted, w, *, stream, room):
         launchers, shapes, _ = self._launches(wanted)

@@ -110,7 +110,8 @@ class Choice:
     tile : object
         Of the rung's own ``tile`` module.
     predicted : float or None
-        Cycles by the rung's own model, comparable within the rung; None where it has no model.
+        Cycles by the rung's own model, comparable within the rung; None where it has no model. Of columns by ordinary
+        arithmetic, all but the product's.
     why : str
     """
 
@@ -133,12 +134,17 @@ class NotPossible(ValueError):
     """A rung, or a tile of it, cannot compute a product; the message says why."""
 
 
-def register_tile(job, tile=None):
-    """(tile, why): the one of register tiles that has the sizes; or the one that a job should take."""
+def register_tile(job, tile=None, rung="register_tiles"):
+    """(tile, why): the one of register tiles that has the sizes, or the one that a job should take.
+
+    ``rung`` is named where there is none.
+    """
     if tile is not None:
-        return _one_of(register_tiles.TILES, tile, "register_tiles"), "asked for"
+        return _one_of(register_tiles.TILES, tile, rung), "asked for"
     rows, itemsize = job.product.M(job.images) * job.G, sum_dtype(job.dtype).itemsize
-    return register_tiles.choose_tile(rows, job.product.N, job.product.K, itemsize)
+    # A narrow tile, which short sums may take, keeps wide groups of an activation apart.
+    summed = register_tiles.SHORT if job.activation else job.product.K
+    return register_tiles.choose_tile(rows, job.product.N, summed, itemsize)
 
 
 def _register_tiles(job, tile=None):

@@ -1,10 +1,10 @@
 """How the input's gradient is computed: a launch for every residue of the stride, one for all, or columns and their sum."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
-from numbacaps.device.gpu import multiprocessors
+from numbacaps.device.gpu import H100, multiprocessors
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.choose import (
@@ -23,8 +23,9 @@ from numbacaps.fused.choose import (
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
-from numbacaps.fused.precision import has_tensor_cores
+from numbacaps.fused.precision import chosen_for, has_tensor_cores
 from numbacaps.fused.rung_3_register_tiles.columns import ColumnsLauncher
+from numbacaps.fused.rung_3_register_tiles.tile import TILES
 
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
@@ -34,23 +35,38 @@ _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 _TAP = 100  # cycles that a thread waits for a column, of some that are under way together
 
 
-def sizes_of(products, geometry):
-    """(columns, products of a sum) of each way to compute the pass, by which the default's precision is chosen.
+def is_ordinary(rung, tile=None):
+    """Whether a rung of this pass or another, and its tile, are of ordinary arithmetic."""
+    if rung == COLUMNS:
+        return not has_tensor_cores() or tile in map(astuple, TILES)
+    return rung.startswith("register_tiles")
+
+
+def columns_of_few(jobs, geometry):
+    """Columns in three terms where dx itself has too few for these; None where they are not worth it.
 
     Parameters
     ----------
-    products : list of numbacaps.fused.implicit_gemm.Product
-        Of :func:`numbacaps.fused.implicit_gemm.backward_input`.
+    jobs : list of numbacaps.fused.choose.Job
+        Of :func:`numbacaps.fused.implicit_gemm.backward_input`'s products, by ordinary arithmetic.
     geometry : numbacaps.geometry.Geometry
 
     Returns
     -------
-    list of tuple of int
+    Choice or None
+        Its results are looked through.
     """
-    gathered = products[0].N, max(product.K for product in products)
-    columns = implicit_gemm.input_columns(geometry)
-    fit = 4 * col2im.columns_of(geometry) <= col2im.MOST_BYTES
-    return [gathered, (columns.N, columns.K)] if fit else [gathered]
+    product = implicit_gemm.input_columns(geometry)
+    if chosen_for(jobs[0].dtype, product.N, product.K) != "tf32x3":
+        return None
+    looked = "backward_input", geometry
+    columns = _possible(_columns, replace(jobs[0], precision="tf32x3", looked=looked), geometry)
+    return columns if columns and _are_fewer_launches(columns, jobs) else None
+
+
+def _are_fewer_launches(columns, launches):
+    """Whether one launch after another takes longer than columns do, whatever the launches multiply."""
+    return len(launches) * LAUNCH > columns.predicted
 
 
 def choose_input(jobs, geometry, rung=None, tile=None):
@@ -91,7 +107,7 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     columns = _possible(_columns, jobs[0], geometry)
     if not jobs[0].terms:
         apart = [*cleared, *apart]
-        return [columns] if columns and len(apart) * LAUNCH > columns.predicted else apart
+        return [columns] if columns and _are_fewer_launches(columns, apart) else apart
     apart_on_hopper = all(one.rung in TMA for one in apart)
 
     def wins(one, before):
@@ -144,7 +160,7 @@ def _columns_by_warps(job, geometry, product, size, tile):
         finish = col2im.Col2im(geometry, job.dtype, how.splits, looks)
         return mma_sync.MmaSyncLauncher(*which, size, how, finish)
 
-    takes = how.predicted + _adding(job, geometry, size, how.splits)
+    takes = how.predicted + _adding(job, geometry, size, how.splits, multiprocessors())
     return Choice(COLUMNS, make, how.tile, takes, how.why)
 
 
@@ -152,18 +168,19 @@ def _columns_by_registers(job, geometry, product, size, tile):
     """Its prediction is of what is done besides multiplying, which takes as long as the products of dx themselves."""
     if job.dtype != np.float32:
         raise NotPossible(f"{COLUMNS} takes no {job.dtype} at precision {job.precision!r}")
-    chosen = register_tile(replace(job, product=product), tile)
+    chosen = register_tile(replace(job, product=product), tile, COLUMNS)
 
     def make():
         finish = col2im.Col2im(geometry, job.dtype, 1)
         return ColumnsLauncher(product, job.images, job.G, job.dtype, chosen, finish, size)
 
-    takes = LAUNCH + _adding(job, geometry, size, 1)
+    # Of an H100, whatever GPU it is: the order of ordinary arithmetic's sums is the same on all.
+    takes = LAUNCH + _adding(job, geometry, size, 1, H100.multiprocessors)
     return Choice(COLUMNS, make, chosen[0], takes, chosen[1])
 
 
-def _adding(job, geometry, size, splits):
-    """Estimated cycles of the launch that adds columns."""
+def _adding(job, geometry, size, splits, on):
+    """Estimated cycles of the launch that adds columns, on so many multiprocessors."""
     added = 4 * size * splits + job.dtype.itemsize * job.result
     waits = col2im.most_taps(geometry) * splits * _TAP
-    return LAUNCH + waits + added / (_ADDED * multiprocessors())
+    return LAUNCH + waits + added / (_ADDED * on)

@@ -30,9 +30,12 @@ class Launcher:
         It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
     needs_guard : bool
         What three terms cannot tell is in its results; it does not sum it again by itself.
+    packs_alone : bool
+        Its workspace holds the packed kernel and nothing that a call writes, so calls on several streams can read it.
     """
 
     needs_guard = True
+    packs_alone = True
 
     def __init__(self, activation, product, columns, lanes):
         self.epilogue, apart = fit(activation, product, columns, lanes)

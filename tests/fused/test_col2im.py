@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import numbacaps
 import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.target import SIMULATED
 from numbacaps.fused import choose_input, col2im, implicit_gemm
 from numbacaps.fused.choose import Job, NotPossible
 from numbacaps.fused.clear import ClearLauncher
@@ -112,6 +114,15 @@ def test_splits_of_the_columns(splits, rng, monkeypatch):
     assert f"{splits} splits" in str(launch)
     first = _checked(g, "float32", launch, np.random.default_rng(5))
     np.testing.assert_array_equal(first, _checked(g, "float32", launch, np.random.default_rng(5)))
+
+
+def test_columns_are_no_packed_kernel():
+    g = SMALL["primes"]
+    rungs = {"backward_input": ("col2im", (8, 8, 4, 2, 2) if SIMULATED else (64, 16, 8, 4, 2))}
+    how = {"product": "gab,gbc->gac", "algorithm": "fused", "precision": "ieee", "rungs": rungs}
+    moves = {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    plan = numbacaps.plan(g.input_shape, g.kernel_shape, **moves, **how)
+    assert "then col2im" in plan.explain() and not plan.packs("input")
 
 
 def test_what_columns_are_not_for(monkeypatch):

@@ -160,6 +160,23 @@ def test_splits(case, splits, kind, rng):
             run.check(wanted, run.result(wanted, launch))
 
 
+def test_splits_that_a_short_residue_does_not_reach(rng):
+    """Splits are of the deepest of four sums; those of the others read nothing past their table, and are zeros."""
+    run = _run(Geometry(1, 1, 24, 5, 5, 5, 5, 1, 1, 2, 8, 2, 2), "float32-1", rng)
+    run.check(
+        "backward_input", run.result("backward_input", run.launcher("backward_input", (), 16))
+    )
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_only_a_packed_kernel_may_be_shared_by_streams(splits, rng):
+    """Sums of splits and packed pixels are written by every call."""
+    run = _run(_CASES["primes"], "float32-1", rng)
+    for packs in _PACKS:
+        launch = run.launcher("forward", packs, splits)
+        assert launch.packs_alone == (splits == 1 and "pixels" not in packs)
+
+
 @pytest.mark.parametrize("kind", ["float32-1", "float16-1"])
 def test_splits_of_the_kernel_s_gradient(kind, rng):
     run = _run(Geometry(3, 1, 2, 4, 4, 2, 2, 2, 2, 2, 3), kind, rng)

@@ -4,7 +4,7 @@ import itertools
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,8 +17,9 @@ from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import Job, choose, choose_split_k
-from numbacaps.fused.choose_input import choose_input, sizes_of
+from numbacaps.fused.activation import Activation
+from numbacaps.fused.choose import Job, choose, choose_split_k, register_tile
+from numbacaps.fused.choose_input import choose_input
 from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import (
@@ -325,19 +326,54 @@ def test_short_sums_of_many_residues_are_columns_of_ordinary_arithmetic(capabili
     assert _of_the_input(_NINE_RESIDUES, "float64") == ["register_tiles"] * 9
 
 
+def _default_of_the_input(g, monkeypatch, forced=()):
+    """What the default chooses for the input's gradient."""
+    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, chosen: chosen)
+    return FusedPasses(g, np.dtype(np.float32), "auto", rungs=forced).input_launchers
+
+
+_FEW_COLUMNS = Geometry(32, 1, 17, 6, 6, 3, 3, 1, 15, 2, 11, (3, 3), (1, 1))  # 2, of 187 products
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_the_default_counts_the_columns_of_taps_where_those_of_dx_are_few(
+def test_few_columns_of_many_residues_are_columns_of_taps_in_three_terms(
     capability, of_capability, monkeypatch
 ):
-    """Two columns are for ordinary arithmetic; eighteen, of 187 products each, are not, unless they take too much room."""
+    """Eighteen columns of 187 products. Where that is not worth it, ordinary arithmetic stays: no other kernel is for two."""
     of_capability(capability)
-    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, chosen: chosen)
-    g = Geometry(32, 1, 17, 6, 6, 3, 3, 1, 15, 2, 11, (3, 3), (1, 1))
-    (chosen,) = FusedPasses(g, np.dtype(np.float32), "auto").input_launchers
-    assert chosen.rung == "col2im" and chosen.tile in tile.TILES[3]
-    assert sizes_of(implicit_gemm.backward_input(g), g) == [(2, 187), (18, 187)]
-    large = replace(g, N=64 * g.N, H=96, W=96)
-    assert sizes_of(implicit_gemm.backward_input(large), large) == [(2, 187)]
+    for g in (_FEW_COLUMNS, Geometry(128, 2, 4, 28, 28, 5, 5, 1, 2, 1, 8, (3, 3), (1, 1))):
+        (chosen,) = _default_of_the_input(g, monkeypatch)
+        assert chosen.rung == "col2im" and chosen.tile in tile.TILES[3]
+    others = (
+        replace(_FEW_COLUMNS, P=4, stride=(1, 1)),  # one launch
+        replace(_FEW_COLUMNS, N=2048, H=96, W=96),  # columns take too much room
+        Geometry(32, 1, 8, 28, 28, 3, 3, 1, 1, 1, 8, (1, 1), (2, 2)),
+    )
+    for g in others:
+        found = {one.rung for one in _default_of_the_input(g, monkeypatch)}
+        assert found <= {"register_tiles", "clear"}, g
+
+
+@pytest.mark.parametrize(
+    ("g", "capability"),
+    [(_NINE_RESIDUES, (7, 5)), (_NINE_RESIDUES, (9, 0)), (_FEW_COLUMNS, (9, 0))],
+)
+def test_what_is_said_to_force_columns_does(g, capability, of_capability, monkeypatch):
+    of_capability(capability)
+    (chosen,) = _default_of_the_input(g, monkeypatch)
+    forced = ("backward_input", "col2im", astuple(chosen.tile))
+    assert str(chosen) == f"rung='col2im', tile={forced[2]}"
+    (again,) = _default_of_the_input(g, monkeypatch, (forced,))
+    assert (again.rung, again.tile) == (chosen.rung, chosen.tile)
+
+
+def test_groups_of_an_activation_get_a_tile_that_is_wide_enough():
+    """In a sum of 72 products 64 x 16 is faster than 32 x 32, but a group of 32 does not fit there."""
+    g = Geometry(1, 1, 16, 28, 28, 3, 3, 1, 1, 8, 32)
+    job = Job(implicit_gemm.forward(g), g.N, g.G, np.dtype(np.float32), "ieee")
+    assert register_tile(job)[0].BN == 16
+    tile, _ = register_tile(replace(job, activation=Activation(0.1, 32)))
+    assert tile.BN == 32
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -39,7 +39,8 @@ def tiles(plan):
 def _register_tiles(product, plan):
     """Rung 3: the tiles that the page's run of the algorithm "fused" had."""
     g, itemsize = plan.geometry, sum_dtype(np.dtype(plan.options.dtype)).itemsize
-    tile, _ = register_tiles.choose_tile(product.M(g.N) * g.G, product.N, itemsize)
+    rows, columns = product.M(g.N) * g.G, product.N
+    tile, _ = register_tiles.choose_tile(rows, columns, product.K, itemsize)
     pitch = tile.BM + 4
     return {
         "name": "register tiles",

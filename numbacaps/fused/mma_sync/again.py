@@ -4,8 +4,8 @@ The thread goes through the sum by itself and multiplies by ordinary arithmetic,
 of it. Where the factors lie it finds in the table by which they were copied. It reads its results back, since to ask for a sum
 by a number that the compiler does not know would move all of them to local memory.
 
-Where results are added up of such sums, of splits or columns, they are looked through once more
-(:mod:`numbacaps.fused.guard`): finite parts can add up to an infinity, and infinite ones to a NaN.
+Where results are added up of such sums, what adds them looks through them once more (:mod:`~numbacaps.fused.mma_sync.add_splits`,
+:mod:`numbacaps.fused.col2im`): finite parts can add up to an infinity, and infinite ones to a NaN.
 """
 
 from functools import cache

@@ -207,7 +207,7 @@ def make_mma_sync(spec):
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
         b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K == 1 else b_row))
         stages = short((K + BK - 1) // BK)
-        first = short(split * per_split)
+        first = min(stages, short(split * per_split))  # splits are of the deepest product
         last = min(stages, short(first + per_split))
         for i in range(SUMS):
             acc[i] = ZERO

@@ -164,6 +164,7 @@ class MmaSyncLauncher(Launcher):
         self._matrix_at = self._pixels_at + round_up(ceil_div(pixels * itemsize, 4), 4)
         matrix = self._matrix.elements if self._matrix else 0
         self.packed = self._matrix_at + round_up(ceil_div(matrix * itemsize, 4), 4)
+        self.packs_alone = not (sums or pixels)
         self.epilogue, self._behind = Epilogue(), ""
         self._whole = self._made(a_run, b_run, self._result_pairs, self.tile)
 

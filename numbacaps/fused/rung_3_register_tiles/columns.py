@@ -15,6 +15,8 @@ class ColumnsLauncher(RegisterTilesLauncher):
         Elements of the columns.
     """
 
+    packs_alone = False
+
     def __init__(self, product, images, G, dtype, chosen, finish, size):
         super().__init__(product, images, G, dtype, chosen=chosen)
         self._finish, self.packed = finish, size

@@ -9,7 +9,7 @@ from numbacaps.fused.epilogue import Lanes
 
 # Measured: in sums of fewer products, idle columns of a tile of 32 or 64 cost more than the others save, and 64x16 is
 # faster than 32x32.
-_SHORT = 128
+SHORT = 128
 # Fewest blocks of a tile: two for each multiprocessor of an H100, whatever GPU it is.
 _BLOCKS = 1 if SIMULATED else 2 * H100.multiprocessors
 
@@ -80,9 +80,9 @@ def why_not(tile, rows, columns, summed, itemsize):
     if 2 * columns <= tile.BN:
         return f"{columns} columns would leave more than half of {tile.BN} idle"
     wide, narrow = (ceil_div(columns, BN) * BN for BN in (tile.BN, 16))
-    if summed < _SHORT and tile.BN in (32, 64) and 4 * wide > 5 * narrow:
+    if summed < SHORT and tile.BN in (32, 64) and 4 * wide > 5 * narrow:
         return f"{columns} columns would leave {wide - columns} of {wide} idle"
-    if summed < _SHORT and tile.BM == tile.BN == 32:
+    if summed < SHORT and tile.BM == tile.BN == 32:
         return f"slower than 64x16 in sums of {summed} products"
     if ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) < _BLOCKS:
         return f"fewer than {_BLOCKS} blocks"

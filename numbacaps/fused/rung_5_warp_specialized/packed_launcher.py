@@ -39,6 +39,8 @@ class PackedLauncher(Launcher):
         1, or 3 of float32.
     """
 
+    packs_alone = False  # pixels lie beside it
+
     def __init__(self, products, images, G, dtype, how, terms):
         self._parts, self._begins, self.packed = [], [], 0
         for product, (tile, why) in zip(products, how):

@@ -7,9 +7,10 @@ from numbacaps.device.instructions.ptx.inline import I32, VOID, asm, instruction
 
 fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
 
-# Kernels of a GPU that lacks them start when the one before has ended. A kernel waits, then lets the next one start. If it
-# did so first, kernels that all wait would pile up behind one that runs, and take room on its multiprocessors: the blocks
-# of the next product then crowd on those that are left, and take up to three times as long (measured).
+# Kernels of a GPU that lacks them start when the one before has ended. Products by warps or by ordinary arithmetic wait,
+# then let the next kernel start, and so do those between products. If they let it start first, kernels that all wait would
+# pile up behind one that runs, and take room on its multiprocessors: the blocks of the next product then crowd on those that
+# are left, and take up to three times as long (measured).
 let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 
 wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
