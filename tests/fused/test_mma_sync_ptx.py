@@ -26,6 +26,7 @@ from tests.support.kernels import (
     ADD_AND_LOOK,
     GUARDS,
     WARP_HELPERS,
+    lets_the_next_start_late,
     warp_ptx,
     warp_split_k_ptx,
 )
@@ -61,12 +62,6 @@ def _runs(dtype):
     return [run for run in _RUNS if run >= dtype.itemsize]
 
 
-def _lets_the_next_start_late(text):
-    """Whether a kernel lets the next one start behind its own wait: before it, that one's blocks would crowd on few multiprocessors."""
-    wait, let = (text.find(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
-    return let < 0 or 0 <= wait < let
-
-
 def _check(text, dtype, cc, copies):
     """What holds for every variant; ``copies`` are the runs of 4 bytes and more."""
     assert "__local_depot" not in text, "arrays were spilled to local memory"
@@ -75,7 +70,7 @@ def _check(text, dtype, cc, copies):
     assert not re.search(r"\b(atom|red)\.", text)
     found = set(map(int, re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*, (\d+), ", text)))
     assert found == {run for run in copies if run >= 4}
-    assert ("griddepcontrol" in text) == (cc >= (9, 0)) and _lets_the_next_start_late(text)
+    assert ("griddepcontrol" in text) == (cc >= (9, 0)) and lets_the_next_start_late(text)
     if cc < (9, 0):
         assert not re.search(r"wgmma|cp\.async\.bulk|mbarrier|setmaxnreg", text)
 
@@ -188,7 +183,7 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
     for name, make in WARP_HELPERS.items():
         text = make(dtype_of(dtype), cc)
         assert "__local_depot" not in text and not re.search(r"\.f64\b", text), name
-        assert ("griddepcontrol" in text) == (cc >= (9, 0)) and _lets_the_next_start_late(text)
+        assert ("griddepcontrol" in text) == (cc >= (9, 0)) and lets_the_next_start_late(text)
         if name not in ("add_splits", "col2im"):
             assert re.search(r"st\.global\.v(4\.|2\.b64)", text)  # 16 bytes
 
@@ -199,9 +194,7 @@ def test_what_looks_through_results(wanted):
     """It reads results by ordinary loads, several at once, and sums anew in float64, in a fixed order."""
     text = GUARDS[wanted](np.dtype(np.float32), (9, 0))
     assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
-    assert (
-        "fma.rn.f64" in text and "griddepcontrol.wait" in text and _lets_the_next_start_late(text)
-    )
+    assert "fma.rn.f64" in text and "griddepcontrol.wait" in text and lets_the_next_start_late(text)
     behind = text.split("griddepcontrol.wait")[1]
     before_sums = behind[: behind.index(".f64")]
     assert before_sums.count("ld.global.f32") >= 8
@@ -213,7 +206,7 @@ def test_what_adds_up_sums_and_looks_through_them(wanted):
     """Sums in float32, and those that cannot be told in float64, behind them."""
     text = ADD_AND_LOOK[wanted]((9, 0))
     assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
-    assert "fma.rn.f64" in text and _lets_the_next_start_late(text)
+    assert "fma.rn.f64" in text and lets_the_next_start_late(text)
     assert "add.f32" in text[: text.index("fma.rn.f64")]
 
 

@@ -46,6 +46,7 @@ from tests.support.kernels import (
     flat_kernels,
     fused_kernels,
     kernels,
+    lets_the_next_start_late,
     loaded,
     matmul,
     mma_kernel,
@@ -121,6 +122,7 @@ def test_kernel(name, dtype, cc):
     text = _ptx(kernels(_GEOMETRIES["paper-layer-3"], dtype)[name], dtype, cc)
     _check(text, name, dtype)
     assert cc >= (9, 0) or "griddepcontrol" not in text, "an instruction that this GPU lacks"
+    assert not name.startswith("register_tiles") or lets_the_next_start_late(text)
 
 
 @pytest.mark.slow(but=["capsule_im2col-primes", "indexed forward-scalar"])

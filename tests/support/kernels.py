@@ -327,6 +327,12 @@ def factories():
     return found
 
 
+def lets_the_next_start_late(text):
+    """Whether a kernel lets the next one start behind its own wait: before it, that one's blocks would crowd on few multiprocessors."""
+    wait, let = (text.find(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
+    return let < 0 or 0 <= wait < let
+
+
 def multiplied(text):
     """Registers whose values the warpgroup products take as their first operand."""
     bits = dict(re.findall(r"mov\.b32\s+(%r\d+), (%f\d+);", text))
