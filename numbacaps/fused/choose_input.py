@@ -180,7 +180,7 @@ def _columns_by_registers(job, geometry, product, size, tile):
 
 
 def _adding(job, geometry, size, splits, on):
-    """Estimated cycles of the launch that adds columns, on so many multiprocessors."""
+    """Estimated cycles of the launch that adds columns, on a GPU with ``on`` multiprocessors."""
     added = 4 * size * splits + job.dtype.itemsize * job.result
     waits = col2im.most_taps(geometry) * splits * _TAP
     return LAUNCH + waits + added / (_ADDED * on)

@@ -68,7 +68,7 @@ def make_pack_pixels(dtype):
         c0 = short(np.uint32(cuda.blockIdx.x) % parts * channels)
         n, q0 = short(turn // blocks), short(turn % blocks * of_block)
         here = min(short(of_block), short(capsules - q0))
-        wait_for_last()
+        wait_for_last()  # and lets nothing start before it ends: its blocks fill the multiprocessors
         end, step, apart = short(c0 + channels), short(capsules * D), short(D)
         size, i = short(here * D), thread
         begin = (np.int64(n) * C + c0) * step + np.int64(q0) * D

@@ -4,8 +4,8 @@ In three terms of TF32 a float32 is the sum of a high and a low part. Of an infi
 where ordinary arithmetic gives an infinity, three terms give NaN. Numbers near float32's largest overflow as they are
 split; of very small ones the low part is lost. All of that shows in the result: it is not finite, or smaller than
 :data:`SMALLEST`. The kernels of ``mma_sync`` look through their own sums (:mod:`numbacaps.fused.mma_sync.again`), and so do
-those that add up their splits or columns; behind all others a kernel reads every result once (:mod:`numbacaps.fused.guard`). To sum again is slow, and numbers of everyday
-sizes do not need it.
+those that add up their splits or columns; behind all others a kernel reads every result once
+(:mod:`numbacaps.fused.guard`). To sum again is slow, and numbers of everyday sizes do not need it.
 """
 
 import numpy as np

@@ -23,10 +23,13 @@ _TOGETHER = 8  # sums that a thread loads at once
 
 
 @cuda.jit(device=True, inline="always")
-def _added(partial, i, splits, size):
-    """The sum of element ``i`` of all splits."""
+def _added(partial, splits, size):
+    """(a thread's element, its sum over all splits), once the splits are summed; past the end the sum is 0."""
     some = cuda.local.array(_TOGETHER, np.float32)
-    total, split = np.float32(0), 0
+    i = cuda.blockIdx.x * _THREADS + cuda.threadIdx.x
+    total, split = np.float32(0), 0 if i < size else splits
+    wait_for_last()
+    let_next_start()
     while split + _TOGETHER <= splits:  # their loads are under way together
         for ahead in range(_TOGETHER):
             some[ahead] = partial[at((split + ahead) * size + i)]
@@ -36,14 +39,13 @@ def _added(partial, i, splits, size):
     while split < splits:
         total += partial[at(split * size + i)]
         split += 1
-    return total
+    return i, total
 
 
 @cache
 def make_add_splits(dtype):
     """Kernel for results of a dtype; sums are float32."""
     _, write = conversions(dtype)
-    BLOCK = _THREADS
 
     @kept_on_disk
     @cuda.jit
@@ -53,11 +55,9 @@ def make_add_splits(dtype):
         splits,
         size,
     ):
-        i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
-        wait_for_last()  # the splits are summed
-        let_next_start()
+        i, total = _added(partial, splits, size)
         if i < size:
-            out[at(i)] = write(_added(partial, i, splits, size))
+            out[at(i)] = write(total)
 
     return add_splits_kernel
 
@@ -65,7 +65,7 @@ def make_add_splits(dtype):
 @cache
 def make_add_and_look(wanted):
     """Kernel that takes sums of three terms again where these cannot tell them; ``wanted`` is a key of ``SUMS``."""
-    sum_at, BLOCK = SUMS[wanted], _THREADS
+    sum_at = SUMS[wanted]
 
     @kept_on_disk
     @cuda.jit
@@ -78,11 +78,8 @@ def make_add_and_look(wanted):
         splits,
         size,
     ):
-        i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
-        wait_for_last()  # the splits are summed
-        let_next_start()
+        i, total = _added(partial, splits, size)
         if i < size:
-            total = _added(partial, i, splits, size)
             if not is_told(total):
                 total = np.float32(sum_at(i, a, b, of))
             out[at(i)] = total

@@ -4,8 +4,9 @@ The thread goes through the sum by itself and multiplies by ordinary arithmetic,
 of it. Where the factors lie it finds in the table by which they were copied. It reads its results back, since to ask for a sum
 by a number that the compiler does not know would move all of them to local memory.
 
-Where results are added up of such sums, what adds them looks through them once more (:mod:`~numbacaps.fused.mma_sync.add_splits`,
-:mod:`numbacaps.fused.col2im`): finite parts can add up to an infinity, and infinite ones to a NaN.
+Where such sums are parts of results, splits or columns, what adds them looks through the results
+(:mod:`numbacaps.fused.mma_sync.add_splits`, :mod:`numbacaps.fused.col2im`): finite parts can add up to an infinity, and
+infinite ones to a NaN.
 """
 
 from functools import cache
@@ -96,10 +97,8 @@ def make_sum_again(tile, bk, each):
                 to += table[at(c_columns + n)]
                 if not is_told(c[at(to)]):
                     base = a_from + place_of_pixel(image, h, w, d1, table, head + A_IMAGE)
-                    edge, column = (
-                        edge_of_pixel(h, w, table, head),
-                        b_from + table[at(b_columns + n)],
-                    )
+                    edge = edge_of_pixel(h, w, table, head)
+                    column = b_from + table[at(b_columns + n)]
                     total = ZERO
                     for k in range(first, last):
                         tap = taps + k // EACH * 2

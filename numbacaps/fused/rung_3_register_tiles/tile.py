@@ -69,7 +69,7 @@ TILES = (
 
 
 def why_not(tile, rows, columns, summed, itemsize):
-    """Why a tile cannot be taken for a result of so many rows and columns, sums of so many products; None where it can."""
+    """Why a tile cannot be taken; None where it can. The arguments are those of :func:`choose_tile`."""
     if any(tile.threads % side for side in (tile.BM, tile.BN, tile.BK)):
         return f"{tile.threads} threads do not load whole rows and columns of its tiles"
     if tile.BM * tile.BK % tile.threads or tile.BN * tile.BK % tile.threads:
