@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.measuring import cards
+
 _TIERS = {
     "simulator": (
         "indexing and arithmetic of every kernel against reference/, on Numba's simulator",
@@ -46,6 +48,8 @@ def pytest_configure(config):
     os.environ["NUMBACAPS_TARGET"] = "sim" if config.option.tier == "simulator" else "cuda"
     if config.option.tier == "simulator":
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # for a file that imports Numba before numbacaps
+    if config.option.tier == "gpu" and hasattr(config, "workerinput"):
+        os.environ |= cards.turned(int(config.workerinput["workerid"].removeprefix("gw")))
     if config.option.passed and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Noted(config.option.passed))
 

@@ -54,6 +54,22 @@ def pinned(gpu):
     return os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+def turned(process):
+    """The environment by which processes side by side share the GPUs: each sees them all, and begins with another.
+
+    Parameters
+    ----------
+    process : int
+        Its number.
+    """
+    names = visible()
+    if len(names) < 2:
+        return {}
+    first = process % len(names)
+    order = ",".join(names[first:] + names[:first])
+    return {"CUDA_VISIBLE_DEVICES": order, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 @cache
 def gpu_uuid():
     """UUID of the current GPU."""

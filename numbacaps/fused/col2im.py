@@ -31,6 +31,8 @@ MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
 _TOGETHER = 3  # taps whose loads are under way together
 _SOME = _TOGETHER * ELEMENTS
+# Of the kernel that looks: threads of a block, blocks of a multiprocessor. So many blocks leave it 80 registers.
+_BOUNDS = THREADS, 3
 # Where the numbers of a geometry stand in their array, and of an axis, in two places.
 N, C, G, D1, D2, LANES = range(6)
 SIZE, OUT, WINDOW, STRIDE, PADDING, DILATION, TAP_STEP, OUT_STEP = range(6, 22, 2)
@@ -134,7 +136,6 @@ def _add_taps(columns, of, splits, size, total):
         apart[j] = j * lanes if j * lanes < left else 0
         total[j] = np.float32(0)
     wait_for_last()  # the columns are there
-    let_next_start()
     if n < of[at(N)]:
         for _ in range(splits):
             of_row = first
@@ -154,6 +155,7 @@ def _add_taps(columns, of, splits, size, total):
                     to_come = short(to_come - 1)
                 of_row += down
             first += size
+    let_next_start()
     pixel = (np.int64(n) * c_all * h_all + h) * w_all + w
     to = (pixel * g_all + g) * d1_all + d1
     return n < of[at(N)], lane, left, lanes, to, h_all * w_all * g_all * d1_all
@@ -196,7 +198,7 @@ def make_col2im_and_look():
     input_at = SUMS["backward_input"]
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=_BOUNDS)
     def col2im_and_look_kernel(
         columns,  # in   (splits, G, N, OH, OW, D1, KH, KW, C, D2)
         dx,  # out  (N, C, H, W, G, D1, D2)

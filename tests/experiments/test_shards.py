@@ -496,6 +496,14 @@ def test_without_nvidia_smi_nothing_is_known(monkeypatch):
     assert cards.busy_neighbours() is None and cards.visible() == []
 
 
+def test_processes_side_by_side_begin_with_another_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-x,2")
+    turned = [cards.turned(process).get("CUDA_VISIBLE_DEVICES") for process in (0, 1, 5)]
+    assert turned == ["0,GPU-x,2", "GPU-x,2,0", "2,0,GPU-x"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cards.turned(3) == {}
+
+
 def test_gpus_are_those_that_are_visible(smi, monkeypatch):
     smi("0")
     assert cards.chosen("all") == ["0", "1", "2"] and cards.chosen("2,0") == ["2", "0"]

@@ -328,9 +328,12 @@ def factories():
 
 
 def lets_the_next_start_late(text):
-    """Whether a kernel lets the next one start behind its own wait: before it, that one's blocks would crowd on few multiprocessors."""
+    """Whether a kernel lets the next one start behind its own wait, and behind its products.
+
+    Before that, the next one's blocks would crowd on few multiprocessors.
+    """
     wait, let = (text.find(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
-    return let < 0 or 0 <= wait < let
+    return let < 0 or (0 <= wait < let and text.rfind("mma.sync") < let)
 
 
 def multiplied(text):

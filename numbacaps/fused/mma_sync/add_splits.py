@@ -29,7 +29,6 @@ def _added(partial, splits, size):
     i = cuda.blockIdx.x * _THREADS + cuda.threadIdx.x
     total, split = np.float32(0), 0 if i < size else splits
     wait_for_last()
-    let_next_start()
     while split + _TOGETHER <= splits:  # their loads are under way together
         for ahead in range(_TOGETHER):
             some[ahead] = partial[at((split + ahead) * size + i)]
@@ -39,6 +38,7 @@ def _added(partial, splits, size):
     while split < splits:
         total += partial[at(split * size + i)]
         split += 1
+    let_next_start()
     return i, total
 
 

@@ -207,7 +207,7 @@ def make_mma_sync(spec):
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
         b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K == 1 else b_row))
         stages = short((K + BK - 1) // BK)
-        first = min(stages, short(split * per_split))  # splits are of the deepest product
+        first = short(split * per_split)
         last = min(stages, short(first + per_split))
         for i in range(SUMS):
             acc[i] = ZERO
@@ -226,10 +226,10 @@ def make_mma_sync(spec):
         else:
             b_at = short(B_FIRST + lane % 16 * B_PITCH + (warp % ACROSS * WN + lane // 16 * 8) * 2)
         wait_for_last()  # the operands are there
-        let_next_start()
-        load_run(2, tap, table, taps + 2 * (first * A_LANES + a_lane))
+        begin = min(stages, first)  # splits are of the deepest product
+        load_run(2, tap, table, taps + 2 * (begin * A_LANES + a_lane))
         for i in range(B_ROWS_HELD):
-            b_rows[i] = table[at(b_table + first * BK + i * B_APART)]
+            b_rows[i] = table[at(b_table + begin * BK + i * B_APART)]
         for step in range(short(first - (STAGES - 1)), last):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and no thread reads the stage before
@@ -264,6 +264,7 @@ def make_mma_sync(spec):
                         k_first = half * (8 * 4 // SIZE * B_PITCH)
                         load_b_across(b_part, shared, start, (stage + b_at + k_first) // SIZE)
                     multiply(acc, a_part, b_part)
+        let_next_start()
         c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
         c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store

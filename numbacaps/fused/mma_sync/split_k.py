@@ -189,7 +189,6 @@ def make_mma_sync_split_k(spec):
         for i in range(SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
-        let_next_start()
         for step in range(short(-STAGES), steps):
             cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
             cuda.syncthreads()  # so have the others', and no thread reads the stage before
@@ -238,6 +237,7 @@ def make_mma_sync_split_k(spec):
                     load_a(a_part, shared, start, a_first)
                     load_b(b_part, shared, start, b_first)
                     multiply(acc, a_part, b_part)
+        let_next_start()
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store

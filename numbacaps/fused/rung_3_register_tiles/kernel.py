@@ -137,7 +137,6 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
         for i in range(ELEMENTS):
             total[i] = ZERO
         wait_for_last()  # the operands are there
-        let_next_start()
         for step in range(short(steps + 1)):
             if step < steps:
                 k = short(step * BK + a_k)
@@ -177,6 +176,7 @@ def make_register_tiles(inside, tile, dtype, epilogue=Epilogue()):
                 for load in range(B_LOADS):
                     b_tile[at((b_k + load * B_APART) * BN + b_n)] = b_next[load]
                 cuda.syncthreads()  # the next ones are there
+        let_next_start()
         # Of a thread. A row is worked out where it is used: registers to keep it in there are none.
         first_row, first_column = thread // ACROSS, thread % ACROSS
         for j in range(TN):  # before anything is stored: no load passes a store

@@ -7,10 +7,11 @@ from numbacaps.device.instructions.ptx.inline import I32, VOID, asm, instruction
 
 fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
 
-# Kernels of a GPU that lacks them start when the one before has ended. Products by warps or by ordinary arithmetic wait,
-# then let the next kernel start, and so do those between products. If they let it start first, kernels that all wait would
-# pile up behind one that runs, and take room on its multiprocessors: the blocks of the next product then crowd on those that
-# are left, and take up to three times as long (measured).
+# Kernels of a GPU that lacks them start when the one before has ended. Once all blocks of a kernel let the next one start,
+# its blocks come to where there is room, and wait there. If they come too early, those that only wait take the room of
+# those that work, and the next product's blocks crowd on a few multiprocessors: up to three times the time (measured). So a
+# product, and what adds up its sums, waits for the last kernel and lets the next one start once its own sums are there: that
+# costs half a microsecond where there are few blocks, and never more. Kernels that only pack wait, then let it start.
 let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 
 wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
