@@ -155,6 +155,6 @@ def test_clearing(dtype, size, shift):
 
 def test_pixels_that_no_tap_reaches_are_cleared_first():
     g = SMALL["gaps"]
-    chosen = choose_input.choose_input(_jobs(g, "float32", "ieee"), g)
+    chosen = choose_input.choose_input(_jobs(g, "float32", "ieee"), g, "register_tiles")
     assert [one.rung for one in chosen][0] == "clear"
     assert len(chosen) == len(implicit_gemm.backward_input(g))

@@ -4,10 +4,15 @@ import signal
 from contextlib import contextmanager
 
 
+def _end(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def terminated_as_by_ctrl_c():
-    """SIGTERM raises KeyboardInterrupt, too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The first SIGTERM raises KeyboardInterrupt, too; a time limit may send another while that is seen to."""
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:

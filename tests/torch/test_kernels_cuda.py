@@ -139,7 +139,7 @@ def test_nothing_waits_for_the_gpu(function):
     x, w = (one.requires_grad_() for one in _operands())
     _step(function, x, w)
     torch.cuda.synchronize()
-    torch.cuda._sleep(10**9)  # cycles, about half a second
+    torch.cuda._sleep(4 * 10**9)  # cycles, about two seconds
     results = _step(function, x, w)
     assert not torch.cuda.current_stream().query()
     _close(function, results, x, w)

@@ -121,7 +121,7 @@ def test_work_goes_to_the_current_stream(function):
     with torch.cuda.stream(stream), torch.no_grad():
         run(late, w, *how, product=product)  # the first call on a stream allocates
         stream.synchronize()
-        torch.cuda._sleep(10**9)  # cycles, about half a second
+        torch.cuda._sleep(4 * 10**9)  # cycles, about two seconds
         late.copy_(x)
         y = run(late, w, *how, product=product) * 2
     assert not stream.query()  # the host did not wait

@@ -100,7 +100,7 @@ def test_a_graph_replays_both_passes_and_nothing_waits(formula):
     with torch.cuda.stream(beside):
         step()
         beside.synchronize()
-        torch.cuda._sleep(10**9)  # cycles, about half a second
+        torch.cuda._sleep(4 * 10**9)  # cycles, about two seconds
         step()
         assert not beside.query()
     torch.cuda.current_stream().wait_stream(beside)
