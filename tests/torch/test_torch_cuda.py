@@ -118,12 +118,17 @@ def test_work_goes_to_the_current_stream(function):
     wanted = run(x, w, *how, product=product).detach().clone()
     late = torch.zeros_like(x)
     torch.cuda.synchronize()
+
+    def work():
+        late.copy_(x)
+        return run(late, w, *how, product=product) * 2
+
     with torch.cuda.stream(stream), torch.no_grad():
-        run(late, w, *how, product=product)  # the first call on a stream allocates
+        work()  # the first time, memory is allocated and kernels are loaded: PyTorch's, too
+        late.zero_()
         stream.synchronize()
         torch.cuda._sleep(4 * 10**9)  # cycles, about two seconds
-        late.copy_(x)
-        y = run(late, w, *how, product=product) * 2
+        y = work()
     assert not stream.query()  # the host did not wait
     stream.synchronize()
     torch.testing.assert_close(y, 2 * wanted)
