@@ -72,7 +72,7 @@ class Job:
     result : int
         Elements of the array that a gathering product writes to, or writes a part of.
     looked : tuple of (pass, numbacaps.geometry.Geometry), optional
-        The pass whose results are looked through, by the launch that adds up its sums where that can.
+        The pass whose results are looked through, by the launch that has them last where that can.
     """
 
     product: implicit_gemm.Product
@@ -192,7 +192,7 @@ def _warp_specialized(job, tile=None):
     if warp_specialized_tiles.tiles_of(chosen, counted, job.images, job.G) >= _MOST_COUNTED:
         raise NotPossible(f"{_MOST_COUNTED} tiles or more, which are counted in 32 bits")
     how = chosen, why, terms, job.activation, job.follows
-    make = partial(WarpSpecializedLauncher, *job.operands, *how)
+    make = partial(WarpSpecializedLauncher, *job.operands, *how, looked=job.looked)
     which = chosen, counted, job.images, job.G, terms, multiprocessors()
     written = job.product.M(job.images) * job.product.N * job.G * job.dtype.itemsize
     takes = warp_specialized_tiles.cycles(*which) + written / (_WRITTEN * multiprocessors())
@@ -217,7 +217,7 @@ def packed_together(jobs, tile=None):
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
     takes += sum(one.predicted for one in found) + job.result * _STORED / multiprocessors()
     how = [(one.tile, one.why) for one in found]
-    make = partial(PackedLauncher, products, *job.operands[1:], how, job.terms)
+    make = partial(PackedLauncher, products, *job.operands[1:], how, job.terms, job.looked)
     return Choice("warp_specialized_packed", make, found[0].tile, takes, found[0].why)
 
 
@@ -419,7 +419,7 @@ def _warp_specialized_split_k(job, tile=None):
     chosen, strips, why = split_k_tiles.choose_tile(*which, pair=pair)
     _refuse(None if chosen else why)
     how = job.size, job.dtype, job.terms, chosen, strips, why
-    make = partial(WarpSpecializedSplitK, *job.operands[:3], *how)
+    make = partial(WarpSpecializedSplitK, *job.operands[:3], *how, looked=job.looked)
     _, takes = split_k_tiles.choose_strips(chosen, *which)
     return Choice("warp_specialized_split_k", make, chosen, takes, why)
 

@@ -23,3 +23,12 @@ def is_told(value):
     """Whether three terms can tell a float32 result: it is 0, or finite and not too small."""
     magnitude = abs(value)
     return (magnitude <= _LARGEST) & ((magnitude >= SMALLEST) | (magnitude == _ZERO))
+
+
+@cuda.jit(device=True, inline="always")
+def all_told(acc, sums):
+    """Whether each of a thread's sums can be told."""
+    told = True
+    for i in range(sums):
+        told &= is_told(acc[i])
+    return told

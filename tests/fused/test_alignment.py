@@ -11,6 +11,7 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.fused import implicit_gemm, packing_launcher
 from numbacaps.fused.activation import Activation
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
 from numbacaps.fused.rung_4_wgmma import launcher as wgmma
 from numbacaps.fused.rung_5_warp_specialized import launcher as specialized
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile, tile
@@ -102,3 +103,13 @@ def test_of_a_sum_over_images(make, odd, monkeypatch):
     vars(reduce)["_maps"] = lambda *_: ()
     reduce.reduce(x, dy, dw, partial, 0)
     assert launched == ["aligned" if odd is None else "unaligned"]
+
+
+def test_of_a_sum_over_images_whose_results_are_looked_through():
+    """Ordinary arithmetic sums it, whose results can be told, and its partial sums find room."""
+    which = _FORWARD, _G.N, _G.G, int(np.prod(_G.kernel_shape)), _F4
+    found = split_k_tile.choose_tile(_FORWARD, _G.N, _G.G, 3, pair=1)
+    reduce = specialized.WarpSpecializedSplitK(*which, 3, *found, looked=("backward_kernel", _G))
+    assert isinstance(reduce._unaligned, RegisterTilesSplitK) and not reduce.needs_guard
+    (room,) = reduce.partial_shape["partial"]
+    assert room >= np.prod(RegisterTilesSplitK(*which).partial_shape.get("partial", (0,)))

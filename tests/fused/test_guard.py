@@ -114,16 +114,22 @@ _DX = Geometry(2, 2, 2, 4, 4, 3, 3, 1, 2, 2, 2)
 
 
 @pytest.mark.usefixtures("tensor_cores")
-def test_a_kernel_comes_behind_where_the_product_does_not_look_through_its_results():
-    """Not behind the warps', nor where pixels are cleared first, nor behind columns that are added up."""
-    cases = [(_DX, "mma_sync", False), (SMALL["gaps"], "mma_sync", False), (_DX, "col2im", False)]
+def test_no_kernel_comes_behind_that_looks_through_results():
+    """The products do it: by warps and warpgroups, also where pixels are cleared or packed first, and what adds columns."""
+    cases = [(_DX, "mma_sync"), (SMALL["gaps"], "mma_sync"), (_DX, "col2im")]
     if has_warpgroups():
-        cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized", True))
-    for g, rung, behind in cases:
+        cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized"))
+        cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_packed"))
+    for g, rung in cases:
         text = _plan(g, rungs={"backward_input": rung}).explain()
         text = text[text.index("backward_input") : text.index("backward_kernel")]
-        assert (_BEHIND in text) == behind, text
-        assert ("3 terms, looked through" in text) == (not behind), text
+        assert "3 terms, looked through" in text and _BEHIND not in text, text
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_a_kernel_comes_behind_that_looks_through_the_kernel_gradient_s_rung_4():
+    text = _plan(_DX, rungs={"backward_kernel": "mma_split_k"}).explain()
+    assert "backward_kernel: results looked through" in text
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,6 +1,7 @@
 """The kernels for TMA on the simulator; :mod:`numbacaps.device.turns` says what that shows."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.pixel_packing import of_capsules
+from numbacaps.fused.rung_3_register_tiles.launcher import (
+    RegisterTilesLauncher,
+    RegisterTilesSplitK,
+)
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.flat import FlatWgmma
@@ -204,3 +209,89 @@ def test_kernel_gradient(case, rng):
     dw, partial = nan(w.size, dtype), nan(reduce.partial_shape["partial"], np.float32)
     reduce(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, partial)
     _check(dw, oracle(g, x, w, dy)[2], sums(g)[2], name, terms)
+
+
+# Stores that neighbours exchange, columns that fill no warpgroup, images that fill no 64 rows, groups, residues.
+LOOKED = {
+    "narrow": Geometry(17, 4, 4, 3, 4, 2, 2, 1, 2, 2, 2),
+    "odd": Geometry(5, 4, 4, 3, 4, 2, 2, 1, 4, 4, 3),
+    "groups": Geometry(3, 3, 2, 4, 4, 2, 2, 2, 3, 8, 4, (2, 1), (0, 1), (1, 2)),
+    "packed": Geometry(5, 3, 2, 3, 4, 2, 2, 1, 7, 7, 7),
+}
+_SPOILT = np.nan, np.inf, -np.inf, np.finfo(np.float32).max
+
+
+def _spoilt(g, read, rng):
+    """Operands of a pass, one of which has an infinity, a NaN, the largest number, and a part that is tiny."""
+    first, second = (rng.standard_normal(shape).astype(np.float32) for shape in read)
+    first[-1] *= np.float32(2.0**-110)
+    flat = first.ravel()
+    flat[:: max(1, flat.size // 3)][: len(_SPOILT)] = _SPOILT[
+        : len(flat[:: max(1, flat.size // 3)])
+    ]
+    return first, second
+
+
+def _told_alike(have, want):
+    """Whether NaN and infinities are where they should be, and the rest is as exact as float32."""
+    np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
+    np.testing.assert_array_equal(np.isposinf(have), np.isposinf(want))
+    np.testing.assert_array_equal(np.isneginf(have), np.isneginf(want))
+    tiny = np.abs(want) < 2.0**-90
+    for some in (tiny & np.isfinite(want), ~tiny & np.isfinite(want)):
+        scale = np.abs(want[some]).max(initial=0) or 1
+        np.testing.assert_allclose(have[some] / scale, want[some] / scale, atol=3e-6)
+    assert not np.isfinite(want).all() and (tiny & (want != 0)).any()
+
+
+@pytest.mark.slow(but=["odd-forward", "groups-backward_input"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+@pytest.mark.parametrize("wanted", ["forward", "backward_input"])
+@pytest.mark.parametrize("case", LOOKED)
+def test_what_cannot_be_told_is_summed_again(case, wanted, rng):
+    g, dtype = LOOKED[case], np.dtype(np.float32)
+    forward = wanted == "forward"
+    products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
+    read = (g.input_shape if forward else g.output_shape), g.kernel_shape
+    gathered, kernel = (to_device(one.ravel()) for one in _spoilt(g, read, rng))
+    size = prod(g.output_shape if forward else g.input_shape)
+    have, want = nan(size, np.float32), nan(size, np.float32)
+    for product in products:
+        RegisterTilesLauncher(product, g.N, g.G, dtype)(gathered, kernel, want, 0, None)
+    if case == "packed":
+        seen = [bulk_tiles.counted(of_capsules(one, g.G, dtype), dtype) for one in products]
+        how = [bulk_tiles.choose_tile(one, g.N, g.G, 3, multiprocessors()) for one in seen]
+        made = [PackedLauncher(products, g.N, g.G, dtype, how, 3, (wanted, g))]
+    else:
+        made = []
+        for product in products:
+            how = bulk_tiles.choose_tile(product, g.N, g.G, 3, multiprocessors())
+            made.append(
+                WarpSpecializedLauncher(product, g.N, g.G, dtype, *how, 3, looked=(wanted, g))
+            )
+    for gather in made:
+        assert not gather.needs_guard
+        gather(gathered, kernel, have, 0, nan(gather.packed, np.float32))
+    _told_alike(*(one.copy_to_host() for one in (have, want)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+def test_sums_of_the_kernel_gradient_that_cannot_be_told(rng):
+    (g, _, terms), t = REDUCED["three terms"], bulk_reduction_tiles
+    product, dtype, size = implicit_gemm.forward(g), np.dtype(np.float32), prod(g.kernel_shape)
+    x, _, dy = operands(g, "float32", rng)
+    x[0, 0, 1, 1, 0, 0, :3] = _SPOILT[
+        :3
+    ]  # of three columns of the capsules; the fourth is as it was
+    x[:, 1] *= np.float32(2.0**-110)
+    tile, strips, why = t.choose_tile(product, g.N, g.G, terms, pair=1)
+    which = product, g.N, g.G, size, dtype
+    looked = "backward_kernel", g
+    reduce = WarpSpecializedSplitK(*which, terms, tile, strips, why, looked=looked)
+    ordinary, found = RegisterTilesSplitK(*which), []
+    for one in (reduce, ordinary):
+        dw, room = nan(size, np.float32), one.partial_shape.get("partial", (1,))
+        one(*(to_device(a.ravel()) for a in (x, dy)), dw, 0, nan(room, np.float32))
+        found.append(dw.copy_to_host())
+    assert not reduce.needs_guard
+    _told_alike(*found)

@@ -247,6 +247,23 @@ def test_bulk_copies(case, terms, which):
         assert multiplied(text) and not multiplied(text) & loaded(text)
 
 
+@pytest.mark.slow(but=["em"])
+@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
+def test_results_behind_bulk_copies_that_are_summed_again(case):
+    """In float64, behind all products, without a call, before which products would be waited for; the rest is as it was."""
+    product = _PRODUCTS[case]
+    tile = bulk_tiles.choose_tile(product, 128, 1, 3, 132)[0]
+    looks = "backward_input" if "backward" in case else "forward"
+    plain, looking = (
+        _ptx(bulk_kernel(product, tile, 3, looks=one), "float32", (9, 0)) for one in ("", looks)
+    )
+    assert "__local_depot" not in looking and not re.search(r"\b(atom|red|call)\b", looking)
+    assert looking.rindex("wgmma.mma_async") < looking.index("fma.rn.f64")
+    for what in ("wgmma.mma_async", "ld.shared", "mbarrier.try_wait", "cp.async.bulk"):
+        assert looking.count(what) == plain.count(what)
+    _check_maps(looking, 1)
+
+
 _SMALL = {
     "paper layer 2": Geometry(128, 1, 4, 13, 13, 3, 3, 1, 4, 8, 16),
     "paper layer 3": Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)),
@@ -374,6 +391,16 @@ def test_sums_of_tiles(case, dtype, splits):
     _check(text, "tile_sums", "float32")
     assert "griddepcontrol.wait" in text and "ld.global.v4.f32" in text
     assert not re.search(r"(add|mul|fma)\S*f16", text)
+
+
+def test_sums_of_tiles_that_are_summed_again():
+    product, t = _PRODUCTS["em"], bulk_reduction_tiles
+    tile = t.choose_tile(product, 128, 1, 3, 1)[0]
+    kernel, _ = tile_sums_kernel(product, tile, 7, np.dtype(np.float32), "backward_kernel")
+    arrays = float32[::1], int64[::1], *[float32[::1]] * 3, int64[::1]
+    text, _ = cuda.compile_ptx(kernel, arrays, cc=(9, 0))
+    assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
+    assert "fma.rn.f64" in text and "ld.global.v4.f32" in text
 
 
 def _check_maps(text, count):

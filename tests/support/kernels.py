@@ -203,13 +203,21 @@ def packing(product, BN, CHUNKS, dtype):
 
 
 def bulk_kernel(
-    product, tile, terms, group=None, dtype=np.dtype(np.float32), backward=False, whole=None
+    product,
+    tile,
+    terms,
+    group=None,
+    dtype=np.dtype(np.float32),
+    backward=False,
+    whole=None,
+    looks="",
 ):
-    """The tensor cores' kernel that TMA feeds, and its activation or that one's gradient."""
+    """The tensor cores' kernel that TMA feeds, and its activation or that one's gradient; ``looks`` as of its spec."""
     p = bulk_tiles.counted(product, dtype)
     behind = epilogue(p, group, tile, warpgroup_tiles.LANES, backward)
-    kernel = make_bulk_wgmma(KernelSpec.of(p, 1, dtype, terms, tile, whole, behind))
-    return Kernel(kernel, 3, 5, make_bulk_wgmma, 0, MAP_WORDS)
+    kernel = make_bulk_wgmma(KernelSpec.of(p, 1, dtype, terms, tile, whole, behind, looks))
+    arrays, tables = (4, 1) if looks else (3, 0)
+    return Kernel(kernel, arrays, 5, make_bulk_wgmma, tables, MAP_WORDS)
 
 
 def swapped_kernel(product, tile):
@@ -238,11 +246,11 @@ def bulk_gradient_kernel(product, tile, images, terms, dtype=np.dtype(np.float32
     return Kernel(kernel, 1, 0, make_bulk_reduction, 1, 2 * MAP_WORDS)
 
 
-def tile_sums_kernel(product, tile, splits, dtype):
-    """The kernel that adds its splits; and how many sums a split has."""
+def tile_sums_kernel(product, tile, splits, dtype, looks=""):
+    """The kernel that adds its splits; and how many sums a split has. ``looks`` as of its factory."""
     p, window = product, warpgroup_tiles.Window.of(product)
     strips = bulk_reduction_tiles.Strips(1, 1, 1, splits, 1)
-    kernel = make_add_tiles(ReductionSpec.of(p, 1, dtype, 1, tile, strips))
+    kernel = make_add_tiles(ReductionSpec.of(p, 1, dtype, 1, tile, strips), looks)
     blocks = bulk_reduction_tiles.blocks_of_a_split(tile, p, 1)
     return kernel, blocks * tile.sums(window.taps[1])
 
@@ -327,13 +335,38 @@ def factories():
     return found
 
 
+_WAIT, _LET = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+
+
 def lets_the_next_start_late(text):
-    """Whether a kernel lets the next one start behind its own wait, and behind its products.
+    """Whether a kernel lets the next one start behind its own wait, and behind its products, on every way through it.
 
     Before that, the next one's blocks would crowd on few multiprocessors.
     """
-    wait, let = (text.find(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
-    return let < 0 or (0 <= wait < let and text.rfind("mma.sync") < let)
+    lines = text.splitlines()
+    lets = [at for at, line in enumerate(lines) if _LET in line]
+    if any(_LET in lines[at] for at in _reached(lines, 0, until=_WAIT)):
+        return False
+    return not any("mma.sync" in lines[at] for let in lets for at in _reached(lines, let))
+
+
+def _reached(lines, first, until=None):
+    """Numbers of the lines of PTX that can be reached from one on, without passing a line that has ``until``."""
+    labels = {line.strip().rstrip(":"): at for at, line in enumerate(lines) if line.endswith(":")}
+    found, to_come = set(), [first]
+    while to_come:
+        at = to_come.pop()
+        while at < len(lines) and at not in found:
+            found.add(at)
+            line = lines[at]
+            if until and until in line:
+                break
+            if target := re.search(r"\bbra(?:\.uni)?\s+(\S+);", line):
+                to_come.append(labels[target[1]])
+            if re.match(r"\s*(bra|ret)\b", line):  # not under a condition
+                break
+            at += 1
+    return found
 
 
 def multiplied(text):

@@ -41,15 +41,6 @@ from numbacaps.fused.mma_sync.table import (
 from numbacaps.fused.told import is_told
 
 
-@cuda.jit(device=True, inline="always")
-def all_told(acc, sums):
-    """Whether each of a thread's sums can be told."""
-    told = True
-    for i in range(sums):
-        told &= is_told(acc[i])
-    return told
-
-
 @cache
 def make_sum_again(tile, bk, each):
     """``sum_again(a, b, c, table, products, splits, per_split, size, a_first, b_first)``, of what

@@ -31,7 +31,7 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.mma_sync.again import all_told, make_sum_again
+from numbacaps.fused.mma_sync.again import make_sum_again
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
@@ -61,6 +61,7 @@ from numbacaps.fused.mma_sync.table import (
     TAPS_AT,
 )
 from numbacaps.fused.mma_sync.tile import Tile
+from numbacaps.fused.told import all_told
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from numbacaps.device.instructions import (
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.mma_sync.again import all_told, make_sum_pixels_again
+from numbacaps.fused.mma_sync.again import make_sum_pixels_again
 from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k
@@ -47,6 +47,7 @@ from numbacaps.fused.mma_sync.table import (
     KERNEL_AT,
     TAPS_AT,
 )
+from numbacaps.fused.told import all_told
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.fused import guard
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
+from numbacaps.fused.told import is_told
 
 
 def fours_of_block(splits):
@@ -25,12 +27,14 @@ def fours_of_block(splits):
 
 
 @cache
-def make_add_tiles(spec):
+def make_add_tiles(spec, looks=""):
     """Kernel that adds the partial sums of all splits, always in the same order.
 
     Parameters
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.split_k_spec.ReductionSpec
+    looks : str
+        The pass, where results that three terms cannot tell are summed again.
     """
     (of_x, of_dy), tile, PAIR = spec.boxes, spec.tile, spec.tile.PAIR
     columns, threads, blocks = spec.window.taps[1], tile.tap_rows * 128, tile.BN // 8
@@ -50,14 +54,10 @@ def make_add_tiles(spec):
     ROUNDS = specialized(ceil_div(spec.strips.splits, LANES))
     ZERO = np.float32(0)
     _, write = conversions(spec.dtype)
+    LOOKS, sum_at = bool(looks), guard.SUMS[looks] if looks else None
 
-    @kept_on_disk
-    @cuda.jit
-    def add_tiles_kernel(
-        partial,  # in   (G, splits, tiles of columns, of channels, TAP_COLUMNS, BLOCKS, THREADS, 4)
-        table,  # in   Product.table
-        dw,  # out
-    ):
+    @cuda.jit(device=True, inline="always")
+    def add_tiles(partial, table, dw, looked):
         of_lanes = cuda.shared.array(SUMS, np.float32)
         total = cuda.local.array(4, np.float32)
         four = cuda.local.array(4, np.float32)
@@ -106,6 +106,31 @@ def make_add_tiles(spec):
                 whole = of_lanes[at(one)]
                 for lane_of_sum in range(1, LANES):
                     whole += of_lanes[at(lane_of_sum * 4 * AT_ONCE + one)]
+                if LOOKS:
+                    a, b, of = looked
+                    if not is_told(whole):
+                        whole = np.float32(sum_at(to[turn], a, b, of))
                 dw[at(to[turn])] = write(whole)
 
-    return add_tiles_kernel
+    @kept_on_disk
+    @cuda.jit
+    def add_tiles_kernel(
+        partial,  # in   (G, splits, tiles of columns, of channels, TAP_COLUMNS, BLOCKS, THREADS, 4)
+        table,  # in   Product.table
+        dw,  # out
+    ):
+        add_tiles(partial, table, dw, ())
+
+    @kept_on_disk
+    @cuda.jit
+    def add_tiles_and_look_kernel(
+        partial,
+        table,
+        dw,
+        x,  # in   what the pass reads, as numbacaps.fused.guard has it
+        dy,
+        of,  # in   numbacaps.fused.guard.numbers_of
+    ):
+        add_tiles(partial, table, dw, (x, dy, of))
+
+    return add_tiles_and_look_kernel if looks else add_tiles_kernel

@@ -32,6 +32,8 @@ from numbacaps.fused.rung_5_warp_specialized.fragments import (
 )
 from numbacaps.fused.rung_5_warp_specialized.spec import Thread
 from numbacaps.fused.rung_5_warp_specialized.store import make_store_tile
+from numbacaps.fused.rung_5_warp_specialized.sum_again import make_sum_again
+from numbacaps.fused.told import all_told
 
 
 def make_consume(spec):
@@ -57,10 +59,11 @@ def make_consume(spec):
     )
     own_rows, load_batch, prepare = make_own_rows(spec), make_load_batch(spec), make_prepare(spec)
     multiply_batch, store_tile = make_multiply_batch(spec), make_store_tile(spec)
+    LOOKS, sum_again = bool(spec.looks), make_sum_again(spec) if spec.looks else None
     place_of = make_place_of(spec)
 
     @cuda.jit(device=True, inline="always")
-    def consume(shared, begin, start, tiles, first_tile, results, warp, lane):
+    def consume(shared, begin, start, tiles, first_tile, results, looked, warp, lane):
         acc = local_array(ALL_SUMS, np.float32)
         part = local_array(PART_SUMS, np.float32)
         high = local_array(FRAGMENTS, np.float32)
@@ -111,6 +114,12 @@ def make_consume(spec):
                     for r in range(BATCH):
                         release_taps(shared, start, taps, lane)
                         taps, taps_phase = next_taps(taps, taps_phase)
-            store_tile(acc, results, place_of(index, first_tile), thread)
+            place = place_of(index, first_tile)
+            store_tile(acc, results, place, thread)
+            if LOOKS:
+                cuda.syncwarp()  # neighbours store for each other
+                if not all_told(acc, ALL_SUMS):
+                    c, _, images = results
+                    sum_again(c, looked, images, place, thread)
 
     return consume

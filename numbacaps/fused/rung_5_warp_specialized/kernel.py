@@ -51,6 +51,8 @@ from numbacaps.fused.rung_5_warp_specialized.tile import PRODUCER_REGISTERS
 def make_bulk_wgmma(spec):
     """Kernel for a :class:`numbacaps.fused.implicit_gemm.Product` of float32, or of float16 or bfloat16 in pairs.
 
+    Where ``spec.looks``, it sums again what three terms cannot tell.
+
     Parameters
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.spec.KernelSpec
@@ -61,19 +63,9 @@ def make_bulk_wgmma(spec):
     produce_boxes, produce_tap_rows = make_produce_boxes(spec), make_produce_tap_rows(spec)
     consume = make_consume(spec)
 
-    @kept_on_disk
-    @cuda.jit(launch_bounds=(THREADS, 1))
-    def bulk_wgmma_kernel(
-        b,  # in   the packed kernel
-        c,  # out  the other array
-        words,  # in   the tensor map of the gathered array
-        activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
-        images,
-        first,  # tile of this launch, in whole tiles
-        count,  # tiles of all blocks
-        later,  # cycles by which a block begins behind the one before it, of those that have the fewest tiles
-        waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
-    ):
+    @cuda.jit(device=True, inline="always")
+    def run_block(b, word_map, results, looked, first, count, later, waits):
+        """All roles of a block; ``word_map`` is where the tensor map lies, ``looked`` what ``sum_again`` reads."""
         shared = cuda.shared.array(0, np.float32)
         begin = shared_address(shared)
         start = aligned(begin, 128)
@@ -91,11 +83,45 @@ def make_bulk_wgmma(spec):
                 if waits > 1:
                     wait_for_last()  # the gathered array is there
                 stagger(tiles, later)
-                produce_boxes(shared, start, map_address(words, 0), tiles, first_tile)
+                produce_boxes(shared, start, word_map, tiles, first_tile)
             if warp == CONSUMERS + 1 and lane == 0:
                 produce_tap_rows(shared, start, b, tiles, first_tile, waits)
         else:
             more_registers(REGISTERS)
-            consume(shared, begin, start, tiles, first_tile, (c, activated, images), warp, lane)
+            consume(shared, begin, start, tiles, first_tile, results, looked, warp, lane)
 
-    return bulk_wgmma_kernel
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(THREADS, 1))
+    def bulk_wgmma_kernel(
+        b,  # in   the packed kernel
+        c,  # out  the other array
+        words,  # in   the tensor map of the gathered array
+        activated,  # out  the same behind an activation; in  what one was of, whose gradient c is; or c again
+        images,
+        first,  # tile of this launch, in whole tiles
+        count,  # tiles of all blocks
+        later,  # cycles by which a block begins behind the one before it, of those that have the fewest tiles
+        waits,  # 0 behind another product of the pass, 1 right behind the packing, 2 anywhere else
+    ):
+        results = c, activated, images
+        run_block(b, map_address(words, 0), results, (), first, count, later, waits)
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(THREADS, 1))
+    def bulk_wgmma_and_look_kernel(
+        b,
+        c,
+        words,
+        gathered,  # in   the two arrays as the pass reads them
+        kernel,
+        of,  # in   numbacaps.fused.guard.numbers_of
+        images,
+        first,
+        count,
+        later,
+        waits,
+    ):
+        results, looked = (c, c, images), (gathered, kernel, of)
+        run_block(b, map_address(words, 0), results, looked, first, count, later, waits)
+
+    return bulk_wgmma_and_look_kernel if spec.looks else bulk_wgmma_kernel

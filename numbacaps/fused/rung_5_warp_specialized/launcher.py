@@ -11,6 +11,7 @@ from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
 from numbacaps.device.upload import uploaded
+from numbacaps.fused.guard import numbers_of
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
@@ -32,7 +33,8 @@ class WarpSpecializedLauncher(PackingLauncher):
 
     One that follows another of its pass starts beside it: each has pixels of its own. The gradient of an
     activation it computes where a warpgroup has few enough pixels. ``read`` is the product as it reads a gathered array
-    that lies otherwise than in capsule layout.
+    that lies otherwise than in capsule layout. ``looked`` are the pass and its geometry where results of three terms are
+    looked through; there is no activation then.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class WarpSpecializedLauncher(PackingLauncher):
         activation=None,
         follows=False,
         read=None,
+        looked=None,
     ):
         if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
             activation = None
@@ -58,25 +61,34 @@ class WarpSpecializedLauncher(PackingLauncher):
         super().__init__(
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
         )
-        self._follows, self.terms = follows, terms
+        self._follows, self.terms, self.needs_guard = follows, terms, looked is None
+        if looked:
+            self._geometry = uploaded(numbers_of(looked[1]))
+            self._of = as_argument(self._geometry)
         count = bulk_tiles.tiles_of(tile, p, images, G)
         rest, part = bulk_tiles.choose_tail(tile, p, images, G, terms, multiprocessors())
-        which = (p, images, G, dtype, terms, self.epilogue, tile)
+        wanted = looked[0] if looked else ""
+        which = (p, images, G, dtype, terms, self.epilogue, wanted, tile)
         self._launches = [PersistentLaunch(*which, tile, 0, count - rest)]
         if rest:
             cut = rest * bulk_tiles.parts_of(tile, part)
             self._launches.append(PersistentLaunch(*which, part, count - rest, cut))
 
-    def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Launch the product on arrays as arguments."""
+    def multiply(
+        self, gathered, kernel, packed, result, activated, stream, ahead=False, unpacked=None
+    ):
+        """Launch the product on arrays as arguments; ``unpacked`` is the gathered array before its pixels were packed."""
         waits = 0 if self._follows else 2 if ahead else 1
+        behind = activated if self.needs_guard else (*(unpacked or gathered), *kernel, *self._of)
         for launch in self._launches:
-            launch(gathered, packed, result, activated, waits, stream)
+            launch(gathered, packed, result, behind, waits, stream)
             waits = 0  # it follows, too
 
     def __str__(self):
         last = "".join(f", the last {launch}" for launch in self._launches[1:])
-        return f"warp_specialized {self.tile}{last}, {self.terms} terms ({self.why}){self._behind}"
+        told = "" if self.needs_guard else ", looked through"
+        how = f"{self.tile}{last}, {self.terms} terms{told}"
+        return f"warp_specialized {how} ({self.why}){self._behind}"
 
 
 class PersistentLaunch:
@@ -88,28 +100,33 @@ class PersistentLaunch:
         As :func:`numbacaps.fused.rung_5_warp_specialized.tile.counted`.
     images, G, dtype, terms, epilogue
         As those of :class:`WarpSpecializedLauncher`.
+    looks : str
+        As of :class:`numbacaps.fused.rung_5_warp_specialized.spec.KernelSpec`.
     whole, tile : numbacaps.fused.rung_5_warp_specialized.tile.BulkTile
         ``first`` is counted in whole tiles, ``count`` in those of the launch.
     first, count : int
     """
 
-    def __init__(self, product, images, G, dtype, terms, epilogue, whole, tile, first, count):
+    def __init__(
+        self, product, images, G, dtype, terms, epilogue, looks, whole, tile, first, count
+    ):
         p, self.tile = product, tile
-        spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue)
+        spec = KernelSpec.of(p, G, dtype, terms, tile, whole, epilogue, looks)
         self._maps = TensorMaps(spec.box.tensor(p, images, G))
         self.shared = spec.rings.bytes
         kernel = make_bulk_wgmma(spec)
-        types = (sum_dtype(dtype), dtype, dtype)
+        behind = (dtype, dtype, np.int64) if looks else (dtype,)
+        types = (sum_dtype(dtype), dtype, *behind)
         compiled = Compiled(kernel, types, 5, self.shared, MAP_WORDS, early=True)
         self.grid = min(count, multiprocessors())
         self._launch = compiled.on(self.grid, tile.threads, self.shared)
         later = bulk_tiles.later(tile, p, G, terms, count, self.grid)
         self._counts = images, first, count, later
 
-    def __call__(self, gathered, packed, result, activated, waits, stream):
-        """Launch it on arrays as arguments; for ``waits`` see the kernel."""
+    def __call__(self, gathered, packed, result, behind, waits, stream):
+        """Launch it on arrays as arguments; for ``waits``, and the arrays ``behind`` the tensor map, see the kernel."""
         words = self._maps(gathered)
-        self._launch(stream, (*packed, *result, *words, *activated, *self._counts, waits))
+        self._launch(stream, (*packed, *result, *words, *behind, *self._counts, waits))
 
     def __str__(self):
         return f"{self._counts[2]} tiles of {self.tile.TH}x{self.tile.TW}"
@@ -119,7 +136,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
     """The same by TMA, which takes two tensor maps.
 
     Arrays that do not begin at a multiple of 16 bytes go through :class:`MmaSplitK`, or :class:`RegisterTilesSplitK` of
-    2 bytes an element, which is made when the first one comes.
+    2 bytes an element and where results are looked through, which is made when the first one comes.
 
     Parameters
     ----------
@@ -130,14 +147,19 @@ class WarpSpecializedSplitK(SplitKLauncher):
     why : str
     early : bool
         As that of :class:`numbacaps.device.compiled.Compiled`.
+    looked : tuple of (pass, numbacaps.geometry.Geometry), optional
+        Whose results of three terms are looked through.
     """
 
-    def __init__(self, product, images, G, size, dtype, terms, tile, strips, why, early=True):
+    def __init__(
+        self, product, images, G, size, dtype, terms, tile, strips, why, early=True, looked=None
+    ):
         p = product
-        self.tile, self.terms, self.why = tile, terms, why
+        self.tile, self.terms, self.why, self.needs_guard = tile, terms, why, looked is None
+        self._by_ordinary_arithmetic = dtype.itemsize == 2 or looked is not None
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits, window = strips.splits, Window.of(p)
-        if dtype.itemsize == 2:
+        if self._by_ordinary_arithmetic:
             others = RegisterTilesSplitK.cut(p, images, G, dtype)[2] * size
         else:
             others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
@@ -149,8 +171,13 @@ class WarpSpecializedSplitK(SplitKLauncher):
         sums = down * across * G * tile.sums(window.taps[1])
         self.partial_shape = {"partial": (max(strips.splits * sums, others),)}
         spec = ReductionSpec.of(p, G, dtype, terms, tile, strips)
-        add = make_add_tiles(spec)
-        compiled = Compiled(add, (np.float32, np.int64, dtype), 0, early=True)
+        types = [np.float32, np.int64, dtype]
+        if looked:
+            self._geometry = uploaded(numbers_of(looked[1]))
+            self._of = as_argument(self._geometry)
+            types += [dtype, dtype, np.int64]
+        add = make_add_tiles(spec, looked[0] if looked else "")
+        compiled = Compiled(add, types, 0, early=True)
         self._add = compiled.on(ceil_div(sums // 4, fours_of_block(strips.splits)), ADD_THREADS)
         self._table = as_argument(self.table)
         self.shared = spec.rings.bytes
@@ -162,7 +189,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
 
     @cached_property
     def _unaligned(self):
-        if self.tile.PAIR > 1:
+        if self._by_ordinary_arithmetic:
             return RegisterTilesSplitK(*self._ordinary[:-1])
         return MmaSplitK(*self._ordinary)
 
@@ -172,8 +199,10 @@ class WarpSpecializedSplitK(SplitKLauncher):
             self._unaligned.reduce(x, dy, dw, partial, stream)
             return
         self._launch(stream, (*partial, *self._table, *self._maps(x, dy)))
-        self._add(stream, (*partial, *self._table, *dw))
+        looked = () if self.needs_guard else (*x, *dy, *self._of)
+        self._add(stream, (*partial, *self._table, *dw, *looked))
 
     def __str__(self):
         terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
+        terms += "" if self.needs_guard else ", looked through"
         return f"warp_specialized_split_k {self.tile}, {terms}, {self.splits} splits ({self.why})"

@@ -37,16 +37,20 @@ class PackedLauncher(Launcher):
         The tile of each product, and why it was chosen.
     terms : int
         1, or 3 of float32.
+    looked : tuple of (pass, numbacaps.geometry.Geometry), optional
+        Whose results of three terms are looked through.
     """
 
     packs_alone = False  # pixels lie beside it
 
-    def __init__(self, products, images, G, dtype, how, terms):
+    def __init__(self, products, images, G, dtype, how, terms, looked=None):
+        self.needs_guard = looked is None
         self._parts, self._begins, self.packed = [], [], 0
         for product, (tile, why) in zip(products, how):
             follows, read = bool(self._parts), of_capsules(product, G, dtype)
             which = product, images, G, dtype, tile, why, terms
-            self._parts.append(WarpSpecializedLauncher(*which, follows=follows, read=read))
+            made = WarpSpecializedLauncher(*which, follows=follows, read=read, looked=looked)
+            self._parts.append(made)
             self._begins.append(self.packed)
             self.packed += round_up(self._parts[-1].packed, CHUNK // _WORDS.itemsize)
         self._dtype, self._pixels_at, first = dtype, self.packed, products[0]
@@ -75,7 +79,8 @@ class PackedLauncher(Launcher):
         self._pixels(gathered, pixels, 0, stream)
         for part, begin in zip(self._parts, self._begins):
             room = seen_as(packed, _WORDS, begin)
-            part.multiply(pixels, kernel, room, result, result, stream, ahead=True)
+            arrays = pixels, kernel, room, result, result
+            part.multiply(*arrays, stream, ahead=True, unpacked=gathered)
 
     def __str__(self):
         parts = (str(part).removeprefix("warp_specialized ") for part in self._parts)

@@ -43,6 +43,8 @@ class KernelSpec:
     dtype : numpy.dtype
         Of the arrays; sums are of float32.
     epilogue : numbacaps.fused.epilogue.Epilogue
+    looks : str
+        The pass, a key of :data:`numbacaps.fused.guard.SUMS`, whose results of three terms are looked through; "" if none are.
     """
 
     pixels: Pixels
@@ -62,9 +64,10 @@ class KernelSpec:
     terms: int
     dtype: np.dtype
     epilogue: Epilogue
+    looks: str = ""
 
     @classmethod
-    def of(cls, product, G, dtype, terms, tile, whole=None, epilogue=Epilogue()):
+    def of(cls, product, G, dtype, terms, tile, whole=None, epilogue=Epilogue(), looks=""):
         """The record of a product as :func:`numbacaps.fused.rung_5_warp_specialized.tile.counted`."""
         p, box = product, Box.of(product, G, tile)
         return cls(
@@ -85,6 +88,7 @@ class KernelSpec:
             terms=terms,
             dtype=dtype,
             epilogue=epilogue,
+            looks=looks,
         )
 
     @property

@@ -141,7 +141,7 @@ FAULTS = [
     ),
     Fault(
         "sums that three terms cannot tell stay as they are",
-        "numbacaps/fused/mma_sync/again.py",
+        "numbacaps/fused/told.py",
         "told &= is_told(acc[i])",
         "told |= is_told(acc[i])",
         f"{_MMA_SYNC} -k cannot_tell",
@@ -152,6 +152,20 @@ FAULTS = [
         "value = a[at(base + table[at(tap)] + k % EACH)]",
         "value = a[at(base + table[at(tap)] + (k + 1) % EACH)]",
         f"{_MMA_SYNC} -k cannot_tell",
+    ),
+    Fault(
+        "results of warpgroups are not looked through",
+        "numbacaps/fused/rung_5_warp_specialized/consumer.py",
+        "if not all_told(acc, ALL_SUMS):",
+        "if False:",
+        f"{_HOPPER} -k test_what_cannot_be_told_is_summed_again[odd-forward]",
+    ),
+    Fault(
+        "sums of tiles are not looked through",
+        "numbacaps/fused/rung_5_warp_specialized/add_tiles.py",
+        "if not is_told(whole):",
+        "if False:",
+        f"{_HOPPER} -k kernel_gradient_that_cannot",
     ),
     Fault(
         "sums of splits are not looked through",
