@@ -19,7 +19,6 @@ from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
 from numbacaps.fused.choose_input import choose_input, columns_of_few, is_ordinary
-from numbacaps.fused.guard import Guard
 from numbacaps.fused.precision import AUTO, chosen_for
 
 _KEPT = 64  # geometries whose tables stay on the GPU
@@ -53,7 +52,6 @@ class FusedPasses(Passes):
         self.choices = {}  # pass to list of Choice
         self._made = {}  # pass to what a call of it launches
         self._exact = set()  # passes whose results are looked through
-        self._guards = {}  # pass to what does that behind its products, or None
 
     def _launcher(self, wanted, chosen):
         """The launcher of a choice, its time counted."""
@@ -95,15 +93,6 @@ class FusedPasses(Passes):
     def _looked(self, wanted):
         """The pass and its geometry where its results are looked through; None where they are not."""
         return (wanted, self.geometry) if wanted in self._exact else None
-
-    def _guard(self, wanted, launchers):
-        """What looks through the results of a pass behind its products; None where nothing has to."""
-        if wanted not in self._guards:
-            has_to = wanted in self._exact and any(one.needs_guard for one in launchers)
-            size = prod(self._result_of(wanted))
-            made = Guard(wanted, self.geometry, size) if has_to else None
-            return self._guards.setdefault(wanted, made)  # another thread may have been first
-        return self._guards[wanted]
 
     @property
     def _is_backward(self):
@@ -166,10 +155,9 @@ class FusedPasses(Passes):
     def make_ready(self, room):
         """Compile every pass, and allocate its workspace."""
         for wanted in ("forward", "input"):
-            _, shapes, _ = self._launches(wanted)
+            _, shapes = self._launches(wanted)
             room[wanted].arguments(shapes, self.sums)
         room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
-        self._guard("backward_kernel", [self.kernel_launcher])
 
     def _launches(self, wanted):
         """What a call of a pass, "forward" or "input", launches.
@@ -179,23 +167,21 @@ class FusedPasses(Passes):
         launchers : list
         shapes : dict
             Of the workspaces of those that pack, by their numbers.
-        guard : numbacaps.fused.guard.Guard or None
         """
         made = self._made.get(wanted)
         if made is None:
             is_forward = wanted == "forward"
             launchers = self.forward_launchers if is_forward else self.input_launchers
             shapes = {i: (one.packed,) for i, one in enumerate(launchers) if one.packed}
-            guard = self._guard("forward" if is_forward else "backward_input", launchers)
-            made = self._made.setdefault(wanted, (launchers, shapes, guard))
+            made = self._made.setdefault(wanted, (launchers, shapes))
         return made
 
     def packs(self, wanted):
-        launchers, shapes, _ = self._launches(wanted)
+        launchers, shapes = self._launches(wanted)
         return bool(shapes) and all(launchers[i].packs_alone for i in shapes)
 
     def pack(self, wanted, w, *, stream, room):
-        launchers, shapes, _ = self._launches(wanted)
+        launchers, shapes = self._launches(wanted)
         places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
         (w,) = runs(self.geometry, w=w)
         for i, place in places.items():
@@ -246,7 +232,7 @@ class FusedPasses(Passes):
 
     def _launch(self, wanted, gathered, kernel, result, activated, stream, room, packed):
         """Launch the products of a pass on arguments: first all packing, which goes on side by side."""
-        launchers, shapes, guard = self._launches(wanted)
+        launchers, shapes = self._launches(wanted)
         places, stream = room[wanted].arguments(shapes, self.sums), launch_stream(stream)
         ready = [one.ready_for(gathered, kernel, result, activated) for one in launchers]
         if not packed:
@@ -254,8 +240,6 @@ class FusedPasses(Passes):
                 ready[i].pack(kernel, place, stream)
         for i, launcher in enumerate(ready):
             launcher.multiply(gathered, kernel, places.get(i), result, activated, stream, packed)
-        if guard:
-            guard(gathered, kernel, result, stream)
 
     def _reduce(self, x, dy, dw, stream, room):
         """Launch the product of the kernel's gradient on arguments."""
@@ -263,9 +247,6 @@ class FusedPasses(Passes):
         place = room["kernel"].arguments(launcher.partial_shape, self.sums)
         stream = launch_stream(stream)
         launcher.reduce(x, dy, dw, place.get("partial"), stream)
-        guard = self._guard("backward_kernel", [launcher])
-        if guard:
-            guard(x, dy, dw, stream)
 
     def explain(self):
         """Each kernel that runs: its tile, why it was chosen, and what forces it; what making them ready took.
@@ -283,8 +264,6 @@ class FusedPasses(Passes):
             of = f", part {{}} of {len(some)}" if len(some) > 1 else ""
             for i, one in enumerate(zip(some, self.choices[wanted]), 1):
                 lines.append(_told(wanted + of.format(i), *one))
-            if self._guard(wanted, some):
-                lines.append(told(f"{wanted}: results looked through", why="precision is 'auto'"))
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
     def explain_forward(self):

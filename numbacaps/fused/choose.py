@@ -72,7 +72,7 @@ class Job:
     result : int
         Elements of the array that a gathering product writes to, or writes a part of.
     looked : tuple of (pass, numbacaps.geometry.Geometry), optional
-        The pass whose results are looked through, by the launch that has them last where that can.
+        The pass whose results of three terms are looked through by the launch that has them last.
     """
 
     product: implicit_gemm.Product
@@ -402,6 +402,8 @@ def _register_tiles_split_k(job, tile=None):
 def _mma_split_k(job, tile=None):
     if job.precision not in TERMS or tile is not None:
         raise NotPossible("mma_split_k takes precision 'tf32' or 'tf32x3', and chooses its tile")
+    if job.looked:
+        raise NotPossible("mma_split_k does not look through its results, as precision 'auto' does")
     terms, M = TERMS[job.precision], job.product.M(job.images)
     chosen, _, _, why = mma_tiles.choose_tile(job.product, M, job.G, terms)
     make = partial(MmaSplitK, *job.operands[:3], job.size, job.dtype, terms)
@@ -460,7 +462,8 @@ def choose_split_k(job, rung=None, tile=None):
             return fast
     if found:
         return found
-    return _mma_split_k(job) if on_tensor_cores else _register_tiles_split_k(job)
+    by_rung_4 = on_tensor_cores and not job.looked
+    return _mma_split_k(job) if by_rung_4 else _register_tiles_split_k(job)
 
 
 def split_k_beside(geometries, dtype, precision):

@@ -54,7 +54,6 @@ class ClearLauncher(Launcher):
     """
 
     packed = 0
-    needs_guard = False  # zeros can be told
 
     def __init__(self, size, dtype, differentiates):
         self._size, self._dtype = size, dtype

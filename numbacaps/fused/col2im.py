@@ -22,8 +22,8 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, ceil_div
 from numbacaps.device.target import at, cuda
 from numbacaps.device.upload import uploaded
-from numbacaps.fused import guard
-from numbacaps.fused.guard import SUMS
+from numbacaps.fused import anew
+from numbacaps.fused.anew import SUMS
 from numbacaps.fused.told import is_told
 
 MOST_BYTES = 256 << 20  # of columns
@@ -205,7 +205,7 @@ def make_col2im_and_look():
         of,  # in   numbers_of
         dy,  # in   (N, P, OH, OW, G, D1, D3)
         w,  # in   (P, C, KH, KW, G, D2, D3)
-        of_sums,  # in   numbacaps.fused.guard.numbers_of
+        of_sums,  # in   numbacaps.fused.anew.numbers_of
         splits,
         size,  # elements of a split
     ):
@@ -248,7 +248,7 @@ class Col2im:
         grid = ceil_div(g.N * g.H * g.W * g.G * g.D1 * lanes_of(g), THREADS)
         kernel, types = make_col2im(dtype), (float32, dtype, np.int64)
         if looks:
-            self._numbers.append(uploaded(guard.numbers_of(geometry)))
+            self._numbers.append(uploaded(anew.numbers_of(geometry)))
             kernel, types = make_col2im_and_look(), (*types, float32, float32, np.int64)
         self._arguments = [as_argument(one) for one in self._numbers]
         self._launch = Compiled(kernel, types, 2, early=True).on(grid, THREADS)

@@ -28,13 +28,10 @@ class Launcher:
     ----------
     epilogue : numbacaps.fused.epilogue.Epilogue
         It ``activates`` where the kernel computes the activation too, ``differentiates`` where its gradient.
-    needs_guard : bool
-        What three terms cannot tell is in its results; it does not sum it again by itself.
     packs_alone : bool
         Its workspace holds the packed kernel and nothing that a call writes, so calls on several streams can read it.
     """
 
-    needs_guard = True
     packs_alone = True
 
     def __init__(self, activation, product, columns, lanes):
@@ -67,15 +64,7 @@ class Launcher:
 
 
 class SplitKLauncher:
-    """What the products of the kernel's gradient have in common: how they are launched alone.
-
-    Attributes
-    ----------
-    needs_guard : bool
-        As of :class:`Launcher`.
-    """
-
-    needs_guard = True
+    """What the products of the kernel's gradient have in common: how they are launched alone."""
 
     def __call__(self, x, dy, dw, stream, partial):
         """Launch it alone on runs of elements; ``partial`` is room for the splits' sums, None where it takes none."""

@@ -5,7 +5,7 @@ where ordinary arithmetic gives an infinity, three terms give NaN. Numbers near 
 split; of very small ones the low part is lost. All of that shows in the result: it is not finite, or smaller than
 :data:`SMALLEST`. The kernels of ``mma_sync`` look through their own sums (:mod:`numbacaps.fused.mma_sync.again`), and so do
 those that add up their splits or columns; behind all others a kernel reads every result once
-(:mod:`numbacaps.fused.guard`). To sum again is slow, and numbers of everyday sizes do not need it.
+(:mod:`numbacaps.fused.anew`). To sum again is slow, and numbers of everyday sizes do not need it.
 """
 
 import numpy as np

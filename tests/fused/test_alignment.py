@@ -110,6 +110,6 @@ def test_of_a_sum_over_images_whose_results_are_looked_through():
     which = _FORWARD, _G.N, _G.G, int(np.prod(_G.kernel_shape)), _F4
     found = split_k_tile.choose_tile(_FORWARD, _G.N, _G.G, 3, pair=1)
     reduce = specialized.WarpSpecializedSplitK(*which, 3, *found, looked=("backward_kernel", _G))
-    assert isinstance(reduce._unaligned, RegisterTilesSplitK) and not reduce.needs_guard
+    assert isinstance(reduce._unaligned, RegisterTilesSplitK)
     (room,) = reduce.partial_shape["partial"]
     assert room >= np.prod(RegisterTilesSplitK(*which).partial_shape.get("partial", (0,)))

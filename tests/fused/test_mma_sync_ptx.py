@@ -24,7 +24,6 @@ from numbacaps.fused.mma_sync import split_k_tile, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import (
     ADD_AND_LOOK,
-    GUARDS,
     WARP_HELPERS,
     lets_the_next_start_late,
     warp_ptx,
@@ -186,18 +185,6 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
         assert ("griddepcontrol" in text) == (cc >= (9, 0)) and lets_the_next_start_late(text)
         if name not in ("add_splits", "col2im"):
             assert re.search(r"st\.global\.v(4\.|2\.b64)", text)  # 16 bytes
-
-
-@pytest.mark.slow(but=["forward"])
-@pytest.mark.parametrize("wanted", GUARDS)
-def test_what_looks_through_results(wanted):
-    """It reads results by ordinary loads, several at once, and sums anew in float64, in a fixed order."""
-    text = GUARDS[wanted](np.dtype(np.float32), (9, 0))
-    assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
-    assert "fma.rn.f64" in text and "griddepcontrol.wait" in text and lets_the_next_start_late(text)
-    behind = text.split("griddepcontrol.wait")[1]
-    before_sums = behind[: behind.index(".f64")]
-    assert before_sums.count("ld.global.f32") >= 8
 
 
 @pytest.mark.slow(but=["forward"])

@@ -18,10 +18,10 @@ from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
+from numbacaps.fused.anew import SUMS
 from numbacaps.fused.clear import make_clear
 from numbacaps.fused.col2im import make_col2im, make_col2im_and_look
 from numbacaps.fused.epilogue import fit
-from numbacaps.fused.guard import make_guard
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.again import make_sum_again, make_sum_pixels_again
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
@@ -296,19 +296,13 @@ WARP_HELPERS = {
         make_clear(dtype, CHUNK // dtype.itemsize), (dtype,), 1, cc
     ),
 }
-GUARDS = {
-    wanted: lambda dtype, cc, wanted=wanted: _of_dtypes(
-        make_guard(wanted), (dtype, dtype, dtype, np.int64), 1, cc
-    )
-    for wanted in ("forward", "backward_input", "backward_kernel")
-}
 # What adds up sums of three terms and looks through them: PTX for a compute capability.
 _F4 = np.float32
 ADD_AND_LOOK = {
     wanted: lambda cc, wanted=wanted: _of_dtypes(
         warp_sums.make_add_and_look(wanted), (_F4, _F4, _F4, _F4, np.int64), 2, cc
     )
-    for wanted in GUARDS
+    for wanted in SUMS
 } | {
     "columns": lambda cc: _of_dtypes(
         make_col2im_and_look(), (_F4, _F4, np.int64, _F4, _F4, np.int64), 2, cc
@@ -316,7 +310,7 @@ ADD_AND_LOOK = {
 }
 # Compiled in test_mma_sync_ptx.
 WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
-WARPS |= {warp_sums.make_add_splits, make_guard, make_col2im, make_clear}
+WARPS |= {warp_sums.make_add_splits, make_col2im, make_clear}
 WARPS |= {warp_sums.make_add_and_look, make_col2im_and_look}
 WARPS |= {make_sum_again, make_sum_pixels_again}  # inside of the first two
 

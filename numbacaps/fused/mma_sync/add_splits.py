@@ -14,7 +14,7 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import at, cuda
 from numbacaps.device.upload import uploaded
-from numbacaps.fused.guard import SUMS, numbers_of
+from numbacaps.fused.anew import SUMS, numbers_of
 from numbacaps.fused.told import is_told
 
 _FLOAT32 = np.dtype(np.float32)
@@ -72,7 +72,7 @@ def make_add_and_look(wanted):
     def add_and_look_kernel(
         partial,  # in   (splits, size)
         out,  # out  (size,)
-        a,  # in   what the pass reads, as :mod:`numbacaps.fused.guard` has it
+        a,  # in   what the pass reads, as :mod:`numbacaps.fused.anew` has it
         b,
         of,  # in   numbers_of(geometry)
         splits,

@@ -190,8 +190,9 @@ class MmaSyncLauncher(Launcher):
         return self._made(1, 1, False, TILES[self.terms][-1])
 
     @property
-    def needs_guard(self):
-        return self.terms != 3 or (self._finish is not None and not self._finish.looks)
+    def looks(self):
+        """Whether it sums again what three terms cannot tell."""
+        return self.terms == 3 and (self._finish is None or self._finish.looks)
 
     def ready_for(self, *arrays):
         """Itself: it takes every array."""
@@ -222,7 +223,7 @@ class MmaSyncLauncher(Launcher):
             self._finish(packed, result, read, stream)
 
     def __str__(self):
-        told = "" if self.needs_guard else ", looked through"
+        told = ", looked through" if self.looks else ""
         terms = f", {self.terms} terms{told}" if self.terms > 1 else ""
         packs = f", {' and '.join(self.packs)} packed" if self.packs else ""
         return f"mma_sync {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"

@@ -169,8 +169,9 @@ class MmaSyncSplitK(SplitKLauncher):
         return self._made(CHUNK // self._dtype.itemsize, CHUNK // self._dtype.itemsize, False)
 
     @property
-    def needs_guard(self):
-        return self.terms != 3 or (self._finish is not None and not self._finish.looks)
+    def looks(self):
+        """Whether it sums again what three terms cannot tell."""
+        return self.terms == 3 and (self._finish is None or self._finish.looks)
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is its workspace."""
@@ -193,7 +194,7 @@ class MmaSyncSplitK(SplitKLauncher):
             self._finish(partial, dw, read, stream)
 
     def __str__(self):
-        told = "" if self.needs_guard else ", looked through"
+        told = ", looked through" if self.looks else ""
         terms = f", {self.terms} terms{told}" if self.terms > 1 else ""
         packs = ", operands packed" if self.packs else ""
         return f"mma_sync_split_k {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"

@@ -28,7 +28,6 @@ class RegisterTilesLauncher(Launcher):
     """
 
     packed = 0  # elements of workspace
-    needs_guard = False  # ordinary arithmetic
 
     def __init__(self, product, images, G, dtype, activation=None, chosen=None):
         self.M = product.M(images)
@@ -99,8 +98,6 @@ class RegisterTilesSplitK(SplitKLauncher):
         ``size`` elements of the kernel.
     dtype : numpy.dtype
     """
-
-    needs_guard = False
 
     def __init__(self, product, images, G, size, dtype):
         self.M = product.M(images)

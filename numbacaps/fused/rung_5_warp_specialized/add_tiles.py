@@ -16,7 +16,7 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused import guard
+from numbacaps.fused import anew
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS, ADDED
 from numbacaps.fused.told import is_told
 
@@ -54,7 +54,7 @@ def make_add_tiles(spec, looks=""):
     ROUNDS = specialized(ceil_div(spec.strips.splits, LANES))
     ZERO = np.float32(0)
     _, write = conversions(spec.dtype)
-    LOOKS, sum_at = bool(looks), guard.SUMS[looks] if looks else None
+    LOOKS, sum_at = bool(looks), anew.SUMS[looks] if looks else None
 
     @cuda.jit(device=True, inline="always")
     def add_tiles(partial, table, dw, looked):
@@ -127,9 +127,9 @@ def make_add_tiles(spec, looks=""):
         partial,
         table,
         dw,
-        x,  # in   what the pass reads, as numbacaps.fused.guard has it
+        x,  # in   what the pass reads, as numbacaps.fused.anew has it
         dy,
-        of,  # in   numbacaps.fused.guard.numbers_of
+        of,  # in   numbacaps.fused.anew.numbers_of
     ):
         add_tiles(partial, table, dw, (x, dy, of))
 

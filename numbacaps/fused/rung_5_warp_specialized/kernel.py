@@ -114,7 +114,7 @@ def make_bulk_wgmma(spec):
         words,
         gathered,  # in   the two arrays as the pass reads them
         kernel,
-        of,  # in   numbacaps.fused.guard.numbers_of
+        of,  # in   numbacaps.fused.anew.numbers_of
         images,
         first,
         count,

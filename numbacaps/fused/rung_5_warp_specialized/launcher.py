@@ -11,7 +11,7 @@ from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.tensor_map import MAP_WORDS, TensorMaps
 from numbacaps.device.upload import uploaded
-from numbacaps.fused.guard import numbers_of
+from numbacaps.fused.anew import numbers_of
 from numbacaps.fused.launcher import SplitKLauncher
 from numbacaps.fused.packing_launcher import PackingLauncher
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesSplitK
@@ -61,7 +61,7 @@ class WarpSpecializedLauncher(PackingLauncher):
         super().__init__(
             *(product, images, G, dtype, tile, why, depth, run, parts, activation, follows)
         )
-        self._follows, self.terms, self.needs_guard = follows, terms, looked is None
+        self._follows, self.terms, self.looks = follows, terms, looked is not None
         if looked:
             self._geometry = uploaded(numbers_of(looked[1]))
             self._of = as_argument(self._geometry)
@@ -79,14 +79,16 @@ class WarpSpecializedLauncher(PackingLauncher):
     ):
         """Launch the product on arrays as arguments; ``unpacked`` is the gathered array before its pixels were packed."""
         waits = 0 if self._follows else 2 if ahead else 1
-        behind = activated if self.needs_guard else (*(unpacked or gathered), *kernel, *self._of)
+        behind = activated
+        if self.looks:
+            behind = *(unpacked or gathered), *kernel, *self._of
         for launch in self._launches:
             launch(gathered, packed, result, behind, waits, stream)
             waits = 0  # it follows, too
 
     def __str__(self):
         last = "".join(f", the last {launch}" for launch in self._launches[1:])
-        told = "" if self.needs_guard else ", looked through"
+        told = ", looked through" if self.looks else ""
         how = f"{self.tile}{last}, {self.terms} terms{told}"
         return f"warp_specialized {how} ({self.why}){self._behind}"
 
@@ -155,7 +157,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
         self, product, images, G, size, dtype, terms, tile, strips, why, early=True, looked=None
     ):
         p = product
-        self.tile, self.terms, self.why, self.needs_guard = tile, terms, why, looked is None
+        self.tile, self.terms, self.why, self.looks = tile, terms, why, looked is not None
         self._by_ordinary_arithmetic = dtype.itemsize == 2 or looked is not None
         self._ordinary = (p, images, G, size, dtype, terms)
         self.splits, window = strips.splits, Window.of(p)
@@ -199,10 +201,10 @@ class WarpSpecializedSplitK(SplitKLauncher):
             self._unaligned.reduce(x, dy, dw, partial, stream)
             return
         self._launch(stream, (*partial, *self._table, *self._maps(x, dy)))
-        looked = () if self.needs_guard else (*x, *dy, *self._of)
+        looked = (*x, *dy, *self._of) if self.looks else ()
         self._add(stream, (*partial, *self._table, *dw, *looked))
 
     def __str__(self):
         terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
-        terms += "" if self.needs_guard else ", looked through"
+        terms += ", looked through" if self.looks else ""
         return f"warp_specialized_split_k {self.tile}, {terms}, {self.splits} splits ({self.why})"

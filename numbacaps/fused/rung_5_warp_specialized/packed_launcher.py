@@ -44,7 +44,6 @@ class PackedLauncher(Launcher):
     packs_alone = False  # pixels lie beside it
 
     def __init__(self, products, images, G, dtype, how, terms, looked=None):
-        self.needs_guard = looked is None
         self._parts, self._begins, self.packed = [], [], 0
         for product, (tile, why) in zip(products, how):
             follows, read = bool(self._parts), of_capsules(product, G, dtype)

@@ -44,7 +44,7 @@ class KernelSpec:
         Of the arrays; sums are of float32.
     epilogue : numbacaps.fused.epilogue.Epilogue
     looks : str
-        The pass, a key of :data:`numbacaps.fused.guard.SUMS`, whose results of three terms are looked through; "" if none are.
+        The pass, a key of :data:`numbacaps.fused.anew.SUMS`, whose results of three terms are looked through; "" if none are.
     """
 
     pixels: Pixels

@@ -10,7 +10,7 @@ import numpy as np
 from numbacaps.device.instructions import short, unforeseen
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.fused.guard import SUMS
+from numbacaps.fused.anew import SUMS
 from numbacaps.fused.rung_5_warp_specialized.addressing import make_place_of_column
 from numbacaps.fused.told import is_told
 
@@ -18,7 +18,7 @@ from numbacaps.fused.told import is_told
 def make_sum_again(spec):
     """Device function ``sum_again(c, looked, images, place, thread)`` of a consumer's thread.
 
-    ``looked`` is what the pass reads, as :mod:`numbacaps.fused.guard` has it: two arrays and the numbers of the geometry.
+    ``looked`` is what the pass reads, as :mod:`numbacaps.fused.anew` has it: two arrays and the numbers of the geometry.
     """
     pixels, sums, tile = spec.pixels, spec.pixel_sums, spec.tile
     PIXEL_SUMS, ALL_SUMS, BN = map(specialized, (sums, sums * tile.PW, tile.BN))

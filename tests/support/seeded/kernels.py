@@ -172,14 +172,14 @@ FAULTS = [
         "numbacaps/fused/mma_sync/add_splits.py",
         "if not is_told(total):",
         "if False:",
-        "tests/fused/test_guard.py -k sums_of_splits",
+        "tests/fused/test_told.py -k sums_of_splits",
     ),
     Fault(
         "sums of columns are not looked through",
         "numbacaps/fused/col2im.py",
         "if not is_told(dx[at(place)]):",
         "if False:",
-        "tests/fused/test_guard.py -k infinite_columns",
+        "tests/fused/test_told.py -k infinite_columns",
     ),
     Fault(
         "columns of a pixel's first tap alone are added",

@@ -1,23 +1,13 @@
-"""Results of three terms looked through behind a product, and summed again where they cannot be told.
+"""One result of a pass summed anew, in float64, from the arrays as they lie: for results that three terms cannot tell.
 
-A kernel behind the product reads every result once; those that :func:`numbacaps.fused.told.is_told` does not know it sums
-anew, in float64, each by one thread. One kernel a pass serves all geometries: what it has to know of one stands in an array.
+Which those are :mod:`numbacaps.fused.told` says. The kernels that have results last sum them: each by one thread, by the
+functions here. One function a pass serves all geometries: what it has to know of one stands in an array.
 """
-
-from functools import cache
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, as_argument
-from numbacaps.device.instructions import let_next_start, wait_for_last
-from numbacaps.device.kernel_cache import kept_on_disk
-from numbacaps.device.launch import BLOCKS, THREADS, ceil_div
 from numbacaps.device.target import at, cuda
-from numbacaps.device.upload import uploaded
-from numbacaps.fused.told import is_told
 
-_EACH = 8  # results that a thread reads at once
-_FLOAT32 = np.dtype(np.float32)
 # Where the numbers of a geometry stand in their array.
 C, P, H, W, KH, KW, OH, OW, SH, SW, PH, PW, DH, DW, G, D1, D2, D3, N = range(19)
 
@@ -128,68 +118,3 @@ def _kernel_at(i, x, dy, of):
 
 # Pass to the device function that sums one of its results anew.
 SUMS = {"forward": _forward_at, "backward_input": _input_at, "backward_kernel": _kernel_at}
-
-
-@cache
-def make_guard(wanted):
-    """Kernel that looks through the results of a pass; ``wanted`` is a key of ``SUMS``."""
-    sum_at = SUMS[wanted]
-    EACH, ZERO = _EACH, np.float32(0)
-
-    @kept_on_disk
-    @cuda.jit
-    def guard_kernel(
-        a,  # in   x, or dy for the input's gradient
-        b,  # in   w, or dy for the kernel's
-        result,  # in/out
-        of,  # in   numbers_of(geometry)
-        size,  # of the result
-    ):
-        held = cuda.local.array(EACH, np.float32)
-        block, thread = np.int64(cuda.blockDim.x), np.int64(cuda.threadIdx.x)
-        begin = np.int64(cuda.blockIdx.x) * block * EACH
-        wait_for_last()  # the results are there
-        let_next_start()
-        while begin < size:
-            first = begin + thread
-            if begin + block * EACH <= size:  # without conditions all loads are under way together
-                for each in range(EACH):
-                    held[each] = result[at(first + each * block)]
-            else:
-                for each in range(EACH):
-                    i = first + each * block
-                    held[each] = result[at(i)] if i < size else ZERO
-            told = True
-            for each in range(EACH):
-                told &= is_told(held[each])
-            if not told:
-                for i in range(first, min(size, first + EACH * block), block):
-                    if not is_told(result[at(i)]):
-                        result[at(i)] = np.float32(sum_at(i, a, b, of))
-            begin += np.int64(cuda.gridDim.x) * block * EACH
-
-    return guard_kernel
-
-
-class Guard:
-    """The launch that looks through the results of a pass of a geometry.
-
-    Parameters
-    ----------
-    wanted : str
-        "forward", "backward_input" or "backward_kernel".
-    geometry : numbacaps.geometry.Geometry
-    size : int
-        Elements of the result.
-    """
-
-    def __init__(self, wanted, geometry, size):
-        self._numbers = uploaded(numbers_of(geometry))
-        types = (_FLOAT32, _FLOAT32, _FLOAT32, np.int64)
-        blocks = min(BLOCKS, ceil_div(size, THREADS * _EACH))
-        self._launch = Compiled(make_guard(wanted), types, 1, early=True).on(blocks, THREADS)
-        self._always = *as_argument(self._numbers), size
-
-    def __call__(self, a, b, result, stream):
-        """Launch it on arrays as arguments, behind what wrote the result on the stream."""
-        self._launch(stream, (*a, *b, *result, *self._always))
