@@ -3,9 +3,9 @@
 In three terms of TF32 a float32 is the sum of a high and a low part. Of an infinity and of a NaN the low part is none:
 where ordinary arithmetic gives an infinity, three terms give NaN. Numbers near float32's largest overflow as they are
 split; of very small ones the low part is lost. All of that shows in the result: it is not finite, or smaller than
-:data:`SMALLEST`. The kernels of ``mma_sync`` look through their own sums (:mod:`numbacaps.fused.mma_sync.again`), and so do
-those that add up their splits or columns; behind all others a kernel reads every result once
-(:mod:`numbacaps.fused.anew`). To sum again is slow, and numbers of everyday sizes do not need it.
+:data:`SMALLEST`. The kernel that has results last looks through them: a product itself, or what adds up its splits or
+columns, by :mod:`numbacaps.fused.anew`; ``mma_sync`` by :mod:`numbacaps.fused.mma_sync.again`. To sum again is slow, and
+numbers of everyday sizes do not need it.
 """
 
 import numpy as np
