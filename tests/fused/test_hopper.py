@@ -211,7 +211,7 @@ def test_kernel_gradient(case, rng):
     _check(dw, oracle(g, x, w, dy)[2], sums(g)[2], name, terms)
 
 
-# Stores that neighbours exchange, columns that fill no warpgroup, images that fill no 64 rows, groups, residues.
+# Stores that neighbours exchange (narrow, dx), columns that fill no warpgroup, images that fill no 64 rows, groups, residues.
 LOOKED = {
     "narrow": Geometry(17, 4, 4, 3, 4, 2, 2, 1, 2, 2, 2),
     "odd": Geometry(5, 4, 4, 3, 4, 2, 2, 1, 4, 4, 3),
@@ -244,13 +244,28 @@ def _told_alike(have, want):
     assert not np.isfinite(want).all() and (tiny & (want != 0)).any()
 
 
-@pytest.mark.slow(but=["odd-forward", "groups-backward_input"])
+@pytest.mark.slow(but=["odd-forward", "groups-backward_input", "narrow-backward_input"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
 @pytest.mark.parametrize("wanted", ["forward", "backward_input"])
 @pytest.mark.parametrize("case", LOOKED)
 def test_what_cannot_be_told_is_summed_again(case, wanted, rng):
-    g, dtype = LOOKED[case], np.dtype(np.float32)
-    forward = wanted == "forward"
+    _check_looked(LOOKED[case], wanted, rng, packed=case == "packed")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+def test_what_cannot_be_told_is_summed_again_in_parts_of_tiles(monkeypatch, rng):
+    quick = replace(bulk_tiles.GH100, first_cycles=0)
+    monkeypatch.setattr(bulk_tiles, "GH100", quick)
+    chosen = bulk_tiles.BulkTile(2, 1, 1, 1, 48), "the test's"
+    g = Geometry(8, 4, 18, 3, 4, 2, 2, 1, 8, 4, 8)
+    (gather,) = _check_looked(g, "forward", rng, chosen)
+    assert "the last 2 tiles of 1x1" in str(gather)
+
+
+def _check_looked(g, wanted, rng, chosen=None, packed=False):
+    """Check a pass that looks through its results, in the tile that is chosen for it or in this one; its launchers."""
+    forward, dtype = wanted == "forward", np.dtype(np.float32)
     products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
     read = (g.input_shape if forward else g.output_shape), g.kernel_shape
     gathered, kernel = (to_device(one.ravel()) for one in _spoilt(g, read, rng))
@@ -258,20 +273,23 @@ def test_what_cannot_be_told_is_summed_again(case, wanted, rng):
     have, want = nan(size, np.float32), nan(size, np.float32)
     for product in products:
         RegisterTilesLauncher(product, g.N, g.G, dtype)(gathered, kernel, want, 0, None)
-    if case == "packed":
+
+    def tile_of(product):
+        return bulk_tiles.choose_tile(product, g.N, g.G, 3, multiprocessors())
+
+    which, looked = (g.N, g.G, dtype), (wanted, g)
+    if packed:
         seen = [bulk_tiles.counted(of_capsules(one, g.G, dtype), dtype) for one in products]
-        how = [bulk_tiles.choose_tile(one, g.N, g.G, 3, multiprocessors()) for one in seen]
-        made = [PackedLauncher(products, g.N, g.G, dtype, how, 3, (wanted, g))]
+        made = [PackedLauncher(products, *which, [tile_of(one) for one in seen], 3, looked)]
     else:
-        made = []
-        for product in products:
-            how = bulk_tiles.choose_tile(product, g.N, g.G, 3, multiprocessors())
-            made.append(
-                WarpSpecializedLauncher(product, g.N, g.G, dtype, *how, 3, looked=(wanted, g))
-            )
+        made = [
+            WarpSpecializedLauncher(one, *which, *(chosen or tile_of(one)), 3, looked=looked)
+            for one in products
+        ]
     for gather in made:
         gather(gathered, kernel, have, 0, nan(gather.packed, np.float32))
     _told_alike(*(one.copy_to_host() for one in (have, want)))
+    return made
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
@@ -279,9 +297,8 @@ def test_sums_of_the_kernel_gradient_that_cannot_be_told(rng):
     (g, _, terms), t = REDUCED["three terms"], bulk_reduction_tiles
     product, dtype, size = implicit_gemm.forward(g), np.dtype(np.float32), prod(g.kernel_shape)
     x, _, dy = operands(g, "float32", rng)
-    x[0, 0, 1, 1, 0, 0, :3] = _SPOILT[
-        :3
-    ]  # of three columns of the capsules; the fourth is as it was
+    # Of three columns of the capsules; the fourth is as it was.
+    x[0, 0, 1, 1, 0, 0, :3] = _SPOILT[:3]
     x[:, 1] *= np.float32(2.0**-110)
     tile, strips, why = t.choose_tile(product, g.N, g.G, terms, pair=1)
     which = product, g.N, g.G, size, dtype

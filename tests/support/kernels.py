@@ -332,16 +332,16 @@ def factories():
 _WAIT, _LET = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 
 
-def lets_the_next_start_late(text):
-    """Whether a kernel lets the next one start behind its own wait, and behind its products, on every way through it.
+def lets_the_next_start_late(text, sums="mma.sync"):
+    """Whether a kernel lets the next one start behind its own wait, and behind its sums, on every way through it.
 
-    Before that, the next one's blocks would crowd on few multiprocessors.
+    Before that, the next one's blocks would crowd on few multiprocessors. ``sums`` is the pattern of what sums.
     """
     lines = text.splitlines()
     lets = [at for at, line in enumerate(lines) if _LET in line]
     if any(_LET in lines[at] for at in _reached(lines, 0, until=_WAIT)):
         return False
-    return not any("mma.sync" in lines[at] for let in lets for at in _reached(lines, let))
+    return not any(re.search(sums, lines[at]) for let in lets for at in _reached(lines, let))
 
 
 def _reached(lines, first, until=None):

@@ -10,6 +10,7 @@ from numbacaps.device.fragments import add, clear
 from numbacaps.device.instructions import (
     local_array,
     short,
+    wait_for_last,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait,
@@ -119,6 +120,7 @@ def make_consume(spec):
             if LOOKS:
                 cuda.syncwarp()  # neighbours store for each other
                 if not all_told(acc, ALL_SUMS):
+                    wait_for_last()  # whoever wrote what is read
                     c, _, images = results
                     sum_again(c, looked, images, place, thread)
 

@@ -11,7 +11,8 @@ last round has too few tiles for all blocks, another launch of the kernel takes 
 
 The roles are files of their own: :mod:`~numbacaps.fused.rung_5_warp_specialized.producer`,
 :mod:`~numbacaps.fused.rung_5_warp_specialized.consumer` and, at the end of each tile, the epilogue in
-:mod:`~numbacaps.fused.rung_5_warp_specialized.store`.
+:mod:`~numbacaps.fused.rung_5_warp_specialized.store`; behind that, at the default, results that three terms cannot tell are
+summed again (:mod:`~numbacaps.fused.rung_5_warp_specialized.sum_again`).
 
 The first operand comes through registers (:mod:`~numbacaps.fused.rung_5_warp_specialized.fragments`): a slot's rows
 are loaded once for all taps and pixels that read them, where capsules are wide enough a run of k's in one load.

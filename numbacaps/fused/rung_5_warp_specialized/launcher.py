@@ -51,6 +51,7 @@ class WarpSpecializedLauncher(PackingLauncher):
         read=None,
         looked=None,
     ):
+        assert not (looked and activation), "results behind an activation are no sums"
         if activation and activation.backward and tile.PW > bulk_tiles.MOST_DIFFERENTIATED:
             activation = None
         read = read or product

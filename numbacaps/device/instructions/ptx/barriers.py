@@ -9,9 +9,10 @@ fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
 
 # Kernels of a GPU that lacks them start when the one before has ended. Once all blocks of a kernel let the next one start,
 # its blocks come to where there is room, and wait there. If they come too early, those that only wait take the room of
-# those that work, and the next product's blocks crowd on a few multiprocessors: up to three times the time (measured). So a
-# product, and what adds up its sums, waits for the last kernel and lets the next one start once its own sums are there: that
-# costs half a microsecond where there are few blocks, and never more. Kernels that only pack wait, then let it start.
+# those that work, and the next product's blocks crowd on a few multiprocessors: up to three times the time (measured). So
+# products by warps and by ordinary arithmetic, and what adds splits or columns, wait for the last kernel and let the next
+# one start once their sums are there; where blocks are few that costs half a microsecond. Kernels that pack, and products
+# of a block a multiprocessor, which take all room anyway, let it start sooner.
 let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 
 wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
