@@ -3,7 +3,8 @@
 ``python -m tests.record_gpu`` (``make gpu``) writes ``experiments/results/<gpu>/gpu_tests.json``;
 exit status 1 if anything failed, was skipped or was not reached, 2 if there is no GPU. What passed is noted beside
 that file until everything has: interrupted, by Ctrl-C or a time limit's SIGTERM, or failed at something that the
-sources are not the cause of, it goes on where it was. The file then says how many tests were not reached.
+sources are not the cause of, it goes on where it was. The file then says how many tests were not reached. Seconds are
+of the last call.
 """
 
 import json
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from experiments.measuring import provenance
@@ -28,8 +30,11 @@ _SIDE_BY_SIDE = [
     str(max(2, os.cpu_count() - 2)),
     "--dist",
     "worksteal",
+    "--durations",
+    "20",
 ]
 _SANITIZED = ["-m", "sanitize", "-q"]
+_SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 # racecheck is several times slower, and no type of the elements changes who writes where.
 TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
@@ -61,7 +66,8 @@ def counts(output):
 
 
 def _run(command):
-    """(exit status, output) of a command whose output is shown as it comes."""
+    """(exit status, output, seconds) of a command whose output is shown as it comes."""
+    begin = time.monotonic()
     process = subprocess.Popen(
         command, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -70,7 +76,7 @@ def _run(command):
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line)
-    return process.wait(), "".join(lines)
+    return process.wait(), "".join(lines), round(time.monotonic() - begin)
 
 
 def _noted(tool, cases, noted):
@@ -89,7 +95,7 @@ def sanitized(tool, cases):
     Returns
     -------
     dict
-        ``passed``, ``failed``, ``skipped``, ``status`` and ``summary``; clean is ``status`` 0.
+        ``passed``, ``failed``, ``skipped``, ``status``, ``summary`` and ``seconds``; clean is ``status`` 0.
     """
     found = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
@@ -98,9 +104,9 @@ def sanitized(tool, cases):
         return {"passed": 0, "failed": 1, "skipped": 0, "status": 1, "summary": "not found"}
     # Libraries ask the driver for functions it may lack; that is no error of a kernel's.
     options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
-    status, output = _run([found, *options, *_PYTEST, *_SANITIZED, "-k", cases])
-    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
-    return counts(output) | {"status": status, "summary": summary[-1] if summary else None}
+    status, output, seconds = _run([found, *options, *_PYTEST, *_SANITIZED, "-k", cases])
+    summary = summary[-1] if (summary := re.findall(_SUMMARY, output)) else None
+    return counts(output) | {"status": status, "summary": summary, "seconds": seconds}
 
 
 def main():
@@ -123,10 +129,11 @@ def main():
         except KeyboardInterrupt:  # each ends with what it has found
             for process in _running:
                 process.terminate()
-        status, output = run.result()
+        status, output, seconds = run.result()
         sanitizer = {tool: result.result() for tool, result in sanitizers.items()}
     passed = len(set(noted["passed"].read_text().splitlines())) if noted["passed"].exists() else 0
-    record = provenance.of_record() | counts(output) | {"passed": passed, "sanitizer": sanitizer}
+    record = provenance.of_record() | counts(output) | {"passed": passed, "seconds": seconds}
+    record["sanitizer"] = sanitizer
     provenance.write_text(folder / "gpu_tests.json", json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
     bad = [record, *record["sanitizer"].values()]
