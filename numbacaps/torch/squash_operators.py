@@ -24,20 +24,23 @@ _library.define(f"capsule_squash_gradient(Tensor x, Tensor dy, {_HOW}) -> Tensor
 
 def factor(square, formula):
     """f: what squash multiplies a capsule by, from |a|^2."""
+    square = square.clamp(max=torch.finfo(square.dtype).max)  # where it overflows, a constant
     inverse = torch.rsqrt(square + EPSILON)
     if formula == "rational":
         return square / (1 + square) * inverse
     return -torch.expm1(-(square + EPSILON) * inverse) * inverse
 
 
-def _slope(square, formula):
-    """2 f'"""
+def _along(square, dot, formula):
+    """(a . dy) * 2 f', 0 where |a|^2 overflows. Of long capsules f' is too small for float32, so the product comes first."""
+    overflows = square.isinf()
+    square, dot = square.masked_fill(overflows, 1), dot.masked_fill(overflows, 0)
     inverse = torch.rsqrt(square + EPSILON)
     if formula == "rational":
         less = 1 / (1 + square)
-        return inverse * (2 * less * less - square * inverse * inverse * less)
+        return dot * inverse * (2 * less * less - square * inverse * inverse * less)
     less = torch.expm1(-(square + EPSILON) * inverse)  # exp(-n) - 1
-    return (1 + less + less * inverse) * inverse * inverse
+    return dot * inverse * ((1 + less + less * inverse) * inverse)
 
 
 def _leaky(x, slope):
@@ -55,7 +58,7 @@ def gradient(x, dy, group, slope, formula):
     x_groups, dy = x.reshape(-1, group), dy.reshape(-1, group)
     a = _leaky(x_groups, slope)
     square, dot = a.square().sum(1, keepdim=True), (a * dy).sum(1, keepdim=True)
-    da = dy * factor(square, formula) + a * (dot * _slope(square, formula))
+    da = dy * factor(square, formula) + a * _along(square, dot, formula)
     return (da if slope == 1 else torch.where(x_groups > 0, da, slope * da)).reshape(x.shape)
 
 

@@ -60,10 +60,13 @@ def on_simulator(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6, 1e15])
+@pytest.mark.parametrize("where", ["kernels", "plain PyTorch"])
 @_formulas
-def test_kernels(formula, scale, dtype, on_simulator):
-    """Of capsules of any length, of groups that fill no 16 bytes, behind LeakyReLU."""
+def test_capsules_of_any_length(formula, where, scale, dtype, request):
+    """Of groups that fill no 16 bytes, behind LeakyReLU."""
+    if where == "kernels":
+        request.getfixturevalue("on_simulator")
     x, dy = _operands(dtype, scale=scale)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     for group, slope in ((12, 1.0), (3, 0.1)):
@@ -95,13 +98,25 @@ def test_kernels_read_tensors_as_they_lie(formula, on_simulator):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # on a GPU nothing warns
+@pytest.mark.parametrize("where", ["kernels", "plain PyTorch"])
 @_formulas
-def test_numbers_that_overflow_give_finite_results(formula, on_simulator):
+def test_numbers_that_overflow_give_finite_results(formula, where, request):
+    if where == "kernels":
+        request.getfixturevalue("on_simulator")
     x, dy = _operands(torch.float32, scale=1e20)
     y = _value(x, 4, 1.0, formula)
-    (dx,) = torch.autograd.grad(y, x, dy)
+    (dx,) = torch.autograd.grad(y, x, dy, create_graph=where == "plain PyTorch")
     assert y.isfinite().all() and dx.isfinite().all()
+    if dx.requires_grad:
+        assert torch.autograd.grad(dx.sum(), x)[0].isfinite().all()
     assert _value(torch.full((1, 4), float("nan")), 4, 1.0, formula).isnan().all()
+
+
+def test_the_function_of_axes_gives_finite_results_of_numbers_that_overflow():
+    x = torch.full((2, 4), 1e20, requires_grad=True)
+    y = nt.squash(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert y.isfinite().all() and dx.isfinite().all()
 
 
 def test_the_layer_is_the_published_activation():
