@@ -33,13 +33,24 @@ _SIDE_BY_SIDE = [
     "--durations",
     "20",
 ]
-_SANITIZED = ["-m", "sanitize", "-q"]
+_MARKED = ["--collect-only", "-q", "-m", "sanitize", "tests"]
 _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
-# racecheck is several times slower, and no type of the elements changes who writes where.
-TOOLS = {"memcheck": "primes or strided", "racecheck": "primes and float32"}
+
+
+def _has_either(case):
+    return "primes" in case or "strided" in case
+
+
+def _has_both(case):
+    return "primes" in case and "float32" in case
+
+
+# What a tool takes of the tests that are marked; of one that has no such case it takes the first. racecheck is several times
+# slower, and no type of the elements changes who writes where.
+TOOLS = {"memcheck": _has_either, "racecheck": _has_both}
 # Those that the campaign runs beside them: barriers, and memory that is read before it is written.
-MORE_TOOLS = {"synccheck": "primes and float32", "initcheck": "primes or strided"}
+MORE_TOOLS = {"synccheck": _has_both, "initcheck": _has_either}
 
 _running = []  # processes
 
@@ -79,18 +90,32 @@ def _run(command):
     return process.wait(), "".join(lines), round(time.monotonic() - begin)
 
 
-def _noted(tool, cases, noted):
+def chosen(cases, fits):
+    """Of the cases those that fit, and of a test none of whose cases does the first."""
+    tests = {}
+    for case in cases:
+        tests.setdefault(case.partition("[")[0], []).append(case)
+    return [case for some in tests.values() for case in list(filter(fits, some)) or some[:1]]
+
+
+def marked():
+    """The cases of all tests that are marked for compute-sanitizer, as pytest names them."""
+    _, output, _ = _run([*_PYTEST, *_MARKED])
+    return [line for line in output.splitlines() if "::" in line]
+
+
+def _noted(tool, noted):
     """What compute-sanitizer says of one case of every kernel; a file holds it once it is nothing bad."""
     if noted.exists():
         return json.loads(noted.read_text())
-    found = sanitized(tool, cases)
+    found = sanitized(tool)
     if found["status"] == 0:
         provenance.write_text(noted, json.dumps(found))
     return found
 
 
-def sanitized(tool, cases):
-    """What compute-sanitizer's ``tool`` says of the cases that pytest's ``-k`` chooses.
+def sanitized(tool):
+    """What compute-sanitizer says by one of ``TOOLS`` or ``MORE_TOOLS``.
 
     Returns
     -------
@@ -104,7 +129,8 @@ def sanitized(tool, cases):
         return {"passed": 0, "failed": 1, "skipped": 0, "status": 1, "summary": "not found"}
     # Libraries ask the driver for functions it may lack; that is no error of a kernel's.
     options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
-    status, output, seconds = _run([found, *options, *_PYTEST, *_SANITIZED, "-k", cases])
+    cases = chosen(marked(), (TOOLS | MORE_TOOLS)[tool])
+    status, output, seconds = _run([found, *options, *_PYTEST, "-q", *cases])
     summary = summary[-1] if (summary := re.findall(_SUMMARY, output)) else None
     return counts(output) | {"status": status, "summary": summary, "seconds": seconds}
 
@@ -120,10 +146,7 @@ def main():
     with terminated_as_by_ctrl_c(), ThreadPoolExecutor() as side_by_side:
         tests = [*_PYTEST, *_SIDE_BY_SIDE, "--passed", str(noted["passed"]), "tests"]
         run = side_by_side.submit(_run, tests)
-        sanitizers = {
-            tool: side_by_side.submit(_noted, tool, cases, noted[tool])
-            for tool, cases in TOOLS.items()
-        }
+        sanitizers = {tool: side_by_side.submit(_noted, tool, noted[tool]) for tool in TOOLS}
         try:
             wait([run, *sanitizers.values()])
         except KeyboardInterrupt:  # each ends with what it has found

@@ -30,6 +30,26 @@ def test_what_an_output_says(output, expected):
     assert tuple(record_gpu.counts(output).values()) == expected
 
 
+def test_every_marked_test_has_a_case_under_every_tool():
+    cases = [
+        "a.py::b[primes-float32]",
+        "a.py::b[primes-float16]",
+        "a.py::c[x]",
+        "a.py::c[y]",
+        "d.py::e",
+    ]
+    found = {tool: record_gpu.chosen(cases, fits) for tool, fits in record_gpu.TOOLS.items()}
+    assert found["memcheck"] == [*cases[:3], cases[4]]
+    assert found["racecheck"] == [cases[0], *cases[2::2]]
+
+
+@pytest.mark.slow
+def test_marked_tests_are_found(monkeypatch):
+    monkeypatch.setattr(record_gpu, "_MARKED", [*record_gpu._MARKED[:-1], "tests/routing"])
+    cases = record_gpu.marked()
+    assert len(cases) > 10 and all(case.startswith("tests/routing/") for case in cases)
+
+
 @pytest.mark.slow
 def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
     lines = f"print({_SHARED + _LINES!r}, flush=True); import time; time.sleep(60)"
