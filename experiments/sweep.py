@@ -41,7 +41,7 @@ def _together(axes, values, **fixed):
 
 
 PRESETS = {
-    "capsule-dims": _together(("D1", "D2", "D3"), (1, 2, 4, 8, 16)),
+    "capsule-dims": _together(("D1", "D2", "D3"), range(1, 17)),
     "channels": _together(("C", "P"), (4, 8, 16, 32, 64)),
     "batch": _together(("N",), (1, 4, 16, 64, 256), C=32, P=32),
     "window": _together(("KH",), (1, 3, 5, 7)),
