@@ -332,7 +332,7 @@ def factories():
 _WAIT, _LET = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 
 
-def lets_the_next_start_late(text, sums="mma.sync"):
+def lets_the_next_start_late(text, sums=r"mma\.sync"):
     """Whether a kernel lets the next one start behind its own wait, and behind its sums, on every way through it.
 
     Before that, the next one's blocks would crowd on few multiprocessors. ``sums`` is the pattern of what sums.
