@@ -107,13 +107,15 @@ class Options:
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
 
 
+_KNOWN = [one.name for one in fields(Options)]  # once: torch.compile cannot trace fields()
+
+
 def options_of(named):
     """The form of some options by name; TypeError where one is none of them."""
-    known = [one.name for one in fields(Options)]
     for name in named:
-        if name not in known:
+        if name not in _KNOWN:
             raise TypeError(
-                f"{name!r} is no option of routing; it takes {known}" + did_you_mean(name, known)
+                f"{name!r} is no option of routing; it takes {_KNOWN}" + did_you_mean(name, _KNOWN)
             )
     return Options(**named)
 

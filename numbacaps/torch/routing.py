@@ -31,6 +31,7 @@ _library.define(
     "capsule_routing_gradient(Tensor dy, Tensor d_activations, Tensor states, "
     f"{_TENSORS}, {_HOW}) -> Tensor[]"
 )
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
 OPTIONS = (
     "routing",
@@ -65,19 +66,31 @@ def _full(tensors):
     ]
 
 
-def _empty(x, w, how):
-    """Room for results: capsules, activations, and the states that are kept."""
+def _fitting(given, how):
+    """The options, and the geometry of one image, as N may be a symbol; ValueError where an operand does not fit x and w."""
     options, window = _named(how)
-    order = window["stride"], window["padding"], window["dilation"], window["product"], "ieee"
-    y = shape_of_output(x.shape, w.shape, *order)
+    options, x, w = Options(**options), given["x"], given["w"]
     one = (1, *map(int, x.shape[1:])), tuple(map(int, w.shape))
-    numbers = kept_states(_geometry_of(*one, window)[1], Options(**options))
+    _, g = _geometry_of(*one, window)
+    takes = shapes_of_operands(g, options)
+    takes["activations"] = (x.shape[0], *takes["activations"][1:])
+    for name in _NAMES[2:]:
+        if name in given and tuple(given[name].shape) != takes[name]:
+            raise ValueError(f"{name} has shape {tuple(given[name].shape)}; it takes {takes[name]}")
+    return options, g
+
+
+def _empty(given, how):
+    """Room for results: capsules, activations, and the states that are kept."""
+    x, w, (options, g), (_, window) = given["x"], given["w"], _fitting(given, how), _named(how)
+    y = shape_of_output(x.shape, w.shape, *window.values(), "ieee")
+    numbers = kept_states(g, options)
     keeps = numbers and how[-1] and x.device.type == "cuda"
     sums = torch.promote_types(x.dtype, torch.float32)
     states = (x.shape[0], numbers) if keeps else (0,)
     return (
         x.new_empty(y),
-        x.new_empty(y[:4] if how[0] == "em" else (0,)),
+        x.new_empty(y[:4] if options.is_em else (0,)),
         x.new_empty(states, dtype=sums),
     )
 
@@ -91,7 +104,7 @@ def _on_cuda(*arguments):
     _check(**given)
     x, w, more, *form = _of_kernels(given, how)
     if not x.shape[0]:
-        return _empty(x, w, how)
+        return _empty(given, how)
     y, a, states = kernels.route(x, w, more, *form, how[-1])
     a = tensors[0].new_empty(0) if a is None else a
     return y.to(tensors[0].dtype), a, _no_states(x) if states is None else states
@@ -123,21 +136,17 @@ def _of_kernels(given, how):
 # ---- CPU
 
 
-def _geometry(x, w, window):
-    return _geometry_of(tuple(x.shape), tuple(w.shape), window)
-
-
 def _geometry_of(x_shape, w_shape, window):
     product = parse_product(window["product"])
     how = {name: window[name] for name in ("stride", "padding", "dilation")}
     return product, geometry_of(x_shape, w_shape, product, **how)
 
 
-def _routed(tensors, how):
+def _routed(given, how):
     """Capsules, and of EM routing activations, by plain PyTorch."""
-    given, (options, window) = _given(tensors), _named(how)
+    options, window = _named(how)
     options, x, w = Options(**options), given["x"], given["w"]
-    product, g = _geometry(x, w, window)
+    product, g = _geometry_of(tuple(x.shape), tuple(w.shape), window)
     wide = torch.promote_types(x.dtype, torch.float32)
     sizes = product.sizes(x.shape[4:], w.shape[4:])
     of_x = _canonical(x.to(wide), product.x, product.g, product.d1, product.d2)
@@ -163,12 +172,13 @@ def _routed(tensors, how):
 def _on_cpu(*arguments):
     tensors, how = arguments[:6], arguments[6:]
     _check(**(given := _given(tensors)))
+    _fitting(given, how)
     activations = given.get("activations")
     if activations is not None and activations.numel():
         known = activations.nan_to_num(0.0)
         check_activations(known.min(), known.max())
     with torch.no_grad():
-        return (*_routed(tensors, how), _no_states(tensors[0]))
+        return (*_routed(given, how), _no_states(tensors[0]))
 
 
 def _no_states(x):
@@ -176,17 +186,15 @@ def _no_states(x):
 
 
 def _gradient_on_cpu(dy, d_activations, states, *arguments):
-    tensors, how = arguments[:6], arguments[6:]
-    with torch.enable_grad():
-        own = [one if one is None else one.detach().requires_grad_() for one in tensors]
+    given, how = _given(arguments[:6]), arguments[6:]
+    # Where a dispatch mode has called the operator, autograd is switched off.
+    with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False), torch.enable_grad():
+        own = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
         y, a = _routed(own, how)
-        leaves = list(_given(own).values())
         results, gradients = ((y, a), (dy, d_activations)) if how[0] == "em" else ((y,), (dy,))
-        found = torch.autograd.grad(results, leaves, gradients, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if one is None else one.contiguous()
-        for one, leaf in zip(found, leaves)
-    ]
+        leaves = list(own.values())
+        found = torch.autograd.grad(results, leaves, gradients, materialize_grads=True)
+    return [one.contiguous() for one in found]
 
 
 for _name, _cuda, _cpu in (
@@ -202,7 +210,7 @@ _gradient = torch.ops.numbacaps.capsule_routing_gradient
 
 @torch.library.register_fake("numbacaps::capsule_routing", lib=_library)
 def _(*arguments):
-    return _empty(*arguments[:2], arguments[6:])
+    return _empty(_given(arguments[:6]), arguments[6:])
 
 
 @torch.library.register_fake("numbacaps::capsule_routing_gradient", lib=_library)
@@ -297,16 +305,7 @@ def capsule_routing(
     if form.is_summed and is_shared(x.shape, w.shape):
         w = w.expand(-1, x.shape[1], *w.shape[2:])
     tensors = x, w, *given.values()
-    _check_shapes(x, w, given, form, dict(zip(WINDOW, how[len(OPTIONS) :])))
     refuse_tangents(x=x, w=w, **given)
     needs = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     y, a, _ = _routing(*tensors, *how, needs and torch.is_grad_enabled())
     return (y, a) if form.is_em else y
-
-
-def _check_shapes(x, w, given, options, window):
-    """Refuse operands that do not fit x and w."""
-    takes = shapes_of_operands(_geometry(x, w, window)[1], options)
-    for name, tensor in given.items():
-        if tensor is not None and tuple(tensor.shape) != takes[name]:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it takes {takes[name]}")

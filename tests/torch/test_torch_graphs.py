@@ -80,3 +80,54 @@ def test_export():
     for count in (4, 7):
         x = _images(count)
         torch.testing.assert_close(exported.module()(x), network(x))
+
+
+_LAYERS = {
+    "dynamic": lambda: nt.RoutedCapsuleConv2d(2, 3, 2, learn_logits=True),
+    "em": lambda: nt.RoutedCapsuleConv2d(2, 3, 2, routing={"routing": "em", "lam": 1.0}),
+    "sums": lambda: nt.RoutedCapsuleConv2d(2, 3, 2, routing={"routing": "dynamic", "votes": "sum"}),
+    "classes": lambda: nt.RoutedCapsuleLinear(6, 3, (4, 4), (4, 4)),
+}
+
+
+def _inputs(kind, N):
+    """Capsules, and of EM routing activations."""
+    lead = (N, 6) if kind == "classes" else (N, 2, 4, 4)
+    x = torch.randn(*lead, 4, 4, requires_grad=True)
+    return (x, torch.rand(lead, requires_grad=True)) if kind == "em" else (x,)
+
+
+def _with_gradients(run, layer, inputs):
+    """Results, and the gradients of the sum of their squares."""
+    found = run(*inputs)
+    found = found if isinstance(found, tuple) else (found,)
+    loss = sum(one.square().sum() for one in found)
+    return *found, *torch.autograd.grad(loss, (*inputs, *layer.parameters()))
+
+
+@pytest.mark.parametrize("kind", _LAYERS)
+def test_layers_compile_as_one_graph_forward_and_backward(kind):
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    layer = _LAYERS[kind]()
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counted)
+    for N, most in ((2, 1), (3, 2), (5, 2), (7, 2)):
+        inputs = _inputs(kind, N)
+        found, wanted = (_with_gradients(run, layer, inputs) for run in (compiled, layer))
+        torch.testing.assert_close(found, wanted)
+        assert counted.frame_count <= most
+
+
+@pytest.mark.parametrize("kind", _LAYERS)
+def test_layers_are_exported_for_any_batch_size(kind):
+    """Each as one operator."""
+    layer, given = _LAYERS[kind]().eval(), _inputs(kind, 4)
+    N = torch.export.Dim("N", min=2, max=1024)
+    exported = torch.export.export(layer, given, dynamic_shapes=tuple({0: N} for _ in given))
+    called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert sum(name.startswith("numbacaps.") for name in called) == 1
+    for count in (4, 7):
+        inputs = _inputs(kind, count)
+        torch.testing.assert_close(exported.module()(*inputs), layer(*inputs))

@@ -1,5 +1,6 @@
 """Routing of numbacaps.torch on CPU tensors: values, gradients, the operator's contract, the layers."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -107,14 +108,41 @@ def test_the_operator_keeps_its_contract(routing, votes):
     x, w = torch.randn(2, 2, 3, 3, 2, 2), torch.randn(2, 2, 2, 2, 2, 2)
     more = [torch.rand(2, 2, 3, 3), torch.randn(2), torch.randn(2), None]
     tensors = [x, w, *(more if routing == "em" else [None] * 4)]
-    for tensor in tensors:
-        if tensor is not None:
-            tensor.requires_grad_()
     lam = 1.0 if routing == "em" else 0.01
     how = (routing, 3, "parents", False, "window", lam, 1e-6, votes)
     how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac", True)
-    found = torch.library.opcheck(torch.ops.numbacaps.capsule_routing.default, (*tensors, *how))
+    forward, gradient = (
+        getattr(torch.ops.numbacaps, name).default
+        for name in ("capsule_routing", "capsule_routing_gradient")
+    )
+    y, a, states = forward(*tensors, *how)
+    reaches = torch.randn_like(y), torch.randn_like(a), states
+    found = torch.library.opcheck(gradient, (*reaches, *tensors, *how))
     assert set(found.values()) == {"SUCCESS"}
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.requires_grad_()
+    found = torch.library.opcheck(forward, (*tensors, *how))
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
+def test_gradients_are_the_same_under_a_dispatch_mode(routing, rng):
+    """Which calls the operators itself, with autograd switched off."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    reaches, tensors, how = _arguments(routing, rng)
+    leaves = [tensor.requires_grad_() for tensor in tensors if tensor is not None]
+    found = []
+    for mode in (nullcontext(), FlopCounterMode(display=False)):
+        with mode:
+            results = torch.ops.numbacaps.capsule_routing(*tensors, *how)
+            torch.autograd.backward(results[: len(reaches)], reaches)
+        found.append([leaf.grad for leaf in leaves])
+        for leaf in leaves:
+            leaf.grad = None
+    for alone, under in zip(*found):
+        assert torch.equal(alone, under)
 
 
 _FORMS = {
