@@ -84,6 +84,13 @@ def check(**tensors):
             )
 
 
+def check_gradient(kind, dy, x_shape, w_shape, how):
+    """Refuse a gradient that is not shaped like the map's result."""
+    wanted = tuple(kind.shape_of(x_shape, w_shape, *how))
+    if tuple(dy.shape) != wanted:
+        raise RuntimeError(f"{kind.given} has shape {tuple(dy.shape)}; it takes {wanted}")
+
+
 def check_tensors(**given):
     """Refuse arrays of other libraries, and lists."""
     for name, tensor in given.items():
@@ -150,10 +157,15 @@ def define(kind):
         check(x=x, w=w)
         return x.new_empty(kind.shape_of(x.shape, w.shape, *how))
 
-    def fake_gradient(one, other, shape, *how):
-        return one.new_empty(shape)
+    def fake_input_gradient(dy, w, x_shape, *how):
+        check_gradient(kind, dy, x_shape, w.shape, how)
+        return dy.new_empty(x_shape)
 
-    for name, shaped in zip(kind.names, (fake, fake_gradient, fake_gradient)):
+    def fake_kernel_gradient(x, dy, w_shape, *how):
+        check_gradient(kind, dy, x.shape, w_shape, how)
+        return x.new_empty(w_shape)
+
+    for name, shaped in zip(kind.names, (fake, fake_input_gradient, fake_kernel_gradient)):
         torch.library.register_fake(f"numbacaps::{name}", shaped, lib=library)
         operator = getattr(torch.ops.numbacaps, name)
         library.impl(name, _autocast(operator, "cuda"), "AutocastCUDA")

@@ -10,7 +10,7 @@ from numbacaps.messages import did_you_mean
 from numbacaps.product import parse_product
 from numbacaps.shapes import geometry_of, output_shape
 from numbacaps.torch import fold, kernels
-from numbacaps.torch.closed import Kernels, Kind, define
+from numbacaps.torch.closed import Kernels, Kind, check_gradient, define
 
 
 def shape_of_output(x_shape, w_shape, stride, padding, dilation, product, precision, *_):
@@ -36,20 +36,13 @@ def _convolve(x, w, how):
 
 
 def _input_gradient(dy, w, x_shape, how):
-    _check_gradient(dy, x_shape, w.shape, how)
+    check_gradient(CONVOLUTION, dy, x_shape, w.shape, how)
     return fold.input_gradient(dy, w, x_shape, *_on_host(how))
 
 
 def _kernel_gradient(x, dy, w_shape, how):
-    _check_gradient(dy, x.shape, w_shape, how)
+    check_gradient(CONVOLUTION, dy, x.shape, w_shape, how)
     return fold.kernel_gradient(x, dy, w_shape, *_on_host(how))
-
-
-def _check_gradient(dy, x_shape, w_shape, how):
-    """Refuse a gradient that is not shaped like the output."""
-    wanted = tuple(shape_of_output(x_shape, w_shape, *how))
-    if tuple(dy.shape) != wanted:
-        raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {wanted}")
 
 
 CONVOLUTION = Kind(

@@ -7,7 +7,7 @@ On CUDA tensors they run the kernels of :mod:`numbacaps.votes` as the convolutio
 
 from numbacaps.product import parse_product
 from numbacaps.torch import kernels, windows
-from numbacaps.torch.closed import Kernels, Kind, define
+from numbacaps.torch.closed import Kernels, Kind, check_gradient, define
 from numbacaps.torch.operators import shape_of_output
 
 
@@ -18,25 +18,18 @@ def shape_of_votes(x_shape, w_shape, *how):
     return (*y[:4], *w_shape[1 : 2 if sum_window else 4], *y[4:])
 
 
-def _check_gradient(dvotes, x_shape, w_shape, how):
-    """Refuse a gradient that is not shaped like the votes."""
-    wanted = tuple(shape_of_votes(x_shape, w_shape, *how))
-    if tuple(dvotes.shape) != wanted:
-        raise RuntimeError(f"dvotes has shape {tuple(dvotes.shape)}; it takes {wanted}")
-
-
 def _votes(x, w, how):
     shape_of_votes(x.shape, w.shape, *how)
     return windows.votes(x, w, *_on_host(how))
 
 
 def _input_gradient(dvotes, w, x_shape, how):
-    _check_gradient(dvotes, x_shape, w.shape, how)
+    check_gradient(VOTES, dvotes, x_shape, w.shape, how)
     return windows.input_gradient(dvotes, w, x_shape, *_on_host(how))
 
 
 def _kernel_gradient(x, dvotes, w_shape, how):
-    _check_gradient(dvotes, x.shape, w_shape, how)
+    check_gradient(VOTES, dvotes, x.shape, w_shape, how)
     return windows.kernel_gradient(x, dvotes, w_shape, *_on_host(how))
 
 

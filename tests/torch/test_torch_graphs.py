@@ -87,6 +87,7 @@ _LAYERS = {
     "em": lambda: nt.RoutedCapsuleConv2d(2, 3, 2, routing={"routing": "em", "lam": 1.0}),
     "sums": lambda: nt.RoutedCapsuleConv2d(2, 3, 2, routing={"routing": "dynamic", "votes": "sum"}),
     "classes": lambda: nt.RoutedCapsuleLinear(6, 3, (4, 4), (4, 4)),
+    "transposed": lambda: nt.CapsuleConvTranspose2d(2, 3, 3, stride=2, bias=True),
 }
 
 
@@ -131,3 +132,16 @@ def test_layers_are_exported_for_any_batch_size(kind):
     for count in (4, 7):
         inputs = _inputs(kind, count)
         torch.testing.assert_close(exported.module()(*inputs), layer(*inputs))
+
+
+def test_compiled_layers_refuse_what_does_not_fit():
+    """By their operators, before anything runs."""
+    torch._dynamo.reset()
+    y, w = torch.randn(2, 3, 3, 3, 4, 4), torch.randn(3, 2, 2, 2, 4, 4)
+    transposed = torch.compile(nt.capsule_conv_transpose2d, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"dy has shape \(2, 3, 3, 3, 4, 4\); it takes"):
+        transposed(y, w, (2, 2, 5, 5, 4, 4))
+    x, logits = torch.randn(2, 2, 4, 4, 4, 4), torch.zeros(3, 2)
+    routed = torch.compile(nt.capsule_routing, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"logits has shape \(3, 2\); it takes \(3, 2, 2, 2\)"):
+        routed(x, w, logits=logits)
