@@ -184,6 +184,18 @@ def test_a_compiled_step_is_the_same(contestant, caps):
     assert caps.check(*step.results(), "ieee") < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("network", ["capsnet", "matrix-capsules"])
+def test_a_compiled_step_of_routing_is_the_same(network):
+    torch.compiler.reset()
+    task = _routed(network, 5)
+    step = task.make(MODULES, "ieee")
+    step.compile()
+    step.call()
+    assert task.check(*step.results(), "ieee") < 5e-4
+
+
 def test_numbacaps_nn_takes_its_own_step(monkeypatch):
     made = []
 
