@@ -8,6 +8,7 @@ from torch import nn
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
 from numbacaps.torch import functional, kernels
+from numbacaps.torch.closed import check_tensors
 from numbacaps.torch.functional import pair
 
 
@@ -101,6 +102,19 @@ def check_count(name, count):
         raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
 
 
+def check_shape(name, tensor, wanted):
+    """Refuse a tensor whose axes are not those wanted; an axis that has a name in place of a size takes any."""
+    check_tensors(**{name: tensor})
+    if isinstance(tensor, torch.fx.Proxy):  # which has no shape yet
+        return
+    has = tensor.shape
+    if len(has) != len(wanted) or any(
+        size != takes for size, takes in zip(has, wanted) if not isinstance(takes, str)
+    ):
+        sizes = ", ".join(map(str, wanted))
+        raise ValueError(f"{name} has shape {tuple(has)}; it takes ({sizes})")
+
+
 def _check_slope(slope):
     if isinstance(slope, bool) or not isinstance(slope, (int, float)):
         raise ValueError(f"slope is {slope!r}; it takes a number")
@@ -143,6 +157,10 @@ class _CapsuleConv(_CapsuleLayer):
         self.dilation = pair("dilation", dilation, 1)
         shape = (out_channels, 1, 1, *self.out_capsule) if bias else None
         self._make_parameters(shape, device, dtype)
+
+    def _takes(self):
+        """The shape of what the layer reads."""
+        return "N", self.in_channels, "H", "W", *self.in_capsule
 
     def _sizes(self):
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -199,7 +217,8 @@ class CapsuleConv2d(_CapsuleConv):
 
     Notes
     -----
-    ``forward`` takes (N, in_channels, H, W, *in_capsule) and returns (N, out_channels, OH, OW, *out_capsule).
+    ``forward`` takes (N, in_channels, H, W, *in_capsule) and returns (N, out_channels, OH, OW, *out_capsule). It and
+    :meth:`votes` raise TypeError where x is no tensor, and ValueError where it has other axes.
     """
 
     def _weight_shape(self):
@@ -212,12 +231,14 @@ class CapsuleConv2d(_CapsuleConv):
 
     def forward(self, x):
         """The convolution, and the bias."""
+        check_shape("x", x, self._takes())
         how = self.stride, self.padding, self.dilation
         y = functional.capsule_conv2d(x, self.weight, *how, **self._sum_options())
         return self._biased(y)
 
     def votes(self, x, sum_window=False):
         """The votes, without the bias, for routing (:func:`numbacaps.torch.functional.capsule_votes`)."""
+        check_shape("x", x, self._takes())
         how = self.stride, self.padding, self.dilation
         options = {**self._options(), "sum_window": sum_window}
         return functional.capsule_votes(x, self.weight, *how, **options)
@@ -253,6 +274,7 @@ class CapsuleConvTranspose2d(_CapsuleConv):
 
     def forward(self, y):
         """The transposed convolution, and the bias."""
+        check_shape("y", y, self._takes())
         sides = zip(
             y.shape[2:4],
             self.kernel_size,
@@ -344,10 +366,7 @@ class CapsuleLinear(_CapsuleLayer):
 
     def _children(self, x):
         """(N, children, *T1)"""
-        wanted = *self.in_channels, *self.in_capsule
-        if tuple(x.shape[1:]) != wanted:
-            sizes = ", ".join(map(str, ("N", *wanted)))
-            raise ValueError(f"x has shape {tuple(x.shape)}; it takes ({sizes})")
+        check_shape("x", x, ("N", *self.in_channels, *self.in_capsule))
         return x.flatten(1, len(self.in_channels))
 
     def forward(self, x):

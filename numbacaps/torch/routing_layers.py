@@ -5,7 +5,7 @@ from torch import nn
 
 from numbacaps.routing.options import Options, options_of
 from numbacaps.torch import plain_routing as plain
-from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count
+from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count, check_shape
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
 
 
@@ -41,7 +41,8 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
     Notes
     -----
     ``forward`` takes (N, in_channels, H, W, *in_capsule), and of EM routing activations (N, in_channels, H, W); it returns
-    capsules, of EM routing with activations.
+    capsules, of EM routing with activations. With ``votes="sum"`` and ``in_channels=1`` x may have any number of channels,
+    which share the kernel, as in SegCaps. TypeError and ValueError as of :class:`numbacaps.torch.CapsuleConv2d`.
     """
 
     def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
@@ -66,8 +67,15 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
         zeros = torch.zeros(self.weight.shape[: 2 if self.options.is_summed else 4], **made)
         self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
 
+    def _takes(self):
+        """As of any convolution; channels that share a kernel may be any number."""
+        N, channels, *others = super()._takes()
+        shared = self.options.is_summed and channels == 1
+        return N, "C" if shared else channels, *others
+
     def forward(self, x, activations=None):
         """The parents."""
+        check_shape("x", x, self._takes())
         named = {name: getattr(self.options, name) for name in OPTIONS}
         own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "logits": self.logits}
         window = {name: getattr(self, name) for name in WINDOW}
@@ -110,6 +118,8 @@ class RoutedCapsuleLinear(nn.Module):
 
     def forward(self, x, activations=None):
         """The parents."""
+        convolution = self.convolution
+        check_shape("x", x, ("N", convolution.in_channels, *convolution.in_capsule))
         x = x[:, :, None, None]
         if self.convolution.options.is_em:
             y, a = self.convolution(

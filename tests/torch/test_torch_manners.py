@@ -179,6 +179,54 @@ def test_what_layers_do_not_take_is_named():
         nt.capsule_routing(*_ONES, **{"lambda": 1.0})
 
 
+_SUMMED = {"routing": "dynamic", "votes": "sum"}
+_GRID = (2, 4, 7, 7, 4, 4), "N, 4, H, W, 4, 4"
+# What of a layer is called, a shape that it takes, and what is said of others.
+_READS = {
+    "conv": (lambda: nt.CapsuleConv2d(4, 3, 3).forward, *_GRID),
+    "votes": (lambda: nt.CapsuleConv2d(4, 3, 3).votes, *_GRID),
+    "transposed": (lambda: nt.CapsuleConvTranspose2d(4, 3, 3).forward, *_GRID),
+    "linear": (lambda: nt.CapsuleLinear(6, 3).forward, (2, 6, 4, 4), "N, 6, 4, 4"),
+    "linear votes": (lambda: nt.CapsuleLinear(6, 3).votes, (2, 6, 4, 4), "N, 6, 4, 4"),
+    "routed": (lambda: nt.RoutedCapsuleConv2d(4, 3, 3).forward, *_GRID),
+    "routed votes": (lambda: nt.RoutedCapsuleConv2d(4, 3, 3).votes, *_GRID),
+    "routed sums": (lambda: nt.RoutedCapsuleConv2d(4, 3, 3, routing=_SUMMED).forward, *_GRID),
+    "routed linear": (lambda: nt.RoutedCapsuleLinear(6, 3).forward, (2, 6, 1, 8), "N, 6, 1, 8"),
+}
+
+
+@pytest.mark.parametrize("of", _READS)
+def test_layers_refuse_other_channels_and_capsules(of):
+    """Each axis of them, one axis more or less, and what is no tensor."""
+    make, shape, takes = _READS[of]
+    run, name, rank = make(), "y" if of == "transposed" else "x", len(shape)
+    run(torch.ones(shape))
+    named = [axis for axis, size in enumerate(takes.split(", ")) if size.isdigit()]
+    others = [shape[:axis] + (shape[axis] + 1,) + shape[axis + 1 :] for axis in named]
+    others += [shape[:axis] + (1,) + shape[axis + 1 :] for axis in named if shape[axis] != 1]
+    for wrong in (*others, *(shape[:axes] for axes in range(rank)), (*shape, 1)):
+        said = f"{name} has shape {wrong}; it takes ({takes})"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            run(torch.ones(wrong))
+    with pytest.raises(TypeError, match=f"^{name} is a list; it takes a torch.Tensor$"):
+        run([1.0])
+
+
+def test_channels_may_share_the_kernel_of_summed_votes():
+    """As in SegCaps: the layer has one channel, and x any number."""
+    layer = nt.RoutedCapsuleConv2d(1, 2, 3, routing=_SUMMED)
+    x = torch.randn(2, 3, 5, 5, 4, 4)
+    torch.testing.assert_close(layer(x), nt.capsule_routing(x, layer.weight, votes="sum"))
+    with pytest.raises(ValueError, match=r"it takes \(N, C, H, W, 4, 4\)"):
+        layer(x[..., :3, :])
+
+
+def test_a_convolution_is_traced_by_fx():
+    """Whose proxies have no shape to look at."""
+    layer, x = torch.nn.Sequential(nt.CapsuleConv2d(2, 3, 3)), torch.randn(2, 2, 5, 5, 4, 4)
+    assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
 _ONES = torch.ones(1, 2, 3, 3, 4, 4), torch.ones(3, 2, 1, 1, 4, 4)
 
 
