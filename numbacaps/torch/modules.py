@@ -96,10 +96,10 @@ def check_capsule(name, shape):
     return tuple(shape)
 
 
-def check_count(name, count):
-    """Refuse what is no number of capsules."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} is {count!r}; it takes an int of 1 or more")
+def check_count(name, count, least=1):
+    """Refuse what is no number of capsules, or of axes."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"{name} is {count!r}; it takes an int of {least} or more")
 
 
 def check_shape(name, tensor, wanted):

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from numbacaps.routing.options import Options, options_of
+from numbacaps.routing.options import Options, check_activations, check_given, options_of
 from numbacaps.torch import plain_routing as plain
+from numbacaps.torch.closed import backend_of, check, check_tensors
 from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count, check_shape
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
 
@@ -67,6 +68,14 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
         zeros = torch.zeros(self.weight.shape[: 2 if self.options.is_summed else 4], **made)
         self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
 
+    def reset_parameters(self):
+        """The kernel as that of any convolution; betas and logits are 0."""
+        super().reset_parameters()
+        for name in ("beta_u", "beta_a", "logits"):
+            learned = self._parameters.get(name)  # while the layer is made there are none yet
+            if learned is not None:
+                nn.init.zeros_(learned)
+
     def _takes(self):
         """As of any convolution; channels that share a kernel may be any number."""
         N, channels, *others = super()._takes()
@@ -101,7 +110,8 @@ class RoutedCapsuleLinear(nn.Module):
     Notes
     -----
     ``forward`` takes (N, in_capsules, *in_capsule), and of EM routing activations (N, in_capsules); it returns (N,
-    out_capsules, *out_capsule), of EM routing with activations.
+    out_capsules, *out_capsule), of EM routing with activations. It raises TypeError where an argument is no tensor, and
+    ValueError where it has other axes, or where dynamic routing is given activations.
     """
 
     def __init__(
@@ -116,17 +126,23 @@ class RoutedCapsuleLinear(nn.Module):
             in_capsules, out_capsules, 1, in_capsule=in_capsule, out_capsule=out_capsule, **options
         )
 
+    def reset_parameters(self):
+        """As of :class:`RoutedCapsuleConv2d`."""
+        self.convolution.reset_parameters()
+
     def forward(self, x, activations=None):
         """The parents."""
         convolution = self.convolution
+        check_given({"activations": activations}, convolution.options)
         check_shape("x", x, ("N", convolution.in_channels, *convolution.in_capsule))
-        x = x[:, :, None, None]
-        if self.convolution.options.is_em:
-            y, a = self.convolution(
-                x, None if activations is None else activations[:, :, None, None]
-            )
+        if activations is not None:
+            check_shape("activations", activations, x.shape[:2])
+            activations = activations[:, :, None, None]
+        made = convolution(x[:, :, None, None], activations)
+        if convolution.options.is_em:
+            y, a = made
             return y[:, :, 0, 0], a[:, :, 0, 0]
-        return self.convolution(x)[:, :, 0, 0]
+        return made[:, :, 0, 0]
 
 
 class _Routing(nn.Module):
@@ -134,17 +150,23 @@ class _Routing(nn.Module):
 
     def __init__(self, positions=0, routing="dynamic", **options):
         super().__init__()
+        check_count("positions", positions, least=0)
         self.positions, self.options = positions, Options(routing, **options)
         if self.options.is_summed:
             raise ValueError(
                 "votes is 'sum'; it takes 'children': whose votes they are is not known"
             )
 
+    def _check_votes(self, votes, parents="P"):
+        """Refuse what are no votes for ``parents``, a number or a name for any."""
+        check_tensors(votes=votes)
+        check(votes=votes)
+        lead = "N", parents, *["position"] * self.positions, "I"
+        check_shape("votes", votes, (*lead, *votes.shape[len(lead) :]))
+
     def _flat(self, votes):
         """Votes (N, L, I, P, E), and the shape of capsules."""
         least = 3 + self.positions
-        if votes.dim() < least:
-            raise ValueError(f"votes has shape {tuple(votes.shape)}; it takes {least} axes or more")
         lead, I, capsule = votes.shape[: least - 1], votes.shape[least - 1], votes.shape[least:]
         wide = votes.to(torch.promote_types(votes.dtype, torch.float32))
         size = capsule.numel() if capsule else 1
@@ -164,6 +186,11 @@ class DynamicRouting(_Routing):
         Axes of positions, between parents and children.
     options
         ``iterations``, ``softmax_over`` and ``detach`` of :func:`capsule_routing`.
+
+    Notes
+    -----
+    ``forward`` raises TypeError where an argument is no tensor, RuntimeError where votes are no floats, and ValueError where
+    a shape does not fit.
     """
 
     def __init__(self, positions=0, **options):
@@ -171,9 +198,21 @@ class DynamicRouting(_Routing):
 
     def forward(self, votes, logits=None):
         """The parents; ``logits`` (P, I)."""
+        self._check_votes(votes)
+        if logits is not None:
+            check_shape("logits", logits, (votes.shape[1], votes.shape[2 + self.positions]))
         flat, shape = self._flat(votes)
         v = plain.dynamic(flat, logits, self.options)
         return v.transpose(1, 2).reshape(shape).to(votes.dtype)
+
+
+def _check_values(activations):
+    """Refuse activations outside of 0 to 1, where a look at them neither waits for a device nor breaks a graph."""
+    if torch.compiler.is_compiling() or backend_of(activations) != "CPU":
+        return
+    if activations.numel():
+        known = activations.detach().nan_to_num(0.0)
+        check_activations(known.min(), known.max())
 
 
 class EMRouting(_Routing):
@@ -187,17 +226,44 @@ class EMRouting(_Routing):
         Axes of positions, between parents and children.
     options
         ``iterations``, ``lam``, ``epsilon`` and ``detach`` of :func:`capsule_routing`.
+    device, dtype : optional
+
+    Attributes
+    ----------
+    beta_u, beta_a : Parameters (out_channels,)
+
+    Notes
+    -----
+    ``forward`` raises what that of :class:`DynamicRouting` does, and ValueError where activations are not from 0 to 1; on CUDA
+    devices, under ``torch.compile`` and in transforms of ``torch.func`` their values are not looked at.
     """
 
-    def __init__(self, out_channels, positions=0, **options):
+    def __init__(self, out_channels, positions=0, device=None, dtype=None, **options):
         super().__init__(positions, "em", **options)
+        check_count("out_channels", out_channels)
         if self.options.normalise != "window":
             raise ValueError("normalise is 'all'; EMRouting takes 'window', the only one of votes")
-        self.beta_u = nn.Parameter(torch.zeros(out_channels))
-        self.beta_a = nn.Parameter(torch.zeros(out_channels))
+        self.out_channels = out_channels
+        made = {"device": device, "dtype": dtype}
+        self.beta_u = nn.Parameter(torch.empty(out_channels, **made))
+        self.beta_a = nn.Parameter(torch.empty(out_channels, **made))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Both betas are 0."""
+        nn.init.zeros_(self.beta_u)
+        nn.init.zeros_(self.beta_a)
+
+    def extra_repr(self):
+        return f"{self.out_channels}, {super().extra_repr()}"
 
     def forward(self, votes, activations):
         """Parents, and their activations (N, P, *positions); ``activations`` (N, *positions, I)."""
+        self._check_votes(votes, self.out_channels)
+        check_shape(
+            "activations", activations, (votes.shape[0], *votes.shape[2 : 3 + self.positions])
+        )
+        _check_values(activations)
         flat, shape = self._flat(votes)
         a = activations.to(flat.dtype).reshape(flat.shape[:3])
         mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)

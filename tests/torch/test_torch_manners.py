@@ -104,7 +104,7 @@ _LAYERS = {
     "DynamicRouting(positions=2, routing='dynamic', iterations=1, detach=True)": lambda: (
         nt.DynamicRouting(2, iterations=1, detach=True)
     ),
-    "EMRouting(positions=0, routing='em', iterations=3)": lambda: nt.EMRouting(3),
+    "EMRouting(3, positions=0, routing='em', iterations=3)": lambda: nt.EMRouting(3),
     "MarginLoss(m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction='sum')": lambda: nt.MarginLoss(
         reduction="sum"
     ),
@@ -164,6 +164,16 @@ def test_routed_layers_refuse_what_they_would_not_do():
         nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
     with pytest.raises(ValueError, match="precision is 'ieee'; routing takes 'auto'"):
         nt.RoutedCapsuleConv2d(2, 3, 1, precision="ieee")
+    x, a = torch.ones(2, 6, 1, 8), torch.ones(2, 6)
+    with pytest.raises(ValueError, match="activations is given; routing 'dynamic' takes none"):
+        nt.RoutedCapsuleLinear(6, 3)(x, a)
+    layer = nt.RoutedCapsuleLinear(6, 3, routing="em")
+    for wrong in (a[0], a[:1], a[:, :5], a[..., None]):
+        said = f"activations has shape {tuple(wrong.shape)}; it takes (2, 6)"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            layer(x, wrong)
+    with pytest.raises(TypeError, match="activations is a list; it takes a torch.Tensor"):
+        layer(x, [1.0])
 
 
 def test_what_layers_do_not_take_is_named():
@@ -267,6 +277,102 @@ def test_activations_are_from_0_to_1(wrong):
     a[0, 1, 2, 0] = torch.nan  # which flows
     y, _ = nt.capsule_routing(x, w, activations=a, routing="em")
     assert y.isnan().any() and y.isfinite().any()
+
+
+_VOTES = torch.ones(2, 3, 5, 6, 4, 4)  # of 6 children for 3 parents, at 5 positions
+
+
+def _routings():
+    """Both routings of votes; activations go to one of them."""
+    em = nt.EMRouting(3, 1)
+    return nt.DynamicRouting(1), lambda votes: em(votes, torch.ones(2, 5, 6))
+
+
+def test_routing_of_votes_refuses_what_are_none():
+    for route in _routings():
+        route(_VOTES), route(_VOTES[..., 0, 0])  # a scalar is a capsule
+        with pytest.raises(TypeError, match="^votes is a list; it takes a torch.Tensor$"):
+            route([1.0])
+        with pytest.raises(RuntimeError, match="^votes is torch.int64; it takes torch.float16"):
+            route(_VOTES.long())
+        with pytest.raises(
+            ValueError, match=r"votes has shape \(2, 3, 5\); it takes \(N, [P3], pos"
+        ):
+            route(_VOTES[..., 0, 0, 0])
+    for routing in (nt.DynamicRouting, lambda positions: nt.EMRouting(3, positions)):
+        with pytest.raises(ValueError, match="positions is -1; it takes an int of 0 or more"):
+            routing(-1)
+    with pytest.raises(ValueError, match="out_channels is 0; it takes an int of 1 or more"):
+        nt.EMRouting(0)
+
+
+def test_routing_of_votes_refuses_operands_that_do_not_fit():
+    logits, a = torch.zeros(3, 6), torch.ones(2, 5, 6)
+    dynamic, em = nt.DynamicRouting(1), nt.EMRouting(3, 1)
+    dynamic(_VOTES, logits), em(_VOTES, a)
+    for wrong in (logits[:1], logits[:, :1], logits.T, logits[0], logits[None]):
+        said = f"logits has shape {tuple(wrong.shape)}; it takes (3, 6)"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            dynamic(_VOTES, wrong)
+    for wrong in (a[:1], a[:, :1], a[..., :1], a.mT, a[0], a.flatten()):
+        said = f"activations has shape {tuple(wrong.shape)}; it takes (2, 5, 6)"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            em(_VOTES, wrong)
+    for run, name in ((dynamic, "logits"), (em, "activations")):
+        with pytest.raises(TypeError, match=f"^{name} is a list; it takes a torch.Tensor$"):
+            run(_VOTES, [1.0])
+    for parents in (1, 2, 4):
+        said = f"votes has shape (2, 3, 5, 6, 4, 4); it takes (N, {parents}, position, I, 4, 4)"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            nt.EMRouting(parents, 1)(_VOTES, a)
+
+
+@pytest.mark.parametrize("wrong", [-0.25, 1.5])
+def test_routing_of_votes_takes_activations_from_0_to_1(wrong):
+    em, a = nt.EMRouting(3, 1), torch.full((2, 5, 6), 0.5)
+    a[0, 1, 2] = wrong
+    with pytest.raises(ValueError, match="activations has values from .* takes values from 0 to 1"):
+        em(_VOTES, a.requires_grad_())
+    a = a.detach()
+    a[0, 1, 2] = torch.nan  # which flows
+    y, _ = em(_VOTES, a)
+    assert y.isnan().any() and y.isfinite().any()
+    assert em(_VOTES[:0], a[:0])[1].shape == (0, 3, 5)
+
+
+def test_activations_that_cannot_be_looked_at_are_not():
+    """In a transform, as one graph, and of tensors without values."""
+    em, a = nt.EMRouting(3, 1), torch.rand(2, 5, 6)
+    votes = torch.rand(2, 3, 5, 6, 4, 4)
+    want = em(votes, a)
+    several = torch.func.vmap(em)(votes[None], a[None])
+    compiled = torch.compile(em, fullgraph=True, backend="eager")(votes, a)
+    for found in ([one[0] for one in several], compiled):
+        for one, wanted in zip(found, want):
+            torch.testing.assert_close(one, wanted)
+    empty = nt.EMRouting(3, 1, device="meta")(votes.to("meta"), a.to("meta"))
+    assert [one.shape for one in empty] == [one.shape for one in want]
+
+
+def test_reset_parameters_gives_what_construction_gives():
+    made = {"device": "cpu", "dtype": torch.float64}
+    for make in (
+        lambda: nt.RoutedCapsuleConv2d(2, 3, 2, routing="em", **made),
+        lambda: nt.RoutedCapsuleConv2d(2, 3, 2, learn_logits=True, **made),
+        lambda: nt.RoutedCapsuleLinear(2, 3, routing="em", **made),
+        lambda: nt.EMRouting(3, **made),
+    ):
+        torch.manual_seed(3)
+        layer = make()
+        want = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+        for parameter in layer.parameters():
+            assert parameter.dtype == torch.float64
+            torch.nn.init.ones_(parameter)
+        torch.manual_seed(3)
+        layer.reset_parameters()
+        for name, tensor in layer.state_dict().items():
+            assert torch.equal(tensor, want[name])
+    assert nt.EMRouting(3, device="meta").beta_u.is_meta
 
 
 def _differentiated(function, x, w, dy):
