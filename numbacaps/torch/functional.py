@@ -275,7 +275,7 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     return _reduced(losses, reduction)
 
 
-def spread_loss(activations, labels, margin=0.9, reduction="mean"):
+def spread_loss(activations, labels, margin=0.2, reduction="mean"):
     """The spread loss (Hinton et al. 2018, equation 3), summed over the other classes.
 
     Parameters

@@ -160,6 +160,9 @@ def test_squash_and_losses():
     torch.testing.assert_close(nt.spread_loss(lengths, labels, 0.6), torch.tensor(0.1**2 + 0.0))
     assert nt.MarginLoss()(lengths, labels) == nt.margin_loss(lengths, labels)
     assert nt.SpreadLoss(0.6)(lengths, labels) == nt.spread_loss(lengths, labels, 0.6)
+    near = torch.tensor([[0.8, 0.7, 0.05]])  # the second one is within the first margin of 0.2
+    torch.testing.assert_close(nt.spread_loss(near, labels), torch.tensor(0.1**2))
+    assert nt.SpreadLoss()(near, labels) == nt.spread_loss(near, labels)
 
 
 def test_bad_input_is_refused_by_name():
