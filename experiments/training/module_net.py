@@ -12,6 +12,7 @@ import numbacaps.torch as nt
 from experiments.measuring import opponents
 from experiments.training import modules
 from experiments.training.processes import ALONE
+from experiments.training.torch_network import hits
 from numbacaps.nn import Adam, checkpoint
 
 torch = opponents.torch()
@@ -81,8 +82,8 @@ class ModuleNet:
         for group in self._optimiser.param_groups:
             group["lr"] = self.adam.rate_of(self.steps)
         self._optimiser.step()
-        hits = (scores.argmax(1) == labels).sum()
-        self._totals.append(job.add(torch.stack((loss.detach(), hits.to(loss.dtype)))))
+        found = hits(scores, labels).to(loss.dtype)
+        self._totals.append(job.add(torch.stack((loss.detach(), found))))
         self.steps += 1
 
     def history(self, first=None):

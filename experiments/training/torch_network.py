@@ -59,6 +59,12 @@ def margin_loss(lengths, labels):
     return (gap * gap).sum() / len(lengths)
 
 
+def hits(lengths, labels):
+    """How many images have their label's capsule longest; none with a length that is not finite, which argmax takes for it."""
+    known = lengths.isfinite().all(1)
+    return (known & (lengths.argmax(1) == labels)).sum()
+
+
 class Fold(NamedTuple):
     """What a layer's conv2d takes, whatever the number of images."""
 
@@ -212,7 +218,7 @@ class TorchNet:
             group["lr"] = self.adam.rate_of(self.steps)
         self._optimiser.step()
         self._losses.append(loss)
-        self._hits.append((lengths.argmax(1) == labels).sum())
+        self._hits.append(hits(lengths, labels))
         self.steps += 1
 
     def _differentiate(self, x, labels):

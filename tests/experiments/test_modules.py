@@ -45,6 +45,17 @@ def test_any_network_is_its_modules(name, rng):
         np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-9)
 
 
+def test_lengths_of_nan_are_no_hits(rng):
+    """torch's argmax takes the first NaN for the longest, so an image of NaNs would be of class 0."""
+    net = network("odd", dtype="float64", seed=2)
+    x, _ = batch(net, 2, rng)
+    x[0] = np.nan
+    for model in (TorchNet(net, "cpu"), module_net.published(net)):
+        labels = np.array([0, model.forward(x)[1][1].argmax()])  # the second image is a hit
+        model.step_rows(model.place(x, labels), [0, 1])
+        assert model.history()[1][0] == 1
+
+
 def test_the_published_network_s_losses_are_the_twin_s(rng):
     """In float32 and float64: float32's spread is how far the twin itself is from float64."""
     x, labels = rng.random((6, 1, 28, 28, 1, 1)), np.arange(6)
