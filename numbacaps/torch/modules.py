@@ -104,13 +104,14 @@ def check_count(name, count, least=1):
 
 def check_shape(name, tensor, wanted):
     """Refuse a tensor whose axes are not those wanted; an axis that has a name in place of a size takes any."""
-    check_tensors(**{name: tensor})
-    if isinstance(tensor, torch.fx.Proxy):  # which has no shape yet
-        return
+    if not isinstance(tensor, torch.Tensor):
+        check_tensors(**{name: tensor})
+        return  # a proxy, which has no shape yet
     has = tensor.shape
-    if len(has) != len(wanted) or any(
-        size != takes for size, takes in zip(has, wanted) if not isinstance(takes, str)
-    ):
+    fits = len(has) == len(wanted)
+    for size, takes in zip(has, wanted):
+        fits = fits and (size == takes or isinstance(takes, str))
+    if not fits:
         sizes = ", ".join(map(str, wanted))
         raise ValueError(f"{name} has shape {tuple(has)}; it takes ({sizes})")
 
