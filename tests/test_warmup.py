@@ -7,11 +7,15 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import numbacaps
 from experiments import fused
+from experiments.measuring.drawing import drawn
 from numbacaps import Geometry, nn
+from numbacaps.algorithms.fused import FusedPasses
+from numbacaps.device import gpu
 
 package = import_module("numbacaps.warmup")
 _SMALL = Geometry(2, 2, 3, 6, 5, 3, 2, 1, 2, 4, 3, (2, 1), 1)
@@ -48,9 +52,37 @@ def _fails(word):
 # ---- what is asked for
 
 
-def test_the_presets_are_what_experiments_time():
-    known = [g for some in package.PRESETS.values() for g in some.values()]
+def test_two_presets_are_what_experiments_time():
+    known = [g for name in ("network", "workloads") for g in package.PRESETS[name].values()]
     assert sorted(map(str, known)) == sorted(map(str, fused.WORKLOADS.values()))
+
+
+def _kernels(geometry):
+    """What the passes of a convolution take on an H100: the pass, the kernel and, where one serves all sizes, its tile."""
+    of_any_size = (
+        "mma_sync",
+        "mma_sync_split_k",
+        "col2im",
+        "register_tiles",
+        "register_tiles_split_k",
+    )
+    passes = FusedPasses(geometry, np.dtype(np.float32), "auto")
+    chosen = passes.forward_launchers, passes.input_launchers, [passes.kernel_launcher]
+    return {
+        (wanted, one.rung, str(one.tile) if one.rung in of_any_size else "")
+        for wanted, some in enumerate(chosen)
+        for one in some
+    }
+
+
+@pytest.mark.tiers("ptx")
+def test_presets_take_most_kernels_that_drawn_convolutions_take(monkeypatch):
+    monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
+    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, choice: choice)
+    presets = [g for some in package.PRESETS.values() for g in some.values()]
+    known = set().union(*map(_kernels, presets))
+    taken = [one for number in range(100) for one in _kernels(drawn(20261127, number))]
+    assert sum(one in known for one in taken) >= 0.85 * len(taken)
 
 
 def test_each_convolution_is_asked_for_once():
@@ -203,7 +235,7 @@ def test_the_command_says_how_long_it_took(monkeypatch, capsys):
     said = capsys.readouterr()
     assert "3 of 4 are ready" in said.out and "not compiled: a layer: why" in said.err
     assert asked == [
-        (("network", "workloads"), ("float32",), None, None),
+        (("network", "workloads", "capsules"), ("float32",), None, None),
         (("workloads",), ("float16", "float32"), None, 2),
     ]
 

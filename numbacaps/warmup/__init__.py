@@ -56,9 +56,10 @@ def warmup(
     Parameters
     ----------
     convolutions : str or iterable
-        Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers) or
-        ``"workloads"`` (layers of EM routing and wider ones); a :class:`numbacaps.Geometry`; or a pair of
-        shapes (N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3).
+        Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers), ``"workloads"``
+        (layers of EM routing and wider ones) or ``"capsules"`` (other capsules, windows and strides, for most kernels that
+        any convolution takes); a :class:`numbacaps.Geometry`; or a pair of shapes (N, C, H, W, D1, D2) and
+        (P, C, KH, KW, D2, D3).
     dtypes : iterable of str
         float16, bfloat16, float32 or float64.
     precisions : iterable of str, optional

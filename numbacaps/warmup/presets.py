@@ -3,9 +3,14 @@
 from numbacaps.geometry import Geometry
 
 
-def _square(N, C, P, H, stride, D1, D2, D3):
-    """A square image under a window of 3x3."""
-    return Geometry(N, C, P, H, H, 3, 3, 1, D1, D2, D3, stride)
+def _square(N, C, P, H, stride, D1, D2, D3, K=3):
+    """A square image under a window of K x K."""
+    return Geometry(N, C, P, H, H, K, K, 1, D1, D2, D3, stride)
+
+
+def _alike(D, N, C, P, H, K, stride):
+    """The same of capsules of D x D."""
+    return _square(N, C, P, H, stride, D, D, D, K)
 
 
 PRESETS = {
@@ -23,5 +28,18 @@ PRESETS = {
         "caps16": _square(32, 16, 16, 32, 1, 16, 16, 16),
         "em-caps1": _square(128, 32, 32, 14, 2, 4, 4, 4),
         "em-caps2": _square(128, 32, 32, 6, 1, 4, 4, 4),
+    },
+    # Those of 260 layers that together with the others take most of the kernels that drawn convolutions take.
+    "capsules": {
+        "5, one image, 1x1, stride 2": _alike(5, 1, 32, 32, 14, 1, 2),
+        "1 x 8 to 8 x 16, 5x5": _square(8, 16, 16, 28, 1, 1, 8, 16, K=5),
+        "3, 5x5, stride 2": _alike(3, 8, 32, 32, 28, 5, 2),
+        "3, 3x3": _alike(3, 8, 16, 16, 28, 3, 1),
+        "5, few channels, 5x5, stride 2": _alike(5, 128, 4, 8, 14, 5, 2),
+        "5, small images, 5x5, stride 2": _alike(5, 32, 16, 16, 8, 5, 2),
+        "5, many small images, 5x5, stride 2": _alike(5, 128, 16, 16, 8, 5, 2),
+        "12, 5x5": _alike(12, 32, 16, 16, 8, 5, 1),
+        "3, few channels, 3x3, stride 2": _alike(3, 128, 4, 8, 8, 3, 2),
+        "5, 1x1, stride 2": _alike(5, 128, 16, 16, 14, 1, 2),
     },
 }
