@@ -1,7 +1,8 @@
 """One result of a pass summed anew, in float64, from the arrays as they lie: for results that three terms cannot tell.
 
 Which those are :mod:`numbacaps.fused.told` says. The kernels that have results last sum them: each by one thread, by the
-functions here. One function a pass serves all geometries: what it has to know of one stands in an array.
+functions here. One function a pass serves all geometries: what it has to know of one stands in an array. A sum that is NaN
+stays NaN, and ends: where training has diverged most results are.
 """
 
 import numpy as np
@@ -75,6 +76,8 @@ def _forward_at(i, x, w, of):
                 for d2 in range(of[D2]):
                     value = _element(x, inside, of_x, d1, d2, _OF_X, of)
                     total += value * _element(w, True, of_w, d2, d3, _OF_W, of)
+                if total != total:
+                    return total
     return total
 
 
@@ -96,6 +99,8 @@ def _input_at(i, dy, w, of):
                     for d3 in range(of[D3]):
                         value = _element(dy, inside, of_dy, d1, d3, _OF_Y, of)
                         total += value * _element(w, True, of_w, d2, d3, _OF_W, of)
+                    if total != total:
+                        return total
     return total
 
 
@@ -113,6 +118,8 @@ def _kernel_at(i, x, dy, of):
                 for d1 in range(of[D1]):
                     value = _element(x, inside, of_x, d1, d2, _OF_X, of)
                     total += value * _element(dy, True, of_dy, d1, d3, _OF_Y, of)
+                if total != total:
+                    return total
     return total
 
 

@@ -20,6 +20,7 @@ from numbacaps.fused.told import is_told
 _FLOAT32 = np.dtype(np.float32)
 _THREADS = 256
 _TOGETHER = 8  # sums that a thread loads at once
+_BOUNDS = _THREADS, 4  # blocks of a multiprocessor: that leaves the kernel that looks 64 registers
 
 
 @cuda.jit(device=True, inline="always")
@@ -68,7 +69,7 @@ def make_add_and_look(wanted):
     sum_at = SUMS[wanted]
 
     @kept_on_disk
-    @cuda.jit
+    @cuda.jit(launch_bounds=_BOUNDS)
     def add_and_look_kernel(
         partial,  # in   (splits, size)
         out,  # out  (size,)

@@ -99,6 +99,8 @@ def make_sum_again(tile, bk, each):
                             if is_inside(short(edge + table[at(tap + 1)]), extent):
                                 value = a[at(base + table[at(tap)] + k % EACH)]
                             total += value * b[at(lies + column)]
+                            if total != total:  # NaN, whatever is added
+                                break
                     c[at(to)] = total
 
     return sum_again
@@ -140,6 +142,8 @@ def make_sum_pixels_again(beside, each):
                             ]
                         other = c_start + place_of_pixel(image, h, w, d1, table, C_IMAGE) + in_c
                         total += value * c[at(other)]
+                        if total != total:
+                            break
                     b[at(to)] = total
 
     return sum_pixels_again
