@@ -11,6 +11,7 @@ from numbacaps.extras import require
 require("torch", "torch", "numbacaps.torch")
 
 from numbacaps.torch import layouts  # noqa: E402  (what lacks is named first)
+from numbacaps.torch.couplings import routing_couplings  # noqa: E402
 from numbacaps.torch.functional import (  # noqa: E402
     capsule_conv2d,
     capsule_conv_transpose2d,
@@ -60,6 +61,7 @@ __all__ = [
     "exponential_squash",
     "layouts",
     "margin_loss",
+    "routing_couplings",
     "spread_loss",
     "squash",
 ]

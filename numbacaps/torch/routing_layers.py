@@ -6,6 +6,7 @@ from torch import nn
 from numbacaps.routing.options import Options, check_activations, check_given, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.closed import backend_of, check, check_tensors
+from numbacaps.torch.couplings import routing_couplings
 from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count, check_shape
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
 
@@ -84,11 +85,18 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
 
     def forward(self, x, activations=None):
         """The parents."""
+        return self._routed(capsule_routing, x, activations)
+
+    def couplings(self, x, activations=None):
+        """How much of each child goes to which parent (:func:`numbacaps.torch.routing_couplings`)."""
+        return self._routed(routing_couplings, x, activations)
+
+    def _routed(self, function, x, activations):
         check_shape("x", x, self._takes())
         named = {name: getattr(self.options, name) for name in OPTIONS}
         own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "logits": self.logits}
         window = {name: getattr(self, name) for name in WINDOW}
-        return capsule_routing(x, self.weight, activations=activations, **own, **window, **named)
+        return function(x, self.weight, activations=activations, **own, **window, **named)
 
     def extra_repr(self):
         learned = "" if self.logits is None else ", learn_logits=True"
@@ -132,17 +140,26 @@ class RoutedCapsuleLinear(nn.Module):
 
     def forward(self, x, activations=None):
         """The parents."""
+        made = self.convolution(*self._as_channels(x, activations))
+        if self.convolution.options.is_em:
+            y, a = made
+            return y[:, :, 0, 0], a[:, :, 0, 0]
+        return made[:, :, 0, 0]
+
+    def couplings(self, x, activations=None):
+        """How much of each child goes to which parent: (N, out_capsules, in_capsules), without a gradient."""
+        found = self.convolution.couplings(*self._as_channels(x, activations))
+        return found[:, :, 0, 0, :, 0, 0]
+
+    def _as_channels(self, x, activations):
+        """x and activations as of one pixel."""
         convolution = self.convolution
         check_given({"activations": activations}, convolution.options)
         check_shape("x", x, ("N", convolution.in_channels, *convolution.in_capsule))
         if activations is not None:
             check_shape("activations", activations, x.shape[:2])
             activations = activations[:, :, None, None]
-        made = convolution(x[:, :, None, None], activations)
-        if convolution.options.is_em:
-            y, a = made
-            return y[:, :, 0, 0], a[:, :, 0, 0]
-        return made[:, :, 0, 0]
+        return x[:, :, None, None], activations
 
 
 class _Routing(nn.Module):

@@ -207,3 +207,15 @@ def test_tensors_that_are_not_contiguous(function):
         strided.copy_(x)
     found = run(strided, w.detach(), *how, product=product)
     torch.testing.assert_close(found, run(x, w, *how, product=product).detach())
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_couplings(routing):
+    torch.manual_seed(1)
+    x, w = torch.randn(2, 3, 5, 5, 2, 4), torch.randn(4, 3, 3, 3, 4, 2)
+    more = {"activations": torch.rand(2, 3, 5, 5)} if routing == "em" else {}
+    wanted = nt.routing_couplings(x, w, **more, routing=routing)
+    more = {name: one.cuda() for name, one in more.items()}
+    found = nt.routing_couplings(x.cuda(), w.cuda(), **more, routing=routing)
+    assert found.is_cuda and found.shape == wanted.shape
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)

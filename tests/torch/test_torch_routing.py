@@ -412,3 +412,26 @@ def test_bad_input_is_refused_by_name():
         nt.DynamicRouting(votes="sum")
     with pytest.raises(ValueError, match="votes has shape"):
         nt.DynamicRouting()(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_couplings_say_which_parents_children_go_to(routing, rng):
+    form = {"routing": routing, "iterations": 2}
+    layer = nt.RoutedCapsuleConv2d(2, 3, 2, in_capsule=(2, 3), out_capsule=(2, 2), routing=form)
+    x = torch.as_tensor(rng.standard_normal((2, 2, 4, 3, 2, 3)), dtype=torch.float32)
+    more = {"activations": torch.rand(2, 2, 4, 3)} if routing == "em" else {}
+    found = layer.couplings(x, **more)
+    assert found.shape == (2, 3, 3, 2, 2, 2, 2) and not found.requires_grad
+    torch.testing.assert_close(found.sum(1), torch.ones(2, 3, 2, 2, 2, 2))
+    arrays = {name: one.numpy() for name, one in more.items()}
+    weight = layer.weight.detach().numpy()
+    how = form | arrays | {"algorithm": "numpy", "couplings": True}
+    *_, wanted = numbacaps.capsule_routing(x.numpy(), weight, **how)
+    torch.testing.assert_close(found, torch.as_tensor(wanted))
+    half = nt.routing_couplings(x.half(), layer.weight.half(), **more, **form, detach=True)
+    torch.testing.assert_close(half, found, rtol=0.1, atol=0.02)
+    linear = nt.RoutedCapsuleLinear(5, 3, (1, 4), (1, 2), routing=form)
+    more = {"activations": torch.rand(2, 5)} if routing == "em" else {}
+    assert linear.couplings(torch.randn(2, 5, 1, 4), **more).shape == (2, 3, 5)
+    with pytest.raises(TypeError, match="x is a ndarray"):
+        nt.routing_couplings(x.numpy(), layer.weight)
