@@ -2,7 +2,7 @@
 
 Which those are :mod:`numbacaps.fused.told` says. The kernels that have results last sum them: each by one thread, by the
 functions here. One function a pass serves all geometries: what it has to know of one stands in an array. A sum that is NaN
-stays NaN, and ends: where training has diverged most results are.
+stays NaN, so summing ends there: where training has diverged most results are NaN.
 """
 
 import numpy as np

@@ -31,7 +31,7 @@ MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
 _TOGETHER = 3  # taps whose loads are under way together
 _SOME = _TOGETHER * ELEMENTS
-# Of the kernel that looks: threads of a block, blocks of a multiprocessor. So many blocks leave it 80 registers.
+# Launch bounds of col2im_and_look_kernel: 3 blocks fit a multiprocessor, so a thread has at most 80 registers.
 _BOUNDS = THREADS, 3
 # Where the numbers of a geometry stand in their array, and of an axis, in two places.
 N, C, G, D1, D2, LANES = range(6)

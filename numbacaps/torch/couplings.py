@@ -15,7 +15,7 @@ def routing_couplings(
 ):  # fmt: skip
     """The last iteration's couplings, without a gradient; arguments as of :func:`numbacaps.torch.capsule_routing`.
 
-    CPU tensors are routed by NumPy. On CUDA devices it waits for nothing, and cannot be captured in a graph.
+    CPU tensors are routed by NumPy.
 
     Returns
     -------

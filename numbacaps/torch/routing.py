@@ -173,12 +173,17 @@ def _on_cpu(*arguments):
     tensors, how = arguments[:6], arguments[6:]
     _check(**(given := _given(tensors)))
     _fitting(given, how)
-    activations = given.get("activations")
-    if activations is not None and activations.numel():
-        known = activations.nan_to_num(0.0)
-        check_activations(known.min(), known.max())
+    if "activations" in given:
+        check_values(given["activations"])
     with torch.no_grad():
         return (*_routed(given, how), _no_states(tensors[0]))
+
+
+def check_values(activations):
+    """Refuse activations of a CPU tensor outside of 0 to 1; NaN may pass."""
+    if activations.numel():
+        known = activations.detach().nan_to_num(0.0)
+        check_activations(known.min(), known.max())
 
 
 def _no_states(x):

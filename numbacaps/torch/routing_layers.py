@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from numbacaps.routing.options import Options, check_activations, check_given, options_of
+from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.closed import backend_of, check, check_tensors
 from numbacaps.torch.couplings import routing_couplings
 from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count, check_shape
-from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing
+from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing, check_values
 
 
 def _shown(options):
@@ -225,11 +225,8 @@ class DynamicRouting(_Routing):
 
 def _check_values(activations):
     """Refuse activations outside of 0 to 1, where a look at them neither waits for a device nor breaks a graph."""
-    if torch.compiler.is_compiling() or backend_of(activations) != "CPU":
-        return
-    if activations.numel():
-        known = activations.detach().nan_to_num(0.0)
-        check_activations(known.min(), known.max())
+    if not torch.compiler.is_compiling() and backend_of(activations) == "CPU":
+        check_values(activations)
 
 
 class EMRouting(_Routing):

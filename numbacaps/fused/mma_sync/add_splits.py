@@ -20,7 +20,8 @@ from numbacaps.fused.told import is_told
 _FLOAT32 = np.dtype(np.float32)
 _THREADS = 256
 _TOGETHER = 8  # sums that a thread loads at once
-_BOUNDS = _THREADS, 4  # blocks of a multiprocessor: that leaves the kernel that looks 64 registers
+# Launch bounds of add_and_look_kernel: 4 blocks fit a multiprocessor, so a thread has at most 64 registers.
+_BOUNDS = _THREADS, 4
 
 
 @cuda.jit(device=True, inline="always")

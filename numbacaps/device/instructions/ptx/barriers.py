@@ -11,8 +11,8 @@ fence_proxy_async = instruction("fence.proxy.async.shared::cta;")
 # its blocks come to where there is room, and wait there. If they come too early, those that only wait take the room of
 # those that work, and the next product's blocks crowd on a few multiprocessors: up to three times the time (measured). So
 # products by warps and by ordinary arithmetic, and what adds splits or columns, wait for the last kernel and let the next
-# one start once their sums are there; where blocks are few that costs half a microsecond. Kernels that pack, and products
-# of a block a multiprocessor, which take all room anyway, let it start sooner.
+# one start once their sums are there; where blocks are few that costs half a microsecond. Kernels that pack,
+# clear or squash, and products of a block a multiprocessor, which take all room anyway, let it start sooner.
 let_next_start = instruction("griddepcontrol.launch_dependents;", since=(9, 0))
 
 wait_for_last = instruction("griddepcontrol.wait;", since=(9, 0))
