@@ -116,7 +116,7 @@ RUNGS = {
     "backward_kernel": (
         *_at("register_tiles_split_k", "ieee"),
         *_at("mma_sync_split_k", *_TENSOR_CORES),
-        *_at("mma_split_k", "tf32", "tf32x3"),
+        *_at("mma_split_k", "tf32"),
         *_at("warp_specialized_split_k", *_TENSOR_CORES),
     ),
 }

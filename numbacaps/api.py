@@ -58,8 +58,8 @@ def capsule_conv2d(
         How float32 is multiplied. ``"auto"``: about as exactly as by ``"ieee"`` (numbacaps/README.md says how exactly), and as
         fast as the GPU can; infinities and NaN are where ``"ieee"`` has them. ``"ieee"``: ordinary arithmetic. ``"fused"`` has two more on GPUs of
         compute capability 8.0 and later: ``"tf32"``, operands of 11 bits of mantissa, sums in float32; and
-        ``"tf32x3"``, three such products for one, as which ``"auto"`` computes large products and looks through
-        their results. By itself it makes NaN of infinite operands in most kernels.
+        ``"tf32x3"``, three such products for one, as which ``"auto"`` computes large products; results that
+        they cannot tell, as infinities, are summed again.
     workspace_limit : int, optional
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not

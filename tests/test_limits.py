@@ -287,12 +287,9 @@ def test_rows_of_boxes_have_coordinates_of_32_bits():
 def test_splits_are_blocks_of_one_grid_and_count_their_pixels_in_32_bits():
     for G, M in ((1, 2**35), (300, 2**22), (_GRID, 2**20), (70, 2**31)):
         g = _geometry(G=G, D2=8, D3=8)
-        for terms in (1, 3):
-            tile, splits, per_split, _ = mma_tiles.choose_tile(
-                implicit_gemm.forward(g), M, G, terms
-            )
-            assert G * splits <= _GRID and splits * per_split >= M
-            assert per_split < mma_tiles._MOST_PIXELS + tile.BK
+        tile, splits, per_split, _ = mma_tiles.choose_tile(implicit_gemm.forward(g), M, G)
+        assert G * splits <= _GRID and splits * per_split >= M
+        assert per_split < mma_tiles._MOST_PIXELS + tile.BK
 
 
 @pytest.mark.parametrize(("images", "reason"), [(2**31, "images; TMA's"), (1, "tiles or more")])

@@ -51,7 +51,6 @@ class FusedPasses(Passes):
         self.seconds = 0.0  # of compiling, or of reading what was compiled before
         self.choices = {}  # pass to list of Choice
         self._made = {}  # pass to what a call of it launches
-        self._exact = set()  # passes whose results are looked through
 
     def _launcher(self, wanted, chosen):
         """The launcher of a choice, its time counted."""
@@ -67,7 +66,7 @@ class FusedPasses(Passes):
     def _job(self, wanted, product, precision, activation=None):
         g, result = self.geometry, prod(self._result_of(wanted))
         which = product, g.N, g.G, self.dtype, precision, activation
-        return Job(*which, result=result, looked=self._looked(wanted))
+        return Job(*which, result=result, looked=self._looked(wanted, precision))
 
     def _result_of(self, wanted):
         g = self.geometry
@@ -75,7 +74,7 @@ class FusedPasses(Passes):
         return shapes.get(wanted, g.kernel_shape)
 
     def _precision(self, wanted, columns, summed):
-        """The word that a pass is computed at; where "auto" stands for three terms, its results are looked through."""
+        """The word that a pass is computed at."""
         if self.precision != AUTO:
             return self.precision
         if self.activation is not None:
@@ -86,13 +85,12 @@ class FusedPasses(Passes):
         found = chosen_for(self.dtype, columns, summed)
         if rung is not None and self.dtype == np.float32:
             found = "ieee" if is_ordinary(rung, tile) else "tf32x3"
-        if found == "tf32x3":
-            self._exact.add(wanted)
         return found
 
-    def _looked(self, wanted):
+    def _looked(self, wanted, precision):
         """The pass and its geometry where its results are looked through; None where they are not."""
-        return (wanted, self.geometry) if wanted in self._exact else None
+        looked = precision == "tf32x3" and self.activation is None
+        return (wanted, self.geometry) if looked else None
 
     @property
     def _is_backward(self):
@@ -135,7 +133,7 @@ class FusedPasses(Passes):
         product, size = implicit_gemm.forward(g), g.P * g.Q * g.E2
         precision = self._precision("backward_kernel", product.N, product.M(g.N))
         which = product, g.N, g.G, self.dtype, precision
-        job = Job(*which, size=size, looked=self._looked("backward_kernel"))
+        job = Job(*which, size=size, looked=self._looked("backward_kernel", precision))
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)
 

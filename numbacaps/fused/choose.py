@@ -400,13 +400,10 @@ def _register_tiles_split_k(job, tile=None):
 
 
 def _mma_split_k(job, tile=None):
-    if job.precision not in TERMS or tile is not None:
-        raise NotPossible("mma_split_k takes precision 'tf32' or 'tf32x3', and chooses its tile")
-    if job.looked:
-        raise NotPossible("mma_split_k does not look through its results, as precision 'auto' does")
-    terms, M = TERMS[job.precision], job.product.M(job.images)
-    chosen, _, _, why = mma_tiles.choose_tile(job.product, M, job.G, terms)
-    make = partial(MmaSplitK, *job.operands[:3], job.size, job.dtype, terms)
+    if job.precision != "tf32" or tile is not None:
+        raise NotPossible("mma_split_k takes float32 at precision 'tf32', and chooses its tile")
+    chosen, _, _, why = mma_tiles.choose_tile(job.product, job.product.M(job.images), job.G)
+    make = partial(MmaSplitK, *job.operands[:3], job.size, job.dtype)
     return Choice("mma_split_k", make, chosen, None, why)
 
 
@@ -462,8 +459,7 @@ def choose_split_k(job, rung=None, tile=None):
             return fast
     if found:
         return found
-    by_rung_4 = on_tensor_cores and not job.looked
-    return _mma_split_k(job) if by_rung_4 else _register_tiles_split_k(job)
+    return _mma_split_k(job) if job.precision == "tf32" else _register_tiles_split_k(job)
 
 
 def split_k_beside(geometries, dtype, precision):

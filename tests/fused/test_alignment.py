@@ -74,7 +74,7 @@ def _specialized_sum():
 
 
 def _mma_sum():
-    which = _FORWARD, _G.N, _G.G, int(np.prod(_G.kernel_shape)), _F4, 1
+    which = _FORWARD, _G.N, _G.G, int(np.prod(_G.kernel_shape)), _F4
     made = wgmma.MmaSplitK(*which)
     made.splits.add = lambda *_: None
     return made

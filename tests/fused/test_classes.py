@@ -1,7 +1,6 @@
 """What kernels are compiled for: few classes, each of which serves many sizes. Nothing is compiled here."""
 
 import itertools
-from functools import partial
 
 import numpy as np
 import pytest
@@ -39,19 +38,18 @@ def _register_tiles(g):
     yield make_add_splits(ahead_of(splits), _F4)
 
 
-def _mma_split_k(terms, g):
+def _mma_split_k(g):
     product = implicit_gemm.forward(g)
     runs = tuple(run_bytes(D, _F4.itemsize) for D in (g.D2, g.D3))
-    tile, splits, *_ = mma_tiles.choose_tile(product, product.M(g.N), g.G, terms)
-    yield make_mma_reduction(product.inside, runs, tile, terms, _F4)
+    tile, splits, *_ = mma_tiles.choose_tile(product, product.M(g.N), g.G)
+    yield make_mma_reduction(product.inside, runs, tile, _F4)
     yield make_add_splits(ahead_of(splits), _F4)
 
 
 # Rung to (the kernels of all passes of a geometry, the most that a sweep of capsules may take).
 _RUNGS = {
     "register_tiles": (_register_tiles, 25),  # of 11 tiles
-    "mma_split_k, 1 term": (partial(_mma_split_k, 1), 50),
-    "mma_split_k, 3 terms": (partial(_mma_split_k, 3), 50),
+    "mma_split_k": (_mma_split_k, 50),
 }
 
 

@@ -389,11 +389,11 @@ GRADIENTS = (
 )
 
 
-def _kernel_gradient(g, terms, rng, shift=0):
+def _kernel_gradient(g, rng, shift=0):
     """(dw, as it should be), and the product; operands begin so many elements into an allocation."""
     x, w, dy = operands(g, "float32", rng)
     size = w.size
-    reduce = MmaSplitK(implicit_gemm.forward(g), g.N, g.G, size, _F4, terms)
+    reduce = MmaSplitK(implicit_gemm.forward(g), g.N, g.G, size, _F4)
     arrays = [nan(array.size + shift, _F4)[shift:] for array in (x, dy, w)]
     for array, values in zip(arrays, (x, dy)):
         array.copy_to_device(values.ravel())
@@ -402,28 +402,25 @@ def _kernel_gradient(g, terms, rng, shift=0):
     return arrays[2].copy_to_host().reshape(w.shape), oracle(g, x, w, dy)[2], reduce
 
 
-@pytest.mark.slow(but=["runs-of-one-3", "runs-of-two-1", "runs-of-four-3", "groups-1"])
+@pytest.mark.slow(but=["runs-of-one", "runs-of-two", "runs-of-four", "groups"])
 @pytest.mark.sanitize
-@pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", GRADIENTS)
-def test_kernel_gradient(case, terms, rng):
+def test_kernel_gradient(case, rng):
     _skip_without_tf32()
     g = GRADIENTS[case]
-    dw, want, reduce = _kernel_gradient(g, terms, rng)
-    reference.assert_close(dw, want, sums(g)[2], precision="ieee" if terms == 3 else "tf32")
-    assert f"{terms} term" in str(reduce) and str(reduce.tile) in str(reduce)
+    dw, want, reduce = _kernel_gradient(g, rng)
+    reference.assert_close(dw, want, sums(g)[2], precision="tf32")
+    assert str(reduce.tile) in str(reduce)
 
 
 @pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
-@pytest.mark.parametrize("tile", {tile for tiles_ in mma_tiles.TILES.values() for tile in tiles_})
+@pytest.mark.parametrize("tile", mma_tiles.TILES)
 def test_kernel_gradient_by_every_tile(tile, rng, monkeypatch):
     _skip_without_tf32()
-    for terms in (terms for terms, tiles_ in mma_tiles.TILES.items() if tile in tiles_):
-        monkeypatch.setitem(mma_tiles.TILES, terms, (tile,))
-        for case in ("runs-of-one", "runs-of-four"):
-            dw, want, _ = _kernel_gradient(GRADIENTS[case], terms, rng)
-            precision = "ieee" if terms == 3 else "tf32"
-            reference.assert_close(dw, want, sums(GRADIENTS[case])[2], precision=precision)
+    monkeypatch.setattr(mma_tiles, "TILES", (tile,))
+    for case in ("runs-of-one", "runs-of-four"):
+        dw, want, _ = _kernel_gradient(GRADIENTS[case], rng)
+        reference.assert_close(dw, want, sums(GRADIENTS[case])[2], precision="tf32")
 
 
 @pytest.mark.skipif(SIMULATED, reason="an address takes a GPU")
@@ -431,7 +428,7 @@ def test_kernel_gradient_at_an_address_that_copies_cannot_take(rng):
     """It has the same bits: only the copies are shorter."""
     _skip_without_tf32()
     g = GRADIENTS["runs-of-four"]
-    results = [_kernel_gradient(g, 3, np.random.default_rng(5), shift)[0] for shift in (0, 1)]
+    results = [_kernel_gradient(g, np.random.default_rng(5), shift)[0] for shift in (0, 1)]
     np.testing.assert_array_equal(*results)
 
 
@@ -491,16 +488,15 @@ def test_bulk_copies_of_the_kernel_gradient_at_an_address_that_they_cannot_take(
     reference.assert_close(dw.copy_to_host(), want, sums(g)[2], precision="tf32")
 
 
-def test_three_terms_keep_what_one_cuts():
-    """A factor with more bits than TF32 has comes out whole in three terms."""
+def test_a_kernel_gradient_has_factors_of_tf32():
+    """A factor with more bits comes out without them."""
     _skip_without_tf32()
     g = Geometry(1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 4)
-    for terms, want in ((1, 4), (3, 4 + 2.0**-10)):
-        reduce = MmaSplitK(implicit_gemm.forward(g), 1, 1, 16, _F4, terms)
-        x, dy = (cuda.to_device(np.full(16, value, _F4)) for value in (1 + 2.0**-12, 1))
-        dw = nan(16, _F4)
-        reduce(x, dy, dw, 0, nan(1, _F4))
-        np.testing.assert_array_equal(dw.copy_to_host(), np.full(16, want, _F4))
+    reduce = MmaSplitK(implicit_gemm.forward(g), 1, 1, 16, _F4)
+    x, dy = (cuda.to_device(np.full(16, value, _F4)) for value in (1 + 2.0**-12, 1))
+    dw = nan(16, _F4)
+    reduce(x, dy, dw, 0, nan(1, _F4))
+    np.testing.assert_array_equal(dw.copy_to_host(), np.full(16, 4, _F4))
 
 
 def test_tf32_is_cut_not_float32(rng):
@@ -783,13 +779,12 @@ def test_splits_cover_every_pixel_once():
         assert (splits - 1) * per_split < M <= splits * per_split
 
 
-@pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", GEOMETRIES)
-def test_splits_of_warps_cover_every_pixel_once(case, terms):
+def test_splits_of_warps_cover_every_pixel_once(case):
     g = GEOMETRIES[case]
     product = implicit_gemm.forward(g)
     for M in (1, 1000, product.M(g.N), 10**6):
-        tile, splits, per_split, _ = mma_tiles.choose_tile(product, M, g.G, terms)
+        tile, splits, per_split, _ = mma_tiles.choose_tile(product, M, g.G)
         assert per_split % tile.BK == 0
         assert (splits - 1) * per_split < M <= splits * per_split
 
@@ -797,5 +792,4 @@ def test_splits_of_warps_cover_every_pixel_once(case, terms):
 def test_why_a_tile_of_warps_cannot_be_taken():
     assert "evenly" in mma_tiles.why_not(mma_tiles.MmaTile(96, 64, 16, 32, 64, 3, 1))
     assert "shared memory" in mma_tiles.why_not(mma_tiles.MmaTile(256, 256, 32, 64, 64, 4, 1))
-    for tiles_ in mma_tiles.TILES.values():
-        assert not any(map(mma_tiles.why_not, tiles_))
+    assert not any(map(mma_tiles.why_not, mma_tiles.TILES))

@@ -522,19 +522,18 @@ def test_gradients_behind_bulk_copies(case, terms):
     assert "ld.global.v2.f32" in text
 
 
-@pytest.mark.slow(but=["em-3-last"])
+@pytest.mark.slow(but=["em-last"])
 @pytest.mark.parametrize("which", _TILES)
-@pytest.mark.parametrize("terms", mma_tiles.TILES)
 @pytest.mark.parametrize("case", ["em", "caps2", "odd"])
-def test_products_of_warps(case, terms, which):
+def test_products_of_warps(case, which):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
     depths = product.D, product.pixels.other[3]
     runs = tuple(warpgroup_tiles.run_bytes(D, 4) for D in depths)
-    tile = mma_tiles.TILES[terms][_TILES[which]]
-    text = _ptx(mma_kernel(product, runs, tile, terms, dtype), "float32", (9, 0))
+    tile = mma_tiles.TILES[_TILES[which]]
+    text = _ptx(mma_kernel(product, runs, tile, dtype), "float32", (9, 0))
     _check(text, "mma_reduction", "float32")
     mmas = text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
-    assert mmas % (terms * tile.WM // 16 * tile.WN // 8) == 0 and mmas
+    assert mmas % (tile.WM // 16 * tile.WN // 8) == 0 and mmas
     assert "ld.shared.v4.f32" in text and ".extern .shared .align 16 " in text
     for run in runs:
         how = {4: "ca", 8: "ca", 16: "cg"}[run]

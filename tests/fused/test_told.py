@@ -1,6 +1,7 @@
 """Results that three terms cannot tell are summed again by what has them last, all others stay."""
 
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_what_cannot_be_told_is_summed_again(wanted, case, rng):
 
 
 def _plan(g, precision="auto", rungs=_RUNGS if SIMULATED else None):
-    rungs = rungs if precision == "auto" else None
+    rungs = None if precision == "ieee" else rungs
     return numbacaps.plan(
         (*g.input_shape,),
         (*g.kernel_shape,),
@@ -119,15 +120,15 @@ def test_every_kernel_of_three_terms_looks_through_its_results():
     if has_warpgroups():
         cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized"))
         cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_packed"))
-    for g, rung in cases:
-        text = _plan(g, rungs={"backward_input": rung}).explain()
+    for (g, rung), precision in product(cases, ("auto", "tf32x3")):
+        text = _plan(g, precision, {"backward_input": rung}).explain()
         text = text[text.index("backward_input") : text.index("backward_kernel")]
         assert "3 terms, looked through" in text, text
 
 
 @pytest.mark.usefixtures("tensor_cores")
 def test_what_cannot_look_through_its_results_is_refused():
-    with pytest.raises(ValueError, match="mma_split_k does not look through its results"):
+    with pytest.raises(ValueError, match="mma_split_k takes float32 at precision 'tf32'"):
         _plan(_DX, rungs={"backward_kernel": "mma_split_k"})
 
 
@@ -147,16 +148,16 @@ _SPLIT = Geometry(2, 2, 2, 6, 6, 3, 3, 1, 2, 2, 2)
 
 
 def _forward_in_splits(splits, looked):
-    product, dtype = implicit_gemm.forward(_SPLIT), np.dtype(np.float32)
-    which = [product], _SPLIT.N, _SPLIT.G, dtype, 3
+    forward, dtype = implicit_gemm.forward(_SPLIT), np.dtype(np.float32)
+    which = [forward], _SPLIT.N, _SPLIT.G, dtype, 3
     how = replace(choose(*which)[0], splits=splits)
     return MmaSyncLauncher(*which, prod(_SPLIT.output_shape), how, looked=looked)
 
 
 def _kernel_in_splits(splits, looked):
-    product, size = implicit_gemm.forward(_SPLIT), prod(_SPLIT.kernel_shape)
-    which = product, _SPLIT.N, _SPLIT.G, size, np.dtype(np.float32), 3
-    each = product.M(_SPLIT.N) // splits
+    forward, size = implicit_gemm.forward(_SPLIT), prod(_SPLIT.kernel_shape)
+    which = forward, _SPLIT.N, _SPLIT.G, size, np.dtype(np.float32), 3
+    each = forward.M(_SPLIT.N) // splits
     how = replace(choose_split_k(*which)[0], splits=splits, per_split=each)
     return MmaSyncSplitK(*which, how, looked)
 

@@ -255,9 +255,9 @@ def tile_sums_kernel(product, tile, splits, dtype, looks=""):
     return kernel, blocks * tile.sums(window.taps[1])
 
 
-def mma_kernel(product, runs, tile, terms, dtype):
+def mma_kernel(product, runs, tile, dtype):
     """The tensor cores' kernel for the kernel's gradient."""
-    kernel = make_mma_reduction(product.inside, runs, tile, terms, dtype)
+    kernel = make_mma_reduction(product.inside, runs, tile, dtype)
     return Kernel(kernel, 3, 0, make_mma_reduction, 1, split_k.NUMBERS)
 
 

@@ -61,14 +61,12 @@ class MmaSplitK(SplitKLauncher):
     ----------
     product, images, G, size, dtype
         As those of :class:`RegisterTilesSplitK`.
-    terms : int
-        1 or 3 products of the tensor cores for one of float32.
     """
 
-    def __init__(self, product, images, G, size, dtype, terms):
-        self._inside, self._dtype, self.terms = product.inside, dtype, terms
+    def __init__(self, product, images, G, size, dtype):
+        self._inside, self._dtype = product.inside, dtype
         self.M = product.M(images)
-        tile, count, self.per_split, self.why = mma_tiles.choose_tile(product, self.M, G, terms)
+        tile, count, self.per_split, self.why = mma_tiles.choose_tile(product, self.M, G)
         self.tile = tile
         down, across = ceil_div(product.K, tile.BM), ceil_div(product.N, tile.BN)
         self.splits = Splits(count, size, dtype)
@@ -82,7 +80,7 @@ class MmaSplitK(SplitKLauncher):
 
     def _made(self, runs):
         """Launches of the kernel whose copies take this many bytes of each operand."""
-        kernel = make_mma_reduction(self._inside, runs, self.tile, self.terms, self._dtype)
+        kernel = make_mma_reduction(self._inside, runs, self.tile, self._dtype)
         types, shared = (self._dtype, self._dtype, self._dtype, np.int64), self.tile.shared_bytes
         compiled = Compiled(kernel, types, 0, shared, split_k.NUMBERS, early=True)
         return compiled.on(self.grid, self.tile.threads, shared)
@@ -99,5 +97,4 @@ class MmaSplitK(SplitKLauncher):
         self.splits.add(partial, dw, stream)
 
     def __str__(self):
-        terms = "1 term" if self.terms == 1 else f"{self.terms} terms"
-        return f"mma_split_k {self.tile}, {terms}, {self.splits} ({self.why})"
+        return f"mma_split_k {self.tile}, {self.splits} ({self.why})"

@@ -9,12 +9,9 @@ on their way while one is multiplied. A row is 8 banks behind the one before it:
 once, and its lanes side by side four elements each, all on banks of their own. So a thread's rows and
 columns of a product are neighbours in dw.
 
-The tensor cores read TF32, which they cut from float32. In one term, factors are brought near enough
-to their roundings first. In three terms a factor is the sum of a high and a low part: high times low, low
-times high, high times high. The tensor cores cut their sums too, so there the sum of each stage
-begins at zero, and float32 additions join the stages.
+The tensor cores read TF32, which they cut from float32; factors are brought near enough to their roundings first.
 
-The kernel serves all sizes. It is compiled for a tile, the bytes that one copy takes of each operand, the terms, the element's
+The kernel serves all sizes. It is compiled for a tile, the bytes that one copy takes of each operand, the element's
 type, and for whether taps reach over the edge.
 """
 
@@ -41,7 +38,6 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
-from numbacaps.device.tf32 import split as split_tf32
 from numbacaps.fused.addressing import (
     B_G,
     C_FIRST,
@@ -68,7 +64,7 @@ _ABSENT = -(1 << 62)  # the offset of a tap or column that there is not
 
 
 @cache
-def make_mma_reduction(inside, runs, tile, terms, dtype):
+def make_mma_reduction(inside, runs, tile, dtype):
     """Kernel that takes the numbers of :func:`numbacaps.fused.rung_3_register_tiles.split_k.numbers`.
 
     Parameters
@@ -78,8 +74,6 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
     runs : tuple of int
         Bytes (4, 8 or 16) that one copy takes from the gathered and from the other array.
     tile : numbacaps.fused.rung_4_wgmma.split_k_tile.MmaTile
-    terms : int
-        1 or 3.
     dtype : numpy.dtype
     """
     INSIDE = inside
@@ -107,12 +101,8 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
     OWN_ROWS, OWN_COLUMNS = map(specialized, (wm // 8, wn // 4))  # of the result, a thread's
     down_tiles, across_tiles = wm // 16, wn // 8
     DOWN_TILES, ACROSS_TILES = map(specialized, (down_tiles, across_tiles))
-    sums, parts = down_tiles * across_tiles * 4, 2 if terms == 3 else 1
-    fresh = sums if terms == 3 else 0  # where the sums of a stage are, after those of all
-    SUMS, FRESH, ALL_SUMS = map(specialized, (sums, fresh, sums + fresh))
-    A_PART, B_PART = map(specialized, (down_tiles * 4, across_tiles * 2))
-    A_SIZE, B_SIZE = map(specialized, (parts * down_tiles * 4, parts * across_tiles * 2))
-    TERMS = terms
+    SUMS = specialized(down_tiles * across_tiles * 4)
+    A_SIZE, B_SIZE = map(specialized, (down_tiles * 4, across_tiles * 2))
     store_sums = make_store_sums(tile, C_RUN > 4, dtype)
     ABSENT = _ABSENT
     ZERO = np.float32(0)
@@ -131,7 +121,7 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
         other = cuda.shared.array(PLACES, np.int64)
         top = cuda.shared.array(EDGES, np.int32)
         left = cuda.shared.array(EDGES, np.int32)
-        acc = local_array(ALL_SUMS, np.float32)
+        acc = local_array(SUMS, np.float32)
         quad = cuda.local.array(4, np.float32)
         a_part = local_array(A_SIZE, np.float32)
         b_part = local_array(B_SIZE, np.float32)
@@ -174,7 +164,7 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
             c_offset[own] = table[at(of_columns + of[N] + n)] if n < columns else ABSENT
         a_from = lane % 4 * A_PITCH + warp // ACROSS * WM + lane // 4 * 4
         b_from = C_START + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4 * 4
-        for i in range(ALL_SUMS):
+        for i in range(SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
         let_next_start()
@@ -225,38 +215,20 @@ def make_mma_reduction(inside, runs, tile, terms, dtype):
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
-                if TERMS == 3:
-                    for i in range(SUMS):
-                        acc[FRESH + i] = ZERO
                 for eight in range(BK // 8):
                     for half in range(2):
                         m = eight * 8 + half * 4
                         for i in range(QUADS_DOWN):
                             load_run(4, quad, shared, stage + a_from + m * A_PITCH + i * 32)
                             for j in range(4):
-                                to = i * 8 + j // 2 * 4 + j % 2 + half * 2
-                                if TERMS == 3:
-                                    a_part[to], a_part[A_PART + to] = split_tf32(quad[j])
-                                else:
-                                    a_part[to] = nearer(quad[j])
+                                a_part[i * 8 + j // 2 * 4 + j % 2 + half * 2] = nearer(quad[j])
                         for i in range(QUADS_ACROSS):
                             load_run(4, quad, shared, stage + b_from + m * C_PITCH + i * 32)
                             for j in range(4):
-                                to = i * 8 + j * 2 + half
-                                if TERMS == 3:
-                                    b_part[to], b_part[B_PART + to] = split_tf32(quad[j])
-                                else:
-                                    b_part[to] = nearer(quad[j])
-                    for term in range(TERMS):
-                        a_low = (TERMS - 1 - term) // 2 * A_PART
-                        b_low = (TERMS - 1 - term) % 2 * B_PART
-                        for i in range(DOWN_TILES):
-                            for j in range(ACROSS_TILES):
-                                to = FRESH + (i * ACROSS_TILES + j) * 4
-                                mma(acc, to, a_part, a_low + i * 4, b_part, b_low + j * 2)
-                if TERMS == 3:
-                    for i in range(SUMS):
-                        acc[i] += acc[FRESH + i]
+                                b_part[i * 8 + j * 2 + half] = nearer(quad[j])
+                    for i in range(DOWN_TILES):
+                        for j in range(ACROSS_TILES):
+                            mma(acc, (i * ACROSS_TILES + j) * 4, a_part, i * 4, b_part, j * 2)
         b_first = split * of[SIZE] + g * of[B_G]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
             k = k0 + warp // ACROSS * WM + i // 4 * 32 + lane // 4 * 4 + i % 4

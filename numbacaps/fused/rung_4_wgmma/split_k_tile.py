@@ -74,26 +74,17 @@ class MmaTile:
         return f"{self.BM}x{self.BN}x{self.BK}, {self.WM}x{self.WN} a warp, {self.STAGES} stages"
 
 
-# By terms, from large to small. In three terms a thread has the sums of a stage besides those of all.
+# From large to small.
 TILES = (
-    {1: (MmaTile(32, 32, 8, 32, 32, 3, 1),), 3: (MmaTile(32, 32, 8, 32, 32, 2, 1),)}
+    (MmaTile(32, 32, 8, 32, 32, 3, 1),)
     if SIMULATED
-    else {
-        1: (
-            MmaTile(128, 128, 16, 64, 64, 4, 2),
-            MmaTile(128, 64, 16, 64, 32, 4, 3),
-            MmaTile(64, 64, 16, 32, 32, 4, 4),
-            MmaTile(64, 32, 16, 32, 32, 4, 6),
-            MmaTile(32, 32, 16, 32, 32, 4, 10),
-        ),
-        3: (
-            MmaTile(128, 128, 16, 64, 32, 4, 1),
-            MmaTile(128, 64, 16, 64, 32, 4, 2),
-            MmaTile(64, 64, 16, 32, 32, 4, 3),
-            MmaTile(64, 32, 16, 32, 32, 4, 6),
-            MmaTile(32, 32, 16, 32, 32, 4, 10),
-        ),
-    }
+    else (
+        MmaTile(128, 128, 16, 64, 64, 4, 2),
+        MmaTile(128, 64, 16, 64, 32, 4, 3),
+        MmaTile(64, 64, 16, 32, 32, 4, 4),
+        MmaTile(64, 32, 16, 32, 32, 4, 6),
+        MmaTile(32, 32, 16, 32, 32, 4, 10),
+    )
 )
 
 
@@ -109,7 +100,7 @@ def why_not(tile):
     return None
 
 
-def choose_tile(product, M, G, terms):
+def choose_tile(product, M, G):
     """The tile and the splits that should take the least time, by a rough count.
 
     It depends on the geometry alone, so that the order of the sum is the same on every GPU.
@@ -120,8 +111,6 @@ def choose_tile(product, M, G, terms):
         Of the forward pass.
     M, G : int
         Pixels that are summed over, and products.
-    terms : int
-        1 or 3.
 
     Returns
     -------
@@ -129,7 +118,7 @@ def choose_tile(product, M, G, terms):
         The tile, how many splits, how many pixels each, and why.
     """
     best = None
-    for tile in TILES[terms]:
+    for tile in TILES:
         if why_not(tile) or ceil_div(product.N, tile.BN) > MAX_GRID_Y:
             continue
         tiles = G * ceil_div(product.K, tile.BM) * ceil_div(product.N, tile.BN)

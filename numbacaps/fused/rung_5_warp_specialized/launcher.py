@@ -159,13 +159,13 @@ class WarpSpecializedSplitK(SplitKLauncher):
     ):
         p = product
         self.tile, self.terms, self.why, self.looks = tile, terms, why, looked is not None
-        self._by_ordinary_arithmetic = dtype.itemsize == 2 or looked is not None
-        self._ordinary = (p, images, G, size, dtype, terms)
+        self._by_ordinary_arithmetic = dtype.itemsize == 2 or terms == 3
+        self._ordinary = (p, images, G, size, dtype)
         self.splits, window = strips.splits, Window.of(p)
         if self._by_ordinary_arithmetic:
             others = RegisterTilesSplitK.cut(p, images, G, dtype)[2] * size
         else:
-            others = mma_tiles.choose_tile(p, p.M(images), G, terms)[1] * size
+            others = mma_tiles.choose_tile(p, p.M(images), G)[1] * size
         self.table = uploaded(p.table)
         boxes = bulk_reduction_tiles.boxes(tile, p, G)
         down = ceil_div(p.channels, boxes[0].channels)
@@ -193,7 +193,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
     @cached_property
     def _unaligned(self):
         if self._by_ordinary_arithmetic:
-            return RegisterTilesSplitK(*self._ordinary[:-1])
+            return RegisterTilesSplitK(*self._ordinary)
         return MmaSplitK(*self._ordinary)
 
     def reduce(self, x, dy, dw, partial, stream):
