@@ -5,10 +5,12 @@ finished group of rows in the file.
 """
 
 import argparse
+import gc
 import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -294,7 +296,8 @@ def run(table, groups, options):
     if len(wanted) < len(mine):
         print(f"{len(mine) - len(wanted)} of {len(mine)} groups of rows were measured before")
     try:
-        measure_groups([(table, group) for group in wanted])
+        with _only_new_garbage():
+            measure_groups([(table, group) for group in wanted])
         put_in_order(table, groups, options.shard)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
@@ -303,6 +306,17 @@ def run(table, groups, options):
         print(f"{table.path.stem}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None
     _report(table)
+
+
+@contextmanager
+def _only_new_garbage():
+    """Leave out of garbage collection what is alive now, modules and rows: it takes a fifth of a second for each group."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def put_in_order(table, groups, part):

@@ -9,6 +9,7 @@ import datetime
 import io
 import json
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 from experiments.measuring import cards, lock, provenance
@@ -71,6 +72,7 @@ COLUMNS = {
     "gpu_uuid": "UUID of the GPU, which tells it from others of its name",
     "busy_neighbours": "how many other GPUs of the host were at work; empty where it is not known",
 }
+_GROUP_OF = itemgetter(*GROUP)  # the key of a row that has every cell as text
 _WAIT = 60.0  # seconds for another run, which holds a CSV for as long as writing it takes
 # Columns that older files lack, in the order in which they came, the last ones together; their cells are empty.
 _LATER = (("gpu_uuid", "busy_neighbours"), ("kernel_sources",))
@@ -165,9 +167,9 @@ def write(path, rows):
         The file cannot be written.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows({column: cell(value) for column, value in row.items()} for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([cell(row.get(column)) for column in COLUMNS] for row in rows)
     try:
         provenance.write_text(path, text.getvalue())
     except OSError as failure:
@@ -208,7 +210,7 @@ def now():
 
 def key(row, columns):
     """A row's cells in those columns."""
-    return tuple(str(row.get(column, "")) for column in columns)
+    return tuple([str(row.get(column, "")) for column in columns])
 
 
 # What must be the same for a row to count as measured, besides its kernels; and the note of one that a
@@ -221,7 +223,7 @@ class Table:
     """An experiment's CSV while it is being measured.
 
     Other runs may measure other groups into the same file meanwhile: what is written goes to the rows that the file
-    then has.
+    then has. It is read again only where another run has put a file in its place: a file of a long run has thousands of rows.
 
     Parameters
     ----------
@@ -241,7 +243,12 @@ class Table:
 
     def __init__(self, path, machine, fresh=False, same=SAME):
         self.path, self._machine, self._fresh, self._same = Path(path), machine, fresh, same
+        self._read()
+
+    def _read(self):
+        self._seen = _stamp(self.path)
         self.rows, self._sources = read(self.path), sources(self.path)
+        self._groups = None
 
     def write(self, change=lambda rows: rows):
         """Write the files behind the rows' names, then the rows.
@@ -257,13 +264,20 @@ class Table:
             One cannot be written, or is not ours any more.
         """
         with alone(self.path):
-            self.rows, self._sources = change(read(self.path)), sources(self.path)
+            if self._seen is None or self._seen != _stamp(self.path):
+                self._read()
+            self.rows, self._groups = change(self.rows), None
             self._sources.write(self.rows)
             write(self.path, self.rows)
+            self._seen = _stamp(self.path)
 
     def of_group(self, group):
         """The rows of a group, whose cells of :data:`GROUP` are given."""
-        return [row for row in self.rows if key(row, GROUP) == key(group, GROUP)]
+        if self._groups is None:
+            self._groups = {}
+            for row in self.rows:
+                self._groups.setdefault(_GROUP_OF(row), []).append(row)
+        return self._groups.get(key(group, GROUP), [])
 
     def has(self, group, variants, absent=()):
         """Whether these variants of a group were all measured with everything as it is now.
@@ -291,11 +305,20 @@ class Table:
         self.write(lambda known: replaced(known, rows))
 
 
+def _stamp(path):
+    """What tells a file from one that another run puts in its place; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def replaced(rows, group_rows):
     """``rows`` with those of one group in the place of what there was of it, all cells as text."""
-    group = key(group_rows[0], GROUP)
-    first = next((at for at, row in enumerate(rows) if key(row, GROUP) == group), len(rows))
-    kept = [row for row in rows if key(row, GROUP) != group]
+    group, groups = key(group_rows[0], GROUP), list(map(_GROUP_OF, rows))
+    first = groups.index(group) if group in groups else len(rows)
+    kept = [row for row, other in zip(rows, groups) if other != group]
     new = [{column: cell(row.get(column)) for column in COLUMNS} for row in group_rows]
     return kept[:first] + new + kept[first:]
 

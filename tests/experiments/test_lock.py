@@ -115,6 +115,21 @@ def test_a_table_keeps_what_another_run_measured(tmp_path):
     assert [row["pass"] for row in other.rows] == passes
 
 
+def test_a_table_is_read_again_only_behind_another_run(tmp_path, monkeypatch):
+    path, read, times = tmp_path / "sweep.csv", records.read, []
+    monkeypatch.setattr(records, "read", lambda path: times.append(path) or read(path))
+    table = records.Table(path, NOW)
+    for wanted in ("forward", "backward_input"):
+        table.replace([_row(wanted)])
+        assert [row["pass"] for row in table.of_group(_row(wanted))] == [wanted]
+    before = len(times)
+    table.write()
+    assert len(times) == before <= 2  # as there was no file at first
+    records.Table(path, NOW).replace([_row("backward_kernel")])
+    table.write()
+    assert len(times) == before + 2 and len(table.rows) == 3
+
+
 def test_a_table_keeps_the_sources_of_another_run_s_rows(tmp_path, monkeypatch):
     path = tmp_path / "sweep.csv"
     files = {"one": ["setup.cfg"], "other": ["pyproject.toml"]}
