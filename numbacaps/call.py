@@ -17,8 +17,9 @@ from numbacaps.arrays import (
 )
 from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
+from numbacaps.device.cupy_arrays import in_cupy, is_cupy
 from numbacaps.device.keeping import keep
-from numbacaps.device.streams import is_capturing
+from numbacaps.device.streams import follow, is_capturing, numba_stream
 from numbacaps.device.target import cuda
 from numbacaps.kept import kept_plan, settle
 from numbacaps.signature import signature_of
@@ -176,9 +177,23 @@ class Call:
         return Result(describe(which, array), shape, order, out, in_place)
 
     def deliver(self, result):
-        """The result in the caller's shape, order of capsule axes and place; None for None."""
+        """The result as the caller gets it: ``out``, or an array of the library that x is of; None for None."""
         if result is None:
             return None
+        array = self.array_of(result)
+        return array if result.out is not None else self.as_given(array)
+
+    def as_given(self, array):
+        """A result in no array of the caller's: CuPy's where x is, in the same memory; others as they are."""
+        x = self._given[0]
+        if not is_cupy(x.array):
+            return array
+        # CuPy's arrays name no stream: whoever takes this one is on the stream that is current there
+        follow(numba_stream(x.stream), (int(self.stream) if self.stream else 0,))
+        return in_cupy(array)
+
+    def array_of(self, result):
+        """The result in the caller's shape, order of capsule axes and place: ``out``, or a NumPy or Numba array."""
         out, on_device = result.out, self._given[0].on_device
         if result.operand is None:
             return self._empty(result)

@@ -21,6 +21,7 @@ from numbacaps import (
 from numbacaps.arrays import Operand, resolve_stream
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import cuda
+from tests.support.all_functions import results
 
 pytestmark = pytest.mark.tiers("gpu")
 
@@ -45,9 +46,30 @@ def _problem(rng, batch=16):
     return (x, w, dy), [array[:, :, :, :, 0] for array in (y, dx, dw)]
 
 
+def _on_host(result):
+    """A result as a NumPy array, whether it is CuPy's or Numba's."""
+    return result.get() if hasattr(result, "get") else result.copy_to_host()
+
+
 def _close(actual, wanted):
     for array, want in zip(actual, wanted):
-        reference.assert_close(array.copy_to_host(), want, 4096)
+        reference.assert_close(_on_host(array), want, 4096)
+
+
+def _keep_busy(cupy):
+    """Give CuPy's current stream work for some time."""
+    busy = cupy.ones((4096, 4096), cupy.float32)
+    for _ in range(20):
+        busy = busy @ busy * np.float32(1e-4)
+
+
+def _late(cupy, arrays):
+    """Arrays that are written late on CuPy's current stream: work elsewhere would find NaN."""
+    late = [cupy.full(array.shape, cupy.nan, array.dtype) for array in arrays]
+    _keep_busy(cupy)
+    for target, array in zip(late, arrays):
+        target[...] = cupy.asarray(array)
+    return late
 
 
 def test_cupy_arrays_on_a_cupy_stream(rng):
@@ -55,18 +77,51 @@ def test_cupy_arrays_on_a_cupy_stream(rng):
     arrays, wanted = _problem(rng)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        # The arrays are made late on this stream: work elsewhere would find NaN.
-        late = [cupy.full(array.shape, cupy.nan, array.dtype) for array in arrays]
-        busy = cupy.ones((4096, 4096), cupy.float32)
-        for _ in range(20):
-            busy = busy @ busy * np.float32(1e-4)
-        for target, array in zip(late, arrays):
-            target[...] = cupy.asarray(array)
+        late = _late(cupy, arrays)
         y = capsule_conv2d(*late[:2], stride=2, stream=stream)
         dx, dw = capsule_conv2d_backward(*late, stride=2, stream=stream)
-    stream.synchronize()
-    _close((y, dx, dw), wanted)
-    np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(y)), y.copy_to_host())
+        assert all(isinstance(one, cupy.ndarray) for one in (y, dx, dw))
+        _close((y, dx, dw), wanted)
+
+
+@pytest.mark.parametrize("N", [0, 2])
+def test_every_function_returns_cupy_arrays_for_cupy_arrays(N):
+    """With the bits of Numba's."""
+    cupy = pytest.importorskip("cupy")
+    found, right = (
+        results(put, np.random.default_rng(N), N) for put in (cupy.asarray, cuda.to_device)
+    )
+    for one, other in zip(found, right, strict=True):
+        assert isinstance(one, cupy.ndarray) and one.dtype == other.dtype
+        np.testing.assert_array_equal(one.get(), other.copy_to_host())
+
+
+def test_a_cupy_array_holds_the_memory_of_a_result(rng):
+    cupy = pytest.importorskip("cupy")
+    (x, w, _), (want, *_) = _problem(rng)
+    y = capsule_conv2d(cupy.asarray(x), cupy.asarray(w), stride=2)
+    gc.collect()
+    others = [cuda.to_device(np.full_like(y.get(), np.nan)) for _ in range(20)]
+    _close([y], [want])
+    del others
+
+
+def test_what_cupy_runs_next_waits_for_a_call_on_another_stream(rng):
+    """The host does not."""
+    cupy = pytest.importorskip("cupy")
+    (x, w, _), _ = _problem(rng)
+    current, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with current:
+        x, w = cupy.asarray(x), cupy.asarray(w)
+        want = capsule_conv2d(x, w, stride=2, stream=other)  # compiles
+        copied = cupy.full_like(want, np.nan)
+        current.synchronize()
+        with other:
+            _keep_busy(cupy)
+        y = capsule_conv2d(x, w, stride=2, stream=other)
+        assert not other.done
+        copied[...] = y
+        np.testing.assert_array_equal(copied.get(), want.get())
 
 
 @pytest.mark.parametrize("library", ["cupy", "cuda.core"])
@@ -98,11 +153,8 @@ def test_the_stream_that_an_array_names(rng):
     arrays, wanted = _problem(rng)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        on_device = [cupy.asarray(array) for array in arrays]
-        y = capsule_conv2d(*on_device[:2], stride=2)
-        assert int(y.stream) == stream.ptr
-    stream.synchronize()
-    _close((y,), wanted[:1])
+        y = capsule_conv2d(*_late(cupy, arrays[:2]), stride=2)
+        _close((y,), wanted[:1])
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "staged", "indexed"])
@@ -146,9 +198,8 @@ def test_cupy_arrays_of_bfloat16(rng):
     (x, w, _), _ = _problem(rng)
     x, w = x.astype(bfloat16), w.astype(bfloat16)
     y = capsule_conv2d(*(cupy.asarray(a.view("uint16")).view(bfloat16) for a in (x, w)), stride=2)
-    np.testing.assert_array_equal(y.copy_to_host(), capsule_conv2d(x, w, stride=2))
-    back = cupy.asarray(y.view("uint16")).view(bfloat16)
-    np.testing.assert_array_equal(cupy.asnumpy(back), y.copy_to_host())
+    assert isinstance(y, cupy.ndarray) and y.dtype == bfloat16
+    np.testing.assert_array_equal(y.get(), capsule_conv2d(x, w, stride=2))
 
 
 def test_strided_torch_tensors(rng):
@@ -182,7 +233,7 @@ def test_routing_takes_arrays_of_other_libraries(library, rng):
         out = put(np.full_like(arrays[2], np.nan))
         assert capsule_routing(x, w, stride=2, out=out) is out
         gradients = capsule_routing_backward(x, w, dy, stride=2)
-        found.append([get(out), gradients.x.copy_to_host(), gradients.w.copy_to_host()])
+        found.append([get(out), _on_host(gradients.x), _on_host(gradients.w)])
     for one, other in zip(*found):
         np.testing.assert_array_equal(one, other)
 

@@ -210,7 +210,7 @@ class RoutingCall:
             array = np.ascontiguousarray(array, dtype)
             return array if not self.gives_device else to_device(array, self.stream)
         if self.gives_device:
-            return array.bind(self.stream)
+            return self.call.as_given(array.bind(self.stream))
         host = array.copy_to_host(stream=self.stream)
         if self.stream:
             self.stream.synchronize()
@@ -218,9 +218,9 @@ class RoutingCall:
 
     def deliver_w(self, dw):
         """The kernel's gradient as the caller gets it: the sum over the channels that share the kernel; None for None."""
-        found = self.call.deliver(dw)
-        if found is None or not self.shared:
-            return found
+        if dw is None or not self.shared:
+            return self.call.deliver(dw)
+        found = self.call.array_of(dw)
         if isinstance(found, np.ndarray):
             return found.sum(1, keepdims=True, dtype=self.sums).astype(found.dtype)
         P, C, *rest = found.shape
@@ -229,7 +229,7 @@ class RoutingCall:
         total, size = self.room((P, 1, *rest)), prod(rest)
         kernel, grid = make_unpack(P, self.signature.dtype), ceil_div(size * P, TEAM_THREADS)
         run(kernel, grid, TEAM_THREADS, (self.keep(last), total, size, C), self.stream)
-        return total.bind(self.stream)
+        return self.call.as_given(total.bind(self.stream))
 
     @property
     def gives_device(self):
