@@ -238,7 +238,10 @@ class CapsuleConv2d(_CapsuleConv):
         return self._biased(y)
 
     def votes(self, x, sum_window=False):
-        """The votes, without the bias, for routing (:func:`numbacaps.torch.functional.capsule_votes`)."""
+        """The votes, without the bias, for routing (:func:`numbacaps.torch.functional.capsule_votes`).
+
+        ValueError where the layer's precision is not one that votes have, "auto" or "ieee".
+        """
         check_shape("x", x, self._takes())
         how = self.stride, self.padding, self.dilation
         options = {**self._options(), "sum_window": sum_window}
@@ -376,7 +379,7 @@ class CapsuleLinear(_CapsuleLayer):
         return self._biased(y)
 
     def votes(self, x):
-        """The votes (N, out_channels, children, *out_capsule), without the bias."""
+        """The votes (N, out_channels, children, *out_capsule), without the bias; ValueError as of a convolution's."""
         x = self._children(x)
         return functional.capsule_linear_votes(x, self.weight, **self._options())
 

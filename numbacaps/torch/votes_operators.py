@@ -1,8 +1,7 @@
 """The operators of the votes: the votes and their two gradients, closed under differentiation.
 
 On CUDA tensors they run the kernels of :mod:`numbacaps.votes` as the convolution's (:mod:`numbacaps.torch.kernels`); on CPU tensors
-:mod:`numbacaps.torch.windows`. Votes are multiplied by ordinary arithmetic, so on CUDA tensors ``precision`` takes
-``"ieee"``.
+:mod:`numbacaps.torch.windows`. Votes are multiplied by ordinary arithmetic, so ``precision`` takes no other.
 """
 
 from numbacaps.product import parse_product
@@ -10,11 +9,15 @@ from numbacaps.torch import kernels, windows
 from numbacaps.torch.closed import Kernels, Kind, check_gradient, define
 from numbacaps.torch.operators import shape_of_output
 
+PRECISIONS = ("auto", "ieee")  # which are one here
+
 
 def shape_of_votes(x_shape, w_shape, *how):
     """(N, P, OH, OW, C, KH, KW, *T3), with ``sum_window`` without KH and KW; N may be a symbol."""
-    *others, sum_window = how
-    y = shape_of_output(x_shape, w_shape, *others)
+    *others, precision, sum_window = how
+    y = shape_of_output(x_shape, w_shape, *others, precision)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; votes take one of {list(PRECISIONS)}")
     return (*y[:4], *w_shape[1 : 2 if sum_window else 4], *y[4:])
 
 
