@@ -103,7 +103,7 @@ class SabourCapsNet(nn.Module):
             nn.Linear(hidden[1], side * side),
             nn.Sigmoid(),
         )
-        nn.init.normal_(self.digits.convolution.weight, std=_STD)
+        nn.init.normal_(self.digits.weight, std=_STD)
 
     def forward(self, x, labels=None):
         """See digits, and draw them again.

@@ -150,12 +150,20 @@ class StoredLinear(nn.Module):
     in_capsules, out_capsules : int
     in_capsule, out_capsule : pair of int
         (D1, D2) and (D1, D3).
+
+    Attributes
+    ----------
+    weight : Parameter (out_capsules, in_capsules, D2, D3)
+        Not set, as that of :class:`StoredConv2d`.
     """
 
     def __init__(self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16)):
         super().__init__()
-        self.convolution = StoredConv2d(in_capsules, out_capsules, 1, in_capsule, out_capsule)
+        self.out_capsule = tuple(out_capsule)
+        shape = out_capsules, in_capsules, in_capsule[1], out_capsule[1]
+        self.weight = nn.Parameter(torch.empty(shape))
 
     def forward(self, x):
         """Parents (N, out_capsules, *out_capsule) of x (N, in_capsules, *in_capsule)."""
-        return self.convolution(x[:, :, None, None])[:, :, 0, 0]
+        V = votes(x[:, :, None, None], self.weight[:, :, None, None])
+        return dynamic(V)[:, :, 0, 0].unflatten(-1, self.out_capsule)

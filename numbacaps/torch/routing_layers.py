@@ -7,7 +7,7 @@ from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.closed import backend_of, check, check_tensors
 from numbacaps.torch.couplings import routing_couplings
-from numbacaps.torch.modules import CapsuleConv2d, check_capsule, check_count, check_shape
+from numbacaps.torch.modules import CapsuleConv2d, CapsuleLinear, check_count, check_shape
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing, check_values
 
 
@@ -22,7 +22,51 @@ def _shown(options):
     return ", ".join(f"{name}={getattr(options, name)!r}" for name in names)
 
 
-class RoutedCapsuleConv2d(CapsuleConv2d):
+class _Routed:
+    """What routed layers have in common: the options of routing, and what is learned besides the kernel."""
+
+    def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
+        named = {"routing": routing} if isinstance(routing, str) else dict(routing)
+        self.options = options_of(named)
+        for name in options:
+            if name in OPTIONS:
+                told = {**named, name: options[name]}
+                raise TypeError(f"{name} is an option of routing; give routing={told}")
+        if learn_logits and self.options.is_em:
+            raise ValueError("learn_logits is True; routing 'em' has no logits")
+        super().__init__(*arguments, **options)
+        if self.bias is not None:
+            raise ValueError("bias is True; routing takes none")
+        if self.precision != "auto":
+            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto'")
+        made = {"device": self.weight.device, "dtype": self.weight.dtype}
+        betas = self.options.is_em
+        for name in ("beta_u", "beta_a"):
+            zeros = torch.zeros(self.out_channels, **made)
+            self.register_parameter(name, nn.Parameter(zeros) if betas else None)
+        zeros = torch.zeros(self._logits_shape(), **made)
+        self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
+
+    def reset_parameters(self):
+        """The kernel as that of any convolution; betas and logits are 0."""
+        super().reset_parameters()
+        for name in ("beta_u", "beta_a", "logits"):
+            learned = self._parameters.get(name)  # while the layer is made there are none yet
+            if learned is not None:
+                nn.init.zeros_(learned)
+
+    def _routed(self, function, x, activations):
+        """Of :func:`capsule_routing` or what takes the same."""
+        named = {name: getattr(self.options, name) for name in OPTIONS}
+        betas = {"beta_u": self.beta_u, "beta_a": self.beta_a}
+        return function(x, activations=activations, **betas, **self._convolution(), **named)
+
+    def extra_repr(self):
+        learned = "" if self.logits is None else ", learn_logits=True"
+        return f"{super().extra_repr()}, {_shown(self.options)}{learned}"
+
+
+class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
     """A capsule convolution whose sum is routing.
 
     Parameters
@@ -47,35 +91,13 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
     which share the kernel, as in SegCaps. TypeError and ValueError as of :class:`numbacaps.torch.CapsuleConv2d`.
     """
 
-    def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
-        named = {"routing": routing} if isinstance(routing, str) else dict(routing)
-        self.options = options_of(named)
-        for name in options:
-            if name in OPTIONS:
-                told = {**named, name: options[name]}
-                raise TypeError(f"{name} is an option of routing; give routing={told}")
-        if learn_logits and self.options.is_em:
-            raise ValueError("learn_logits is True; routing 'em' has no logits")
-        super().__init__(*arguments, **options)
-        if self.bias is not None:
-            raise ValueError("bias is True; routing takes none")
-        if self.precision != "auto":
-            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto'")
-        made = {"device": self.weight.device, "dtype": self.weight.dtype}
-        betas = self.options.is_em
-        for name in ("beta_u", "beta_a"):
-            zeros = torch.zeros(self.out_channels, **made)
-            self.register_parameter(name, nn.Parameter(zeros) if betas else None)
-        zeros = torch.zeros(self.weight.shape[: 2 if self.options.is_summed else 4], **made)
-        self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
+    def _logits_shape(self):
+        return self.weight.shape[: 2 if self.options.is_summed else 4]
 
-    def reset_parameters(self):
-        """The kernel as that of any convolution; betas and logits are 0."""
-        super().reset_parameters()
-        for name in ("beta_u", "beta_a", "logits"):
-            learned = self._parameters.get(name)  # while the layer is made there are none yet
-            if learned is not None:
-                nn.init.zeros_(learned)
+    def _convolution(self):
+        """What routing is told of the kernel and its window."""
+        window = {name: getattr(self, name) for name in WINDOW}
+        return {"w": self.weight, "logits": self.logits, **window}
 
     def _takes(self):
         """As of any convolution; channels that share a kernel may be any number."""
@@ -85,25 +107,16 @@ class RoutedCapsuleConv2d(CapsuleConv2d):
 
     def forward(self, x, activations=None):
         """The parents."""
+        check_shape("x", x, self._takes())
         return self._routed(capsule_routing, x, activations)
 
     def couplings(self, x, activations=None):
         """How much of each child goes to which parent (:func:`numbacaps.torch.routing_couplings`)."""
+        check_shape("x", x, self._takes())
         return self._routed(routing_couplings, x, activations)
 
-    def _routed(self, function, x, activations):
-        check_shape("x", x, self._takes())
-        named = {name: getattr(self.options, name) for name in OPTIONS}
-        own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "logits": self.logits}
-        window = {name: getattr(self, name) for name in WINDOW}
-        return function(x, self.weight, activations=activations, **own, **window, **named)
 
-    def extra_repr(self):
-        learned = "" if self.logits is None else ", learn_logits=True"
-        return f"{super().extra_repr()}, {_shown(self.options)}{learned}"
-
-
-class RoutedCapsuleLinear(nn.Module):
+class RoutedCapsuleLinear(_Routed, CapsuleLinear):
     """A layer in which every input capsule has a kernel of its own for every output capsule, as DigitCaps.
 
     Parameters
@@ -115,6 +128,13 @@ class RoutedCapsuleLinear(nn.Module):
     routing, learn_logits, product, device, dtype
         As :class:`RoutedCapsuleConv2d`.
 
+    Attributes
+    ----------
+    weight : Parameter (out_capsules, in_capsules, *T2)
+        That of :class:`numbacaps.torch.CapsuleLinear`, so each loads the other's.
+    beta_u, beta_a : Parameters (out_capsules,) of EM routing, None else
+    logits : Parameter (out_capsules, in_capsules), or None
+
     Notes
     -----
     ``forward`` takes (N, in_capsules, *in_capsule), and of EM routing activations (N, in_capsules); it returns (N,
@@ -125,37 +145,37 @@ class RoutedCapsuleLinear(nn.Module):
     def __init__(
         self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16), **options
     ):
-        super().__init__()
         check_count("in_capsules", in_capsules)
         check_count("out_capsules", out_capsules)
-        in_capsule = check_capsule("in_capsule", in_capsule)
-        out_capsule = check_capsule("out_capsule", out_capsule)
-        self.convolution = RoutedCapsuleConv2d(
-            in_capsules, out_capsules, 1, in_capsule=in_capsule, out_capsule=out_capsule, **options
-        )
+        super().__init__(in_capsules, out_capsules, in_capsule, out_capsule, **options)
 
-    def reset_parameters(self):
-        """As of :class:`RoutedCapsuleConv2d`."""
-        self.convolution.reset_parameters()
+    def _logits_shape(self):
+        return self.weight.shape[:2]
+
+    def _convolution(self):
+        """What routing is told of the kernel, whose window is one pixel."""
+        logits = self.logits
+        if logits is not None and not self.options.is_summed:
+            logits = logits[:, :, None, None]
+        return {"w": self.weight[:, :, None, None], "logits": logits, "product": self.product}
 
     def forward(self, x, activations=None):
         """The parents."""
-        made = self.convolution(*self._as_channels(x, activations))
-        if self.convolution.options.is_em:
+        made = self._routed(capsule_routing, *self._as_channels(x, activations))
+        if self.options.is_em:
             y, a = made
             return y[:, :, 0, 0], a[:, :, 0, 0]
         return made[:, :, 0, 0]
 
     def couplings(self, x, activations=None):
         """How much of each child goes to which parent: (N, out_capsules, in_capsules), without a gradient."""
-        found = self.convolution.couplings(*self._as_channels(x, activations))
+        found = self._routed(routing_couplings, *self._as_channels(x, activations))
         return found[:, :, 0, 0, :, 0, 0]
 
     def _as_channels(self, x, activations):
         """x and activations as of one pixel."""
-        convolution = self.convolution
-        check_given({"activations": activations}, convolution.options)
-        check_shape("x", x, ("N", convolution.in_channels, *convolution.in_capsule))
+        check_given({"activations": activations}, self.options)
+        x = self._children(x)
         if activations is not None:
             check_shape("activations", activations, x.shape[:2])
             activations = activations[:, :, None, None]

@@ -141,7 +141,7 @@ def test_capsnet_is_the_paper_s():
         "digits": [(10, 1, 16)],
         "decoder": [(784,)],
     }
-    assert net.digits.convolution.weight.shape[:2] == (10, 1152)
+    assert net.digits.weight.shape[:2] == (10, 1152)
     units = [layer.out_features for layer in net.decoder if hasattr(layer, "out_features")]
     assert units == [512, 1024, 784]
 

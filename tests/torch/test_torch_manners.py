@@ -101,6 +101,9 @@ _LAYERS = {
     ),
     "RoutedCapsuleConv2d(2, 3, kernel_size=(1, 1), in_capsule=(4, 4), out_capsule=(4, 4), routing='dynamic', "
     "iterations=3, learn_logits=True)": lambda: nt.RoutedCapsuleConv2d(2, 3, 1, learn_logits=True),
+    "RoutedCapsuleLinear(6, 3, in_capsule=(1, 8), out_capsule=(1, 16), routing='em', iterations=3)": (
+        lambda: nt.RoutedCapsuleLinear(6, 3, routing="em")
+    ),
     "DynamicRouting(positions=2, routing='dynamic', iterations=1, detach=True)": lambda: (
         nt.DynamicRouting(2, iterations=1, detach=True)
     ),
@@ -202,6 +205,7 @@ _READS = {
     "routed votes": (lambda: nt.RoutedCapsuleConv2d(4, 3, 3).votes, *_GRID),
     "routed sums": (lambda: nt.RoutedCapsuleConv2d(4, 3, 3, routing=_SUMMED).forward, *_GRID),
     "routed linear": (lambda: nt.RoutedCapsuleLinear(6, 3).forward, (2, 6, 1, 8), "N, 6, 1, 8"),
+    "routed linear votes": (lambda: nt.RoutedCapsuleLinear(6, 3).votes, (2, 6, 1, 8), "N, 6, 1, 8"),
 }
 
 

@@ -342,11 +342,47 @@ def test_layers():
     y = digits(x)
     assert y.shape == (2, 3, 1, 16) and (y.norm(dim=(-2, -1)) < 1).all()
     y.sum().backward()
-    assert digits.convolution.logits.grad.abs().sum() > 0
+    assert digits.logits.grad.abs().sum() > 0
     assert "iterations=3" in repr(digits)
     classes = nt.RoutedCapsuleLinear(6, 3, (4, 4), (4, 4), routing="em")
     y, a = classes(torch.randn(2, 6, 4, 4), torch.rand(2, 6))
     assert y.shape == (2, 3, 4, 4) and a.shape == (2, 3)
+
+
+@pytest.mark.parametrize("learn_logits", [False, True])
+@pytest.mark.parametrize("votes", ["children", "sum"])
+def test_a_linear_layer_routes_as_a_convolution_of_one_pixel(votes, learn_logits):
+    how = {"in_capsule": (2, 3), "out_capsule": (2, 4), "learn_logits": learn_logits}
+    how["routing"] = {"routing": "dynamic", "votes": votes}
+    linear, convolution = (
+        nt.RoutedCapsuleLinear(5, 3, **how),
+        nt.RoutedCapsuleConv2d(5, 3, 1, **how),
+    )
+    with torch.no_grad():
+        convolution.weight.copy_(linear.weight[:, :, None, None])
+        if learn_logits:
+            torch.nn.init.normal_(linear.logits)
+            convolution.logits.copy_(linear.logits.view_as(convolution.logits))
+    x = torch.randn(2, 5, 2, 3)
+    as_pixel = x[:, :, None, None]
+    torch.testing.assert_close(linear(x), convolution(as_pixel)[:, :, 0, 0])
+    torch.testing.assert_close(
+        linear.couplings(x), convolution.couplings(as_pixel)[:, :, 0, 0, :, 0, 0]
+    )
+
+
+def test_a_linear_layer_and_a_routed_one_load_each_other_s_weights():
+    """Children of a grid are in the order of its axes, as ``flatten`` has them."""
+    plain = nt.CapsuleLinear((3, 2, 2), 4, (1, 8), (1, 16))
+    routed = nt.RoutedCapsuleLinear(12, 4)
+    routed.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 2, 2, 1, 8)
+    votes = plain.votes(x)
+    torch.testing.assert_close(routed.votes(x.flatten(1, 3)), votes)
+    torch.testing.assert_close(routed(x.flatten(1, 3)), nt.DynamicRouting()(votes))
+    again = nt.CapsuleLinear((3, 2, 2), 4, (1, 8), (1, 16))
+    again.load_state_dict(routed.state_dict())
+    assert torch.equal(again(x), plain(x))
 
 
 @pytest.mark.parametrize("learn_logits", [False, True])
