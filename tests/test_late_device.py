@@ -101,6 +101,17 @@ def test_routing(routing, algorithm, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
+def test_routing_of_channels_that_share_a_kernel(monkeypatch, rng):
+    """The gradients of all channels are dropped once their sum is queued."""
+    arrays = _drawn(rng, _SMALL["x"], (3, 1, 2, 2, 2, 2), _SMALL["dy"])
+
+    def call(x, w, dy):
+        found = numbacaps.capsule_routing_backward(x, w, dy, votes="sum", algorithm="stored")
+        return found.x, found.w
+
+    _is_late(call, [one.astype(np.float16) for one in arrays], monkeypatch)
+
+
 def test_routing_of_operands_that_are_widened(monkeypatch, rng):
     shapes = *_SMALL.values(), (2, 2, 3, 3), (3,)
     arrays = [one.astype(np.float16) for one in _drawn(rng, *shapes)]

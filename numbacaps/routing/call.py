@@ -223,6 +223,7 @@ class RoutingCall:
         found = self.call.array_of(dw)
         if isinstance(found, np.ndarray):
             return found.sum(1, keepdims=True, dtype=self.sums).astype(found.dtype)
+        self.keep(found)
         P, C, *rest = found.shape
         wide = found if found.dtype == self.sums else self._wide(found)
         last = gather(describe("dw", wide), (*range(1, wide.ndim), 0), self.stream)
