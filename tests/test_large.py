@@ -11,6 +11,7 @@ import pytest
 import numbacaps
 from numbacaps import ALGORITHMS
 from numbacaps.device.target import cuda
+from tests.support.campaign.large import check_image
 
 pytestmark = [pytest.mark.tiers("gpu"), pytest.mark.slow]
 
@@ -25,32 +26,10 @@ def _skip_without(gigabytes):
     pytest.skip(f"{free >> 30} GiB of GPU memory are free; it takes {gigabytes}")
 
 
-def _tiled(part, count):
-    """A device array of ``part`` again and again."""
-    made = cuda.device_array(count * part.size, part.dtype)
-    for i in range(count):
-        made[i * part.size : (i + 1) * part.size].copy_to_device(part.ravel())
-    return made
-
-
 def test_auto_on_an_image_of_more_than_2_to_31_elements(rng):
     """Its rows repeat, so those of the output and of the gradient do, but for the first and the last."""
     _skip_without(20)
-    period, count, W, D = 64, 513, 1 << 14, 4
-    part = rng.integers(-4, 5, (period, W, 1, D)).astype(np.float16)
-    w = rng.integers(-2, 3, (1, 1, 3, 1, D, D)).astype(np.float16)
-    H = period * count
-    assert H * W * D > 1 << 31
-    x, kernel = _tiled(part, count).reshape(1, 1, H, W, 1, D), cuda.to_device(w)
-    y = numbacaps.capsule_conv2d(x, kernel, padding=(1, 0))
-    dx, _ = numbacaps.capsule_conv2d_backward(x, kernel, x, padding=(1, 0), needs=["input"])
-    for array, (above, here, below) in ((y, w[0, 0, :, 0]), (dx, w[0, 0, ::-1, 0].swapaxes(1, 2))):
-        rows = part.astype(np.float32)
-        want = np.roll(rows, 1, 0) @ above + rows @ here + np.roll(rows, -1, 0) @ below
-        array = array.reshape(H, W, 1, D)
-        for i in (1, (1 << 31) // (period * W * D) - 1, count - 2):  # none is at a border
-            got = array[i * period : (i + 1) * period].copy_to_host()
-            np.testing.assert_array_equal(got, want.astype(np.float16))
+    check_image(rng, "float16", D=4, KH=3)
 
 
 def test_an_image_of_more_rows_than_32_bits_count_is_refused():
