@@ -14,22 +14,17 @@ import weakref
 from functools import cached_property
 
 from numbacaps.algorithms.registry import find_algorithm, resolve
-from numbacaps.arrays import (
-    Array,
-    check_device,
-    check_out,
-    describe,
-    resolve_stream,
-)
+from numbacaps.arrays import Array, check_device, resolve_stream
 from numbacaps.device.handover import Handover
 from numbacaps.device.keeping import keep
 from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
+from numbacaps.plan_arrays import PlanArrays
 
 
-class Plan:
+class Plan(PlanArrays):
     """The kernels of one capsule convolution, of its gradients and of its votes, ready to be launched.
 
     ``plan(x, w, y)`` computes the output, ``plan.backward(x, w, dy, dx, dw)`` the gradients, ``plan.pack(w)`` prepares a
@@ -385,15 +380,6 @@ class Plan:
         found = passes.explain_forward()
         return found if self.algorithm == "fused" else f"{self.algorithm}, {found}"
 
-    def _operand(self, name, array):
-        """An operand that is read, checked but for its device."""
-        operand, form = describe(name, array), self._forms[name]
-        if operand.form is not form or operand.on_device is self._on_host:
-            if operand.shape != form.shape:
-                raise ValueError(f"{name} has shape {operand.shape}; the plan takes {form.shape}")
-            self._check(operand)
-        return operand
-
     def _kernel(self, w):
         """The operand of ``w``; for None the kernel that was packed."""
         if w is not None:
@@ -401,24 +387,3 @@ class Plan:
         if self._packed is None:
             raise ValueError("w is None, and no kernel was packed; it takes one, or pack(w) before")
         return self._packed
-
-    def _result(self, name, array, inputs):
-        """The operand to write to, checked but for its device."""
-        result, form = describe(name, array), self._forms[name]
-        if result.form is not form or result.on_device is self._on_host:
-            self._check(result)
-        check_out(result, form.shape, inputs)
-        return result
-
-    def _check(self, operand):
-        """Refuse what a plan cannot use as it lies."""
-        if not (self._stays_on_host(operand) or operand.on_device):
-            raise TypeError(f"{operand.name} is on the host; a plan takes device arrays")
-        if operand.dtype != self.dtype:
-            raise TypeError(
-                f"{operand.name} has dtype {operand.dtype}; the plan takes {self.dtype}"
-            )
-        if not operand.is_contiguous:
-            raise ValueError(
-                f"{operand.name} is not C-contiguous; a plan takes C-contiguous arrays"
-            )

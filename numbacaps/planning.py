@@ -68,15 +68,7 @@ def plan(
     x_shape, w_shape, dtype = _shape("x_shape", x_shape), _shape("w_shape", w_shape), _dtype(dtype)
     product = parse_product(product)
     geometry = geometry_of(x_shape, w_shape, product, stride, padding, dilation)
-    if geometry.N == 0:
-        raise ValueError("x_shape has N = 0; a plan takes 1 or more")
-    orders = (product.x_order, product.w_order, product.y_order)
-    if any(order != tuple(range(len(order))) for order in orders):
-        raise ValueError(
-            f"product is {product.spec!r}; a plan takes axes in the order in which kernels read them: "
-            f"{product.g}{product.d1}{product.d2},{product.g}{product.d2}{product.d3}"
-            f"->{product.g}{product.d1}{product.d3}"
-        )
+    check_can_be_planned(geometry, product)
     workspace_limit = check_limit(workspace_limit)
     rungs = _check_rungs(rungs)
     name = resolve(algorithm)
@@ -87,6 +79,19 @@ def plan(
     made = Plan(geometry, dtype, algorithm, precision, workspace_limit, shapes=shapes, rungs=rungs)
     made.make_ready()
     return made
+
+
+def check_can_be_planned(geometry, product):
+    """Refuse no images, and a product in another order than the kernels'."""
+    if geometry.N == 0:
+        raise ValueError("x_shape has N = 0; a plan takes 1 or more")
+    orders = (product.x_order, product.w_order, product.y_order)
+    if any(order != tuple(range(len(order))) for order in orders):
+        raise ValueError(
+            f"product is {product.spec!r}; a plan takes axes in the order in which kernels read them: "
+            f"{product.g}{product.d1}{product.d2},{product.g}{product.d2}{product.d3}"
+            f"->{product.g}{product.d1}{product.d3}"
+        )
 
 
 def _dtype(dtype):

@@ -62,7 +62,7 @@ FAULTS = [
     ),
     Fault(
         "a plan takes arrays that are not contiguous",
-        "numbacaps/plan.py",
+        "numbacaps/plan_arrays.py",
         "if not operand.is_contiguous:",
         "if False:",
         "tests/test_plan_arrays.py",
