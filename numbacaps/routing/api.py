@@ -257,8 +257,8 @@ def _forward(call, couplings):
     g, o = call.geometry, call.problem.options
     runner = _runner(call)
     y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
-    a_out = call.room(shape) if o.is_em else None
-    found = call.room((*shape, *call.children)) if couplings else None
+    a_out = call.room("activations", shape) if o.is_em else None
+    found = call.room("couplings", (*shape, *call.children)) if couplings else None
     if not call.signature.is_empty:
         x, w = _reshaped(call.call.operands(), (g.input_shape, g.kernel_shape))
         operands, results = _operands(call), [y.operand.reshaped((g.N, g.P, g.L, g.E3))]
@@ -288,9 +288,11 @@ def _runner(call):
 def _stored(call, x, w):
     """Who makes votes, and the votes."""
     g, how = call.geometry, (call.geometry, x, w, call.stream)
-    is_summed = call.problem.options.is_summed
-    made = stored.Sums(*how, call.keep) if is_summed else stored.Children(*how)
-    votes = call.room((g.N, g.P, g.L, prod(call.children), g.E3))
+    if call.problem.options.is_summed:
+        made = stored.Sums(*how, call.room, call.plan_of_channels())
+    else:
+        made = stored.Children(*how)
+    votes = call.room("votes", (g.N, g.P, g.L, prod(call.children), g.E3))
     made.votes_of(votes)
     return made, votes
 
@@ -303,9 +305,10 @@ def _backward(call, needs):
     dw = call.call.result("w") if "kernel" in needs else None
     own = {}
     if o.is_em:
-        own = {name: call.room(call.shape_of(name)) for name in ("activations", "beta_u", "beta_a")}
+        names = "activations", "beta_u", "beta_a"
+        own = {name: call.room(name, call.shape_of(name)) for name in names}
     elif call.operand("logits") is not None and dw is not None:
-        own = {"logits": call.room(call.shape_of("logits"))}
+        own = {"logits": call.room("logits", call.shape_of("logits"))}
     if not call.signature.is_empty:
         shapes = g.input_shape, g.kernel_shape, (g.N, g.P, g.L, g.E3)
         *arrays, dy = _reshaped(call.call.operands(), shapes)
@@ -321,7 +324,7 @@ def _backward(call, needs):
         how = _operands(call), d_results
         if is_stored:
             made, votes = _stored(call, *arrays)
-            d_votes = call.room(votes.shape)
+            d_votes = call.room("d_votes", votes.shape)
             arguments = votes, arrays[1], *how, d_votes, None, d_operands
             runner.repeated("backward", *arguments, stream=call.stream)
             made.gradients_of(d_votes, to, of_w)

@@ -1,7 +1,6 @@
 """A call of routing: its arguments accepted, its arrays where the algorithm takes them, its results delivered."""
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -14,11 +13,14 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
 from numbacaps.fused.precision import PRECISIONS
+from numbacaps.kept import kept_plan
 from numbacaps.limits import check_limits
 from numbacaps.routing.options import Options, check_activations, check_given, check_name
-from numbacaps.routing.pack import make_pack, make_unpack
-from numbacaps.routing.passes import run
+from numbacaps.routing.pack import make_unpack
+from numbacaps.routing.passes import run, widen
 from numbacaps.routing.shape import TEAM_THREADS
+from numbacaps.routing.stored import HOW, add_channels
+from numbacaps.signature import signature_of
 
 ALGORITHMS = ("auto", "fused", "stored", "numpy")
 
@@ -173,7 +175,7 @@ class RoutingCall:
 
     def narrow(self, array):
         """A device array of the dtype of sums in x's dtype."""
-        narrow, size = self.room(array.shape), array.size
+        narrow, size = self.room("narrow", array.shape), array.size
         kernel = make_unpack(1, self.signature.dtype)
         grid = ceil_div(size, TEAM_THREADS)
         run(kernel, grid, TEAM_THREADS, (array, narrow, size, 1), self.stream)
@@ -184,18 +186,24 @@ class RoutingCall:
 
     def _wide(self, array):
         """In the dtype of sums."""
-        wide = self.keep(new_array(array.shape, self.sums, self.stream))
-        kernel, size = make_pack(1, np.dtype(array.dtype)), array.size
-        run(kernel, ceil_div(size, TEAM_THREADS), TEAM_THREADS, (array, wide, size), self.stream)
-        return wide
+        return widen(array, self.room("wide", array.shape, self.sums), self.stream)
 
     def keep(self, array):
         """An array of the call's own, which is kept until the stream has passed the call."""
         return self.call._passing(array)
 
-    def room(self, shape):
-        """A new device array of x's dtype."""
-        return self.keep(new_array(shape, self.signature.dtype, self.stream))
+    def room(self, name, shape, dtype=None):
+        """A new device array, by default of x's dtype, whatever its name."""
+        return self.keep(new_array(shape, dtype or self.signature.dtype, self.stream))
+
+    def plan_of_channels(self):
+        """The plan of the convolution that computes votes which are summed over the window."""
+        g = self.geometry.of_channels
+        shapes, window = (g.input_shape, g.kernel_shape), (g.stride, g.padding, g.dilation)
+        how = *window, HOW["product"], "fused", HOW["precision"], None, ""
+        signature = signature_of(*shapes, self.signature.dtype, *how)
+        self.call._plan = kept_plan(signature, self.stream)  # which the call settles
+        return self.call._plan
 
     def zeros(self, shape):
         """The same, of zeros."""
@@ -224,12 +232,9 @@ class RoutingCall:
         if isinstance(found, np.ndarray):
             return found.sum(1, keepdims=True, dtype=self.sums).astype(found.dtype)
         self.keep(found)
-        P, C, *rest = found.shape
-        wide = found if found.dtype == self.sums else self._wide(found)
-        last = gather(describe("dw", wide), (*range(1, wide.ndim), 0), self.stream)
-        total, size = self.room((P, 1, *rest)), prod(rest)
-        kernel, grid = make_unpack(P, self.signature.dtype), ceil_div(size * P, TEAM_THREADS)
-        run(kernel, grid, TEAM_THREADS, (self.keep(last), total, size, C), self.stream)
+        P, _, *rest = found.shape
+        total = self.room("dw", (P, 1, *rest))
+        add_channels(found, total, self.stream, self.room)
         return self.call.as_given(total.bind(self.stream))
 
     @property

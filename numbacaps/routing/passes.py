@@ -68,6 +68,13 @@ def run(kernel, grid, threads, arguments, stream, scalars=(), early=False):
     compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars)
 
 
+def widen(array, wide, stream):
+    """Write an array in the dtype of sums; returns the array that it is written to."""
+    kernel, size = make_pack(1, np.dtype(array.dtype)), array.size
+    run(kernel, ceil_div(size, TEAM_THREADS), TEAM_THREADS, (array, wide, size), stream)
+    return wide
+
+
 class Passes:
     """What both algorithms have in common.
 

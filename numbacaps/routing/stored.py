@@ -11,10 +11,18 @@ Votes that are summed over the window are a capsule convolution of a product for
 of x and w that have their channels beside g. So are their gradients those of a convolution.
 """
 
+from math import prod
+
+import numpy as np
+
 from numbacaps.algorithms import indexed
-from numbacaps.api import capsule_conv2d, capsule_conv2d_backward
 from numbacaps.arrays import describe
+from numbacaps.device.dtypes import sum_dtype
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
+from numbacaps.routing.pack import make_unpack
+from numbacaps.routing.passes import run, widen
+from numbacaps.routing.shape import TEAM_THREADS
 
 CHANNELS_LAST = 0, 2, 3, 1, 4, 5, 6  # (N, C, H, W, G, D1, D2) as (N, H, W, C, G, D1, D2)
 CHANNELS_FIRST = 0, 3, 1, 2, 4, 5, 6  # and back
@@ -51,36 +59,65 @@ class Sums:
     ----------
     geometry, x, w, stream
         As :class:`Children`.
-    keep : callable
-        ``keep(array)``: a device array of which the stream has to have passed all uses before it is freed; returns it.
+    room : callable
+        ``room(name, shape)``: a device array of x's dtype, which outlives what the stream does with it.
+    plan : numbacaps.plan.Plan
+        Of the convolution, :attr:`numbacaps.geometry.Geometry.of_channels`.
     """
 
-    def __init__(self, geometry, x, w, stream, keep):
-        g, self._stream, self._keep = geometry, stream, keep
-        self._of = g.of_channels
-        window = {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
-        self._how = {**HOW, **window, "algorithm": "fused", "stream": stream}
+    def __init__(self, geometry, x, w, stream, room, plan):
+        self._stream, self._room, self._plan = stream, room, plan
         self._operands = [
-            keep(self._moved(array, CHANNELS_LAST)).reshape(*shape)
-            for array, shape in ((x, self._of.input_shape), (w, self._of.kernel_shape))
+            self._moved(array, CHANNELS_LAST, room(name, shape))
+            for name, array, shape in self._layouts(x, w)
         ]
 
     def votes_of(self, out):
         """As :meth:`Children.votes_of`."""
-        out = out.reshape(*self._of.output_shape)
-        capsule_conv2d(*self._operands, out=out, **self._how)
+        out = out.reshape(*self._plan.y_shape)
+        self._plan.launch_forward(*self._operands, out, self._stream)
 
     def gradients_of(self, d_votes, dx, dw):
         """As :meth:`Children.gradients_of`."""
-        into = {"input": dx, "kernel": dw}
-        needs = [name for name, wanted in into.items() if wanted is not None]
-        d_votes = d_votes.reshape(*self._of.output_shape)
-        found = capsule_conv2d_backward(*self._operands, d_votes, needs=needs, **self._how)
-        for gradient, to in zip(found, into.values()):
+        layouts = list(self._layouts(dx, dw))
+        found = [
+            None if to is None else self._room(f"d{name}", shape) for name, to, shape in layouts
+        ]
+        d_votes = d_votes.reshape(*self._plan.y_shape)
+        self._plan.launch_backward(*self._operands, d_votes, *found, self._stream)
+        for gradient, (_, to, _) in zip(found, layouts):
             if to is not None:
                 N, C, H, W, *capsule = to.shape
-                seen = self._keep(gradient).reshape(N, H, W, C, *capsule)
-                self._moved(seen, CHANNELS_FIRST, describe("result", to))
+                self._moved(gradient.reshape(N, H, W, C, *capsule), CHANNELS_FIRST, to)
 
-    def _moved(self, array, order, out=None):
-        return gather(describe("array", array), order, self._stream, out)
+    def _layouts(self, x, w):
+        """(name, array, shape with the channels beside g) of x and w, or of their gradients."""
+        yield "x beside g", x, self._plan.x_shape
+        yield "w beside g", w, self._plan.w_shape
+
+    def _moved(self, array, order, out):
+        """An array with its axes in an order, written to another one."""
+        gather(describe("array", array), order, self._stream, describe("out", out))
+        return out
+
+
+def add_channels(dw, out, stream, room):
+    """Write the gradient of a kernel that all channels share.
+
+    Parameters
+    ----------
+    dw : device array (P, C, *rest)
+        As if each channel had its own.
+    out : device array (P, 1, *rest)
+    stream : Numba stream
+    room : callable
+        ``room(name, shape, dtype)``: a device array, which outlives what the stream does with it.
+    """
+    P, C, *rest = dw.shape
+    dtype, size = np.dtype(out.dtype), prod(rest)
+    if dtype != sum_dtype(dtype):
+        dw = widen(dw, room("wide dw", dw.shape, sum_dtype(dtype)), stream)
+    last = room("dw by channels", (C, *rest, P), sum_dtype(dtype))
+    gather(describe("dw", dw), (*range(1, dw.ndim), 0), stream, describe("out", last))
+    kernel, grid = make_unpack(P, dtype), ceil_div(size * P, TEAM_THREADS)
+    run(kernel, grid, TEAM_THREADS, (last, out, size, C), stream)
