@@ -2,7 +2,7 @@
 
 The public functions are :func:`capsule_conv2d`, :func:`capsule_votes` and :func:`capsule_routing`. Each has its
 gradient, whose name ends in ``_backward``. :func:`plan` makes a convolution ready to be run many times and to be
-captured into a CUDA graph; :func:`explain` says which kernels it would run. :func:`warmup` compiles kernels ahead.
+captured into a CUDA graph, :func:`routing_plan` routing; :func:`explain` says which kernels a convolution would run. :func:`warmup` compiles kernels ahead.
 :func:`clear_caches` frees what calls have kept. :data:`ALGORITHMS` has the algorithms by name. The steps of the
 paper's pipeline, to be run one at a time, are in :mod:`numbacaps.stages`.
 """
@@ -31,6 +31,7 @@ from numbacaps.routing.api import (
     capsule_routing_backward,
     explain_routing,
 )
+from numbacaps.routing.plan import RoutingPlan, routing_plan
 from numbacaps.version import VERSION
 from numbacaps.warmup import warmup
 
@@ -42,6 +43,7 @@ __all__ = [
     "Geometry",
     "Plan",
     "RoutingGradients",
+    "RoutingPlan",
     "available_algorithms",
     "capsule_conv2d",
     "capsule_conv2d_backward",
@@ -54,6 +56,7 @@ __all__ = [
     "explain_routing",
     "parse_product",
     "plan",
+    "routing_plan",
     "warmup",
 ]
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used

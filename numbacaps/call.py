@@ -114,7 +114,7 @@ class Call:
         if is_capturing(self.stream):
             raise ValueError(
                 "stream is being captured; this function takes one that is not, because a graph reads memory that "
-                "it frees: capture a call of numbacaps.plan(...), which holds it"
+                "it frees: capture a call of numbacaps.plan(...) or numbacaps.routing_plan(...), which hold it"
             )
         self._copies = []
         self._plan = None

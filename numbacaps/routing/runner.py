@@ -61,6 +61,7 @@ class Runner:
         self._passes[self.part, self._of_gradient], self._splits = whole, whole.splits
         self.forward_part = part or self._wanted_forward_part()
         self._rooms, self._recordings = Rooms(), {}
+        self._most = {}  # bytes of each workspace, of all that is written down
         weakref.finalize(self, self._rooms.drop).atexit = False
 
     def _made(self, images, precision, splits=None):
@@ -120,14 +121,19 @@ class Runner:
 
     def repeated(self, method, *arguments, stream=0):
         """Run :meth:`forward` or :meth:`backward` by repeating its launches, which the first call writes down."""
-        arrays = []
-        arguments = stand_ins(arguments, arrays)
-        recording = self.recording((method, arguments), method, arguments)
+        recording, arrays = self.record(method, *arguments)
         memories = {str(i): memory_of(array) for i, array in enumerate(arrays)}
-        shapes = {name: (nbytes,) for name, nbytes in recording.workspaces.items()}
+        # A workspace that is as large as any of them needs is never made anew, for a graph may read it.
+        shapes = {name: (self._most[name],) for name in recording.workspaces}
         for name, array in self._workspace(shapes, np.dtype(np.uint8), stream).items():
             memories[name] = memory_of(array)
         recording.repeat(stream, memories)
+
+    def record(self, method, *arguments):
+        """(what a method launches on arrays that are alike, those arrays); of stand-ins nothing but compiles it."""
+        arrays = []
+        arguments = stand_ins(arguments, arrays)
+        return self.recording((method, arguments), method, arguments), arrays
 
     def recording(self, key, method, arguments, states=None):
         """What a method launches on stand-ins (:mod:`numbacaps.device.recorded`).
@@ -150,6 +156,8 @@ class Runner:
             made = Recording()
             getattr(self.within(made), method)(*arguments, stream=made, states=states)
             self._recordings[key] = made
+            for name, nbytes in made.workspaces.items():
+                self._most[name] = max(nbytes, self._most.get(name, 0))
         return self._recordings[key]
 
     def has_recorded(self, key):
