@@ -11,7 +11,7 @@ from numbacaps.torch.routing import OPTIONS
 
 def routing_couplings(
     x, w, *, activations=None, beta_u=None, beta_a=None, logits=None,
-    stride=1, padding=0, dilation=1, product="ab,bc->ac", **options,
+    stride=1, padding=0, dilation=1, product="ab,bc->ac", precision="auto", **options,
 ):  # fmt: skip
     """The last iteration's couplings, without a gradient; arguments as of :func:`numbacaps.torch.capsule_routing`.
 
@@ -34,6 +34,7 @@ def routing_couplings(
     check_given(given, form)
     window = {"stride": pair("stride", stride, 1), "padding": pair("padding", padding, 0)}
     window |= {"dilation": pair("dilation", dilation, 1), "product": product}
+    window["precision"] = precision
     # All but detach, which is of gradients.
     named = {name: getattr(form, name) for name in OPTIONS if name != "detach"}
     arrays = {name: _as_array(one) for name, one in tensors.items()}

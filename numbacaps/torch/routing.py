@@ -7,9 +7,16 @@ softmax is.
 
 import torch
 
+from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
 from numbacaps.routing.call import is_shared, shapes_of_operands
-from numbacaps.routing.options import Options, check_activations, check_given, options_of
+from numbacaps.routing.options import (
+    Options,
+    check_activations,
+    check_given,
+    check_name,
+    options_of,
+)
 from numbacaps.routing.runner import kept_states
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
@@ -23,7 +30,8 @@ from numbacaps.torch.operators import shape_of_output
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
 _HOW = (
     "str routing, int iterations, str softmax_over, bool detach, str normalise, float lam, float epsilon, "
-    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product, bool keep_states"
+    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product, bool keep_states, "
+    'str precision="auto"'
 )
 _library = torch.library.Library("numbacaps", "FRAGMENT")
 _library.define(f"capsule_routing({_TENSORS}, {_HOW}) -> (Tensor, Tensor, Tensor)")
@@ -44,6 +52,9 @@ OPTIONS = (
     "votes",
 )
 WINDOW = ("stride", "padding", "dilation", "product")
+_KEEPS = len(OPTIONS) + len(
+    WINDOW
+)  # where of what follows the tensors it says that states are kept
 
 
 def _named(how):
@@ -51,6 +62,13 @@ def _named(how):
     window = dict(zip(WINDOW, how[len(OPTIONS) :]))
     window |= {name: tuple(window[name]) for name in WINDOW[:3]}
     return dict(zip(OPTIONS, how)), window
+
+
+def _precision(how):
+    """The last one, which the dispatcher leaves out where it is the default; ValueError where it is none."""
+    found = how[-1] if len(how) > _KEEPS + 1 else "auto"
+    check_name("precision", found, PRECISIONS)
+    return found
 
 
 def _given(tensors):
@@ -69,6 +87,7 @@ def _full(tensors):
 def _fitting(given, how):
     """The options, and the geometry of one image, as N may be a symbol; ValueError where an operand does not fit x and w."""
     options, window = _named(how)
+    _precision(how)
     options, x, w = Options(**options), given["x"], given["w"]
     one = (1, *map(int, x.shape[1:])), tuple(map(int, w.shape))
     _, g = _geometry_of(*one, window)
@@ -85,7 +104,7 @@ def _empty(given, how):
     x, w, (options, g), (_, window) = given["x"], given["w"], _fitting(given, how), _named(how)
     y = shape_of_output(x.shape, w.shape, *window.values(), "ieee")
     numbers = kept_states(g, options)
-    keeps = numbers and how[-1] and x.device.type == "cuda"
+    keeps = numbers and how[_KEEPS] and x.device.type == "cuda"
     sums = torch.promote_types(x.dtype, torch.float32)
     states = (x.shape[0], numbers) if keeps else (0,)
     return (
@@ -105,7 +124,7 @@ def _on_cuda(*arguments):
     x, w, more, *form = _of_kernels(given, how)
     if not x.shape[0]:
         return _empty(given, how)
-    y, a, states = kernels.route(x, w, more, *form, how[-1])
+    y, a, states = kernels.route(x, w, more, *form, how[_KEEPS])
     a = tensors[0].new_empty(0) if a is None else a
     return y.to(tensors[0].dtype), a, _no_states(x) if states is None else states
 
@@ -124,13 +143,13 @@ def _gradient_on_cuda(dy, d_activations, states, *arguments):
 
 
 def _of_kernels(given, how):
-    """x, w, what is given besides, the options, the window; votes that are stored are in full precision."""
+    """x, w, what is given besides, the options, the window, the precision; votes that are stored are in full precision."""
     options, window = _named(how)
     options = Options(**options)
     if options.is_summed:
         given = dict(zip(given, _full(given.values())))
     more = {name: tensor for name, tensor in given.items() if name not in ("x", "w")}
-    return given["x"], given["w"], more, options, tuple(window.values())
+    return given["x"], given["w"], more, options, tuple(window.values()), _precision(how)
 
 
 # ---- CPU
@@ -279,7 +298,7 @@ _library.impl("capsule_routing", _autocast("cpu"), "AutocastCPU")
 
 def capsule_routing(
     x, w, *, activations=None, beta_u=None, beta_a=None, logits=None,
-    stride=1, padding=0, dilation=1, product="ab,bc->ac", **options,
+    stride=1, padding=0, dilation=1, product="ab,bc->ac", precision="auto", **options,
 ):  # fmt: skip
     """Parent capsules by routing, with gradients; as :func:`numbacaps.capsule_routing`.
 
@@ -293,6 +312,9 @@ def capsule_routing(
     logits : Tensor (P, C, KH, KW), of summed votes (P, C), optional
     stride, padding, dilation, product
         Those of the window.
+    precision : str
+        As :func:`numbacaps.capsule_routing`: how votes of float32 are multiplied on CUDA devices. CPU tensors are multiplied exactly
+        as float32 is.
     options
         ``routing``, ``iterations``, ``softmax_over``, ``normalise``, ``lam``, ``epsilon``, ``votes``; and ``detach``:
         the last iteration's couplings count as constants in the gradient.
@@ -306,11 +328,12 @@ def capsule_routing(
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
+    check_name("precision", precision, PRECISIONS)
     how = *(getattr(form, name) for name in OPTIONS), *window, product
     if form.is_summed and is_shared(x.shape, w.shape):
         w = w.expand(-1, x.shape[1], *w.shape[2:])
     tensors = x, w, *given.values()
     refuse_tangents(x=x, w=w, **given)
     needs = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    y, a, _ = _routing(*tensors, *how, needs and torch.is_grad_enabled())
+    y, a, _ = _routing(*tensors, *how, needs and torch.is_grad_enabled(), precision)
     return (y, a) if form.is_em else y

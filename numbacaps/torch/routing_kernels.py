@@ -24,7 +24,7 @@ _BEGINS = 256  # bytes, of whose multiples each workspace begins at one
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
 
-def route(x, w, more, options, window, keep):
+def route(x, w, more, options, window, precision, keep):
     """Capsules, and of EM routing activations.
 
     Parameters
@@ -35,6 +35,8 @@ def route(x, w, more, options, window, keep):
     options : numbacaps.routing.options.Options
     window : tuple
         stride, padding, dilation, product.
+    precision : str
+        As :func:`numbacaps.capsule_routing`.
     keep : bool
         The gradient is wanted, too.
 
@@ -50,7 +52,7 @@ def route(x, w, more, options, window, keep):
     RuntimeError
         The stream is captured, and there was no such call before.
     """
-    with _call_of(options)(x, w, more, options, window, "forward") as call:
+    with _call_of(options)(x, w, more, options, window, precision, "forward") as call:
         y, a = call.new_result("y"), None
         results = [call.array(y, call.parents)]
         if options.is_em:
@@ -61,12 +63,12 @@ def route(x, w, more, options, window, keep):
         return call.deliver("y", y), a, states
 
 
-def gradients(x, w, dy, d_activations, states, more, options, window):
+def gradients(x, w, dy, d_activations, states, more, options, window, precision):
     """The gradients of x, w and what is given besides, by name, for those of the results; as :func:`route`.
 
     ``states`` is None where :func:`route` has left none.
     """
-    with _call_of(options)(x, w, more, options, window, "backward") as call:
+    with _call_of(options)(x, w, more, options, window, precision, "backward") as call:
         call.check("dy", dy)
         d_results = {"d_activations": d_activations} if options.is_em else {}
         call.check_shapes(d_results)
@@ -86,11 +88,12 @@ def _call_of(options):
 class _RoutingCall(Call):
     """A call of routing, ``wanted`` "forward" or "backward"."""
 
-    def __init__(self, x, w, more, options, window, wanted):
+    def __init__(self, x, w, more, options, window, precision, wanted):
         super().__init__(x, x.shape, w.shape, x.dtype, (*window, "auto"), wanted)
         if wanted == "backward":
             self._limits = "input", "kernel"
         self._x, self._w, self._more, self._options = x, w, more, options
+        self._precision = precision
         self._memories = []  # tensors that kernels read or write
         self.geometry = g = self._of.geometry
         self._shapes, self.parents = shapes_of_operands(g, options), (g.N, g.P, g.L, g.E3)
@@ -99,10 +102,11 @@ class _RoutingCall(Call):
 
     @property
     def _key(self):
-        return *super()._key, self._options, tuple(self._more)
+        return *super()._key, self._options, self._precision, tuple(self._more)
 
     def _decided(self):
-        return Runner(self.geometry, self._of.dtype, self._options)
+        how = self.geometry, self._of.dtype, self._options
+        return Runner(*how, precision=self._precision)
 
     def launch(self, method, *arguments, states):
         """Launch what a method of the runner launches on stand-ins."""

@@ -37,8 +37,6 @@ class _Routed:
         super().__init__(*arguments, **options)
         if self.bias is not None:
             raise ValueError("bias is True; routing takes none")
-        if self.precision != "auto":
-            raise ValueError(f"precision is {self.precision!r}; routing takes 'auto'")
         made = {"device": self.weight.device, "dtype": self.weight.dtype}
         betas = self.options.is_em
         for name in ("beta_u", "beta_a"):
@@ -58,8 +56,8 @@ class _Routed:
     def _routed(self, function, x, activations):
         """Of :func:`capsule_routing` or what takes the same."""
         named = {name: getattr(self.options, name) for name in OPTIONS}
-        betas = {"beta_u": self.beta_u, "beta_a": self.beta_a}
-        return function(x, activations=activations, **betas, **self._convolution(), **named)
+        own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "precision": self.precision}
+        return function(x, activations=activations, **own, **self._convolution(), **named)
 
     def extra_repr(self):
         learned = "" if self.logits is None else ", learn_logits=True"
@@ -73,6 +71,8 @@ class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
     ----------
     in_channels, out_channels, kernel_size, in_capsule, out_capsule, stride, padding, dilation, product, device, dtype
         As :class:`numbacaps.torch.CapsuleConv2d`.
+    precision : str
+        As :func:`capsule_routing`.
     learn_logits : bool
         Dynamic routing begins with logits that are learned.
     routing : dict or str
@@ -125,7 +125,7 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
         How many.
     in_capsule, out_capsule : tuple of int
         Their shapes; vectors are (1, length).
-    routing, learn_logits, product, device, dtype
+    routing, learn_logits, product, precision, device, dtype
         As :class:`RoutedCapsuleConv2d`.
 
     Attributes

@@ -165,8 +165,6 @@ def test_routed_layers_refuse_what_they_would_not_do():
         nt.RoutedCapsuleLinear(1152, 0)
     with pytest.raises(ValueError, match="bias is True; routing takes none"):
         nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
-    with pytest.raises(ValueError, match="precision is 'ieee'; routing takes 'auto'"):
-        nt.RoutedCapsuleConv2d(2, 3, 1, precision="ieee")
     x, a = torch.ones(2, 6, 1, 8), torch.ones(2, 6)
     with pytest.raises(ValueError, match="activations is given; routing 'dynamic' takes none"):
         nt.RoutedCapsuleLinear(6, 3)(x, a)

@@ -14,7 +14,7 @@ from tests.support import routing as support
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
-from numbacaps.torch import kernels, routing_kernels  # noqa: E402
+from numbacaps.torch import kernels, routing_kernels, routing_layers  # noqa: E402
 from numbacaps.torch import routing as operators  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
@@ -102,15 +102,22 @@ def test_gradcheck(routing):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
-    "routing, votes", [("dynamic", "children"), ("em", "children"), ("dynamic", "sum")]
+    "routing, votes, precision",
+    [
+        ("dynamic", "children", ()),
+        ("dynamic", "children", ("ieee",)),
+        ("em", "children", ("tf32",)),
+        ("dynamic", "sum", ()),
+    ],
 )
-def test_the_operator_keeps_its_contract(routing, votes):
+def test_the_operator_keeps_its_contract(routing, votes, precision):
+    """Also where the precision is left out, which is the default then."""
     x, w = torch.randn(2, 2, 3, 3, 2, 2), torch.randn(2, 2, 2, 2, 2, 2)
     more = [torch.rand(2, 2, 3, 3), torch.randn(2), torch.randn(2), None]
     tensors = [x, w, *(more if routing == "em" else [None] * 4)]
     lam = 1.0 if routing == "em" else 0.01
     how = (routing, 3, "parents", False, "window", lam, 1e-6, votes)
-    how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac", True)
+    how = (*how, (1, 1), (0, 0), (1, 1), "ab,bc->ac", True, *precision)
     forward, gradient = (
         getattr(torch.ops.numbacaps, name).default
         for name in ("capsule_routing", "capsule_routing_gradient")
@@ -199,6 +206,58 @@ def test_the_cuda_side_computes_the_same(form, given_too, monkeypatch, rng):
     assert len(kernels._captured) == (5 if form.startswith("sums") else 2)
     kernels.forget_captured()
     assert not kernels._captured
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_the_precision_reaches_the_runner(routing, monkeypatch, rng):
+    """Each has one of its own; both of a call have the same."""
+    OnSimulator(monkeypatch)
+    numbacaps.clear_caches()
+    found = []
+    make = partial(_noted, found)
+    monkeypatch.setattr(routing_kernels, "Runner", make)
+    given = _arguments(routing, rng)
+    results = {}
+    for precision in ("auto", "ieee", "tf32", "ieee"):
+        *others, how = given
+        results[precision] = _both("cuda", *others, (*how, precision))
+    assert found == ["auto"] * 2 + ["ieee"] * 2 + ["tf32"] * 2
+    _same(_both("cuda", *given), results["auto"], 0)
+    _same(results["ieee"], _both("cpu", *given))
+    numbacaps.clear_caches()
+
+
+def _noted(found, *how, precision):
+    found.append(precision)
+    return Runner(*how, precision=precision)
+
+
+def test_precisions_are_checked_by_name_and_shown(rng):
+    x, w = torch.randn(2, 2, 3, 3, 2, 2), torch.randn(3, 2, 2, 2, 2, 2)
+    said = "precision is 'tf23'; it takes one of .* did you mean 'tf32'"
+    for run in (nt.capsule_routing, nt.routing_couplings):
+        assert torch.equal(run(x, w, precision="tf32"), run(x, w))  # CPU tensors
+        with pytest.raises(ValueError, match=said):
+            run(x, w, precision="tf23")
+    reaches, tensors, how = _arguments("dynamic", rng)
+    for run in (operators._on_cpu, operators._on_cuda, operators._routing):
+        with pytest.raises((ValueError, RuntimeError), match=said):
+            run(*tensors, *how, "tf23")
+    for make in (partial(nt.RoutedCapsuleConv2d, 2, 3, 1), partial(nt.RoutedCapsuleLinear, 2, 3)):
+        with pytest.raises(ValueError, match="precision is 'tf23'; it takes one of"):
+            make(precision="tf23")
+        assert "precision" not in repr(make())
+        assert "precision='tf32', routing='dynamic'" in repr(make(precision="tf32"))
+
+
+@pytest.mark.parametrize("couplings", [False, True])
+def test_layers_route_at_their_precision(couplings, monkeypatch):
+    layer, x = nt.RoutedCapsuleConv2d(2, 3, 1, precision="ieee"), torch.randn(1, 2, 3, 3, 4, 4)
+    found = {}
+    for name in ("capsule_routing", "routing_couplings"):
+        monkeypatch.setattr(routing_layers, name, lambda *_, **options: found.update(options))
+    (layer.couplings if couplings else layer)(x)
+    assert found["precision"] == "ieee"
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
