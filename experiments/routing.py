@@ -5,6 +5,7 @@ contestant the median milliseconds, bytes beside operands and results at the mos
 float64. A pass is "forward", or "training", forward and backward. The contestants:
 
 - fused: ours as PyTorch's operator, called again and again; graph: the same launches as a CUDA graph, one call a graph;
+- stored: ours with its votes stored (``algorithm="stored"``), a plan's calls as a CUDA graph; no ratio counts it;
 - torch: votes by einsum, stored, and routed by PyTorch; torch_graph: the same as a CUDA graph; compiled: by torch.compile,
   max-autotune.
 
@@ -18,7 +19,7 @@ from experiments.measuring.listed import Listed
 from experiments.measuring.routed_cells import jobs, measure_workload
 from experiments.measuring.routing_rows import KEYS, NAME, VALUES, told
 
-MINUTES = 12  # that a run takes, about
+MINUTES = 18  # that a run takes, about
 _LISTED = Listed(NAME, KEYS, VALUES, beside=("contestant",))
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.measuring import opponents
 from experiments.measuring.problem import WrongResult
-from numbacaps import Geometry
+from numbacaps import Geometry, routing_plan
 from numbacaps.device.target import cuda
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner, kept_states
@@ -88,7 +88,7 @@ WORKLOADS = {
     f"digitcaps-{N}": Workload(Geometry(N, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16))
     for N in (1, 128, 512)
 }
-for _N in (8, 64):
+for _N in (8, 64, 128):
     WORKLOADS[f"em-conv1-{_N}"] = Workload(_em_conv(_N, 32, 32, 14, 3, 2), _EM)
     WORKLOADS[f"em-conv2-{_N}"] = Workload(_em_conv(_N, 32, 32, 6, 3), _EM)
     WORKLOADS[f"em-class-{_N}"] = Workload(_em_conv(_N, 32, 5, 4, 4), _EM)
@@ -217,13 +217,10 @@ def launched(workload, tensors, wanted):
     torch = opponents.torch()
     g, o = replace(workload.geometry, N=tensors["x"].shape[0]), workload.options
     runner = Runner(g, np.dtype(np.float32), o)
-    detached = {name: tensor.detach() for name, tensor in tensors.items()}
-    arrays = {name: cuda.as_cuda_array(tensor) for name, tensor in detached.items()}
-    made = {name: torch.zeros_like(tensor) for name, tensor in detached.items()}
-    to = {name: cuda.as_cuda_array(tensor) for name, tensor in made.items()}
+    arrays, made, to = _on_device(tensors)
     flat = (g.N, g.P, g.L, g.E3), (g.N, g.P, g.L)
     x, w = arrays["x"], arrays["w"]
-    names = ("dy", "d_activations") if o.is_em else ("dy",)
+    names = _results(workload, "forward")
     operands = tuple(arrays[name] for name in workload.operands[2:]) or (None,)
     results = [to[name].reshape(*shape) for name, shape in zip(names, flat)]
     d_results = [arrays[name].reshape(*shape) for name, shape in zip(names, flat)]
@@ -238,12 +235,49 @@ def launched(workload, tensors, wanted):
         if wanted == "training":
             some = to["x"], to["w"], gradients
             runner.backward(x, w, operands, d_results, *some, stream, states)
-        found = [made[name] for name in names]
-        return (
-            (*found, *(made[name] for name in workload.operands)) if wanted == "training" else found
-        )
+        return [made[name] for name in _results(workload, wanted)]
 
     return run, lambda: runner.nbytes + 4 * g.N * numbers
+
+
+def stored(workload, tensors, wanted):
+    """Ours with its votes stored, backward computed and stored again; the rest as :func:`launched`."""
+    torch, o = opponents.torch(), workload.options
+    arrays, made, to = _on_device(tensors)
+    shapes = tensors["x"].shape, tensors["w"].shape
+    plan = routing_plan(*shapes, algorithm="stored", **_form(workload))
+    names = workload.operands[2:]
+    more, into = ({name: some[name] for name in names} for some in (arrays, to))
+    result = {"out_activations": to["d_activations"]} if o.is_em else {}
+    d_result = {"d_activations": arrays["d_activations"]} if o.is_em else {}
+    x, w, dy = (arrays[name] for name in ("x", "w", "dy"))
+
+    def run():
+        how = more | {"stream": torch.cuda.current_stream().cuda_stream}
+        plan(x, w, to["dy"], **result, **how)
+        if wanted == "training":
+            plan.backward(x, w, dy, to["x"], to["w"], into=into, **d_result, **how)
+        return [made[name] for name in _results(workload, wanted)]
+
+    return run, lambda: plan.nbytes
+
+
+def _on_device(tensors):
+    """Device arrays of tensors, tensors like them for results and gradients, and device arrays of those; by name."""
+    torch = opponents.torch()
+    detached = {name: tensor.detach() for name, tensor in tensors.items()}
+    made = {name: torch.zeros_like(tensor) for name, tensor in detached.items()}
+    arrays, to = (
+        {name: cuda.as_cuda_array(tensor) for name, tensor in some.items()}
+        for some in (detached, made)
+    )
+    return arrays, made, to
+
+
+def _results(workload, wanted):
+    """Names of results, each that of its gradient, and of gradients, each that of its operand."""
+    results = ("dy", "d_activations") if workload.options.is_em else ("dy",)
+    return (*results, *workload.operands) if wanted == "training" else results
 
 
 CONTESTANTS = {
@@ -253,6 +287,7 @@ CONTESTANTS = {
         if workload.options.is_summed
         else launched(workload, *how)[0]
     ),
+    "stored": lambda *how: stored(*how)[0],
     "torch": _by_torch(plain),
     "torch_graph": lambda *how: captured(_by_torch(plain)(*how)),
     "compiled": _compiled,

@@ -2,7 +2,7 @@
 
 from experiments.measuring import device_memory, measure, opponents, routed
 from experiments.measuring.clocks import extra_bytes, milliseconds
-from experiments.measuring.routing_rows import OURS
+from experiments.measuring.routing_rows import OURS, STORED
 
 
 def measure_workload(workload, wanted, contestant):
@@ -51,12 +51,13 @@ def _timed(workload, wanted, contestant):
         eager = routed.CONTESTANTS["fused"](workload, tensors, wanted)
         extra = max(0, extra_bytes(eager) - of_results)
         return {"ms": milliseconds(routed.captured(eager)), "extra_mb": extra / 1e6}
-    is_direct = contestant in OURS and not workload.options.is_summed
+    is_direct = contestant == STORED or contestant in OURS and not workload.options.is_summed
     if is_direct:
-        direct, workspace = routed.launched(workload, tensors, wanted)
+        make = routed.stored if contestant == STORED else routed.launched
+        direct, workspace = make(workload, tensors, wanted)
         direct()
         extra = workspace()
-    if contestant == "graph":
+    if contestant in ("graph", STORED):
         return {"ms": milliseconds(routed.captured(direct)), "extra_mb": extra / 1e6}
     call = routed.CONTESTANTS[contestant](workload, tensors, wanted)
     ms = milliseconds(call)

@@ -1,4 +1,4 @@
-"""The figure of routing: ours, which stores no votes, beside PyTorch with them."""
+"""The figure of routing: ours, which stores no votes, beside ours and PyTorch with them."""
 
 from experiments.measuring import routing_rows
 from experiments.measuring.routing_rows import CONTESTANTS
@@ -10,6 +10,7 @@ from experiments.plots.rows import Lacking
 LINES = {
     "graph": Line("numbacaps, CUDA graph", "fused", "ieee", ()),
     "fused": Line("numbacaps, eager", "indexed", "ieee", ()),
+    "stored": Line("numbacaps, votes stored, CUDA graph", "staged", "ieee", ()),
     "torch": Line("PyTorch, votes stored", FOLD, "ieee", ()),
     "torch_graph": Line("PyTorch, CUDA graph", "torch_fold_nhwc", "ieee", ()),
     "compiled": Line("PyTorch, compiled", "torch_unfold_einsum", "ieee", ()),

@@ -41,14 +41,18 @@ def test_contestants_agree_with_float64(name, wanted):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", routed.PASSES)
-@pytest.mark.parametrize("name", ["dynamic", "em"])
-def test_what_a_graph_captures(name, wanted, monkeypatch):
+@pytest.mark.parametrize(
+    "name, contestant",
+    [("dynamic", "graph"), ("em", "graph"), *((name, "stored") for name in SMALL)],
+)
+def test_what_a_graph_captures(name, contestant, wanted, monkeypatch):
     """On the simulator, whose arrays share the tensors' memory."""
     wrapped = type(cuda.to_device(np.zeros(1)))
     monkeypatch.setattr(cuda, "as_cuda_array", lambda one: wrapped(one.numpy()), raising=False)
     monkeypatch.setattr(cuda, "external_stream", lambda address: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    assert routed.error(routed.CONTESTANTS["graph"], SMALL[name], wanted, device="cpu") < 1e-4
+    make = routed.CONTESTANTS[contestant]
+    assert routed.error(make, SMALL[name], wanted, device="cpu") < 1e-4
 
 
 def test_an_error_shows():
@@ -65,6 +69,7 @@ def test_published_sizes():
     g = routed.WORKLOADS["em-conv1-64"].geometry
     assert (g.OH, g.OW, g.Q) == (6, 6, 288)
     assert routed.WORKLOADS["em-conv1-64"].votes_nbytes == pytest.approx(64 * 21.2e6, 0.01)
+    assert routed.WORKLOADS["em-conv1-128"].votes_nbytes == 2 * g.N * 21233664
     assert routed.WORKLOADS["em-conv2-8"].geometry.OH == 4
     assert routed.WORKLOADS["em-class-8"].geometry.L == 1
     assert routed.WORKLOADS["apple-conv-128"].geometry.OH == 7
@@ -91,15 +96,15 @@ def here(as_on_a_gpu, monkeypatch, tmp_path):
 def test_a_run_writes_every_row_once(here, tmp_path, capsys):
     arguments, timed = here
     assert routing.main(arguments) == 0
-    assert len(timed) == 2 * 2 * 5
+    assert len(timed) == 2 * 2 * 6
     rows = routing.listing(tmp_path / "here").rows
-    assert len(rows) == 20 and {row["note"] for row in rows} >= {""}
+    assert len(rows) == 24 and {row["note"] for row in rows} >= {""}
     assert all("no compiler" in row["note"] for row in rows if row["contestant"] == "compiled")
     said = capsys.readouterr().out
     assert "digitcaps-128" in said and "1.0e-07" in said and "no compiler" in said
-    assert routing.main(arguments) == 0 and len(timed) == 20, "rows are kept"
+    assert routing.main(arguments) == 0 and len(timed) == 24, "rows are kept"
     routing.main([*arguments, "--passes", "forward", "--fresh"])
-    assert len(timed) == 30
+    assert len(timed) == 36
 
 
 def test_shards_are_the_whole_and_who_is_compared_falls_to_one(here, tmp_path):
@@ -128,19 +133,19 @@ def test_the_ratio_is_to_the_best_opponent():
         }
         | {"operands_mb": "2", "extra_mb": "1"}
         for name, ms in (
-            *(("fused", "4"), ("graph", "2")),
+            *(("fused", "4"), ("graph", "2"), ("stored", "1")),
             *(("torch", "30"), ("torch_graph", "25"), ("compiled", "20")),
         )
     ]
     line = routing_rows.told(rows)[1].split()
-    assert line[:2] == ["digitcaps-1", "forward"] and line[7:] == ["10.0", "1.50", "1.0e-07"]
+    assert line[:2] == ["digitcaps-1", "forward"] and line[8:] == ["10.0", "1.50", "1.0e-07"]
 
 
 def _measured():
     """Rows of which one failed."""
     row = dict.fromkeys(routing.VALUES, "") | {"workload": "em-class-8", "operands_mb": "2"}
     row |= NOW | {"error": "1e-7", "extra_mb": "1", "gpu_uuid": ""}
-    times = {"graph": "0.25", "torch": "2.5", "torch_graph": "1"}
+    times = {"graph": "0.25", "stored": "0.5", "torch": "2.5", "torch_graph": "1"}
     rows = [row | {"pass": "forward", "contestant": name, "ms": ms} for name, ms in times.items()]
     return [*rows, row | {"pass": "training", "contestant": "graph", "note": "RuntimeError: lost"}]
 
@@ -152,7 +157,7 @@ def test_the_figure_and_the_table():
         "forward and backward",
     ]
     words = [text.get_text() for text in drawn.axes[0].texts]
-    assert words == ["0.250  (1)", "2.50  (1)", "1.00  (1)"]
+    assert words == ["0.250  (1)", "0.500  (1)", "2.50  (1)", "1.00  (1)"]
     assert [text.get_text() for text in drawn.axes[1].texts] == ["× failed"]
     assert drawn.axes[0].get_ylim() == drawn.axes[1].get_ylim()
     names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
