@@ -321,6 +321,18 @@ def test_large_images_are_compared_row_by_row(shift, rng):
         large.compare("y", cuda.to_device(y), *compare)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("dtype, KH", [("float16", 3), ("float32", 1)])
+def test_what_is_looked_at_of_a_large_image(dtype, KH, more, rng, monkeypatch):
+    """At a size that fits, both sides of it and no part twice."""
+    for name, value in (("_PERIOD", 4), ("_WIDTH", 3), ("_BEYOND", 4 * 3 * 2 * 3)):
+        monkeypatch.setattr(large, name, value)
+    monkeypatch.setattr(large._looked_at, "__defaults__", (large._BEYOND,))
+    monkeypatch.setattr(large.compare, "__defaults__", (large._BEYOND,))
+    large.check_image(rng, dtype, 2, KH, more)
+    assert large._looked_at(5 + more, np.empty(4 * 3 * 2)) == (1, 2, 3 + more)
+
+
 @pytest.mark.tiers("ptx")
 def test_cases_are_compiled_where_there_is_no_gpu(tmp_path):
     """As processes do that pretend one: calls and a network."""

@@ -42,9 +42,9 @@ def check_image(rng, dtype, D, KH, more=0):
     KH : int
         An odd number.
     more : int
-        Parts beyond the fewest that have more than 2^31 elements.
+        Parts besides the fewest of which one that is at no border lies beyond 2^31 elements.
     """
-    count = _BEYOND // (_PERIOD * _WIDTH * D) + 1 + more
+    count = _BEYOND // (_PERIOD * _WIDTH * D) + 2 + more
     part = rng.integers(-4, 5, (_PERIOD, _WIDTH, 1, D)).astype(dtype)
     w = rng.integers(-2, 3, (1, 1, KH, 1, D, D)).astype(dtype)
     shape = 1, 1, _PERIOD * count, _WIDTH, 1, D
