@@ -187,8 +187,7 @@ def describe(name, array):
     elif _is_on_gpu_by_dlpack(array):
         if SIMULATED:
             _refuse_on_simulator(name, array)
-        interface = _interface_of_dlpack(array)
-        operand = _describe_interface(name, _Interface(interface, array), interface)
+        operand = _describe_interface(name, array, _interface_of_dlpack(array))
     else:
         if type(array).__module__ == "torch" and array.is_cpu and not array.is_sparse:
             raise TypeError(

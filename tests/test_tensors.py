@@ -5,6 +5,7 @@ import pytest
 
 from numbacaps import arrays
 from numbacaps.arrays import describe
+from tests.support.dlpack import OfDlpack
 
 torch = pytest.importorskip("torch")
 _SHAPE = (2, 1, 3, 4)
@@ -41,6 +42,17 @@ def test_a_tensor_is_what_its_interface_says(case):
     assert not have.form.size or have.address == want.address
     assert (have.stream, have.read_only) == (want.stream, want.read_only)
     assert have.device_ordinal() == 3
+
+
+@pytest.mark.parametrize("case", ["contiguous", "float16", "bfloat16", "transposed", "no elements"])
+def test_an_array_of_dlpack_alone(case):
+    """It stays what the caller gave: ``out=`` is returned as it is."""
+    tensor = _TENSORS[case]()
+    array = OfDlpack(tensor)
+    have, want = describe("out", array), describe("out", tensor)
+    assert have.array is array and have.form is want.form and have.on_device
+    assert not have.form.size or have.address == want.address
+    assert have.stream is None and not have.read_only
 
 
 @pytest.mark.parametrize(
