@@ -19,7 +19,7 @@ from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.cupy_arrays import in_cupy, is_cupy
 from numbacaps.device.keeping import keep
-from numbacaps.device.streams import follow, is_capturing, numba_stream
+from numbacaps.device.streams import DEFAULT, follow, is_capturing, numba_stream
 from numbacaps.device.target import cuda
 from numbacaps.kept import kept_plan, settle
 from numbacaps.signature import signature_of
@@ -189,7 +189,8 @@ class Call:
         if not is_cupy(x.array):
             return array
         # CuPy's arrays name no stream: whoever takes this one is on the stream that is current there
-        follow(numba_stream(x.stream), (int(self.stream) if self.stream else 0,))
+        own = int(self.stream) if self.stream else DEFAULT if x.stream else 0
+        follow(numba_stream(x.stream), (own,))
         return in_cupy(array)
 
     def array_of(self, result):

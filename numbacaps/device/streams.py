@@ -98,6 +98,7 @@ class Stream:
 
 
 _KEPT = 256  # streams of other libraries
+DEFAULT = 1  # the default stream's address where one must be named: 0 says that there is none
 
 
 def numba_stream(stream):
