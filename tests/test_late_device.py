@@ -146,6 +146,28 @@ def test_a_plan_that_is_dropped(precision, monkeypatch, rng):
     _is_late(call, arrays, monkeypatch)
 
 
+@pytest.mark.parametrize("routing", ["em", "sums"])
+@pytest.mark.parametrize("algorithm", ["fused", "stored"])
+def test_a_plan_of_routing_that_is_dropped(algorithm, routing, monkeypatch, rng):
+    """With its workspaces, and with what stands for operands that are not given."""
+    shapes = _SMALL | ({"w": (3, 1, 2, 2, 2, 2)} if routing == "sums" else {})
+    form = {"routing": "em"} if routing == "em" else {"votes": "sum"}
+    arrays = [one.astype(np.float16) for one in _drawn(rng, *shapes.values())]
+
+    def call(x, w, dy):
+        how = {"iterations": 2, "algorithm": algorithm, **form}
+        plan = numbacaps.routing_plan(shapes["x"], shapes["w"], "float16", **how)
+        sizes = plan.y_shape, *shapes.values(), plan.y_shape[:4]
+        y, dx, dw, _, a = (cuda.device_array(shape, np.float16) for shape in sizes)
+        results = {"out_activations": a} if routing == "em" else {}
+        plan(x, w, y, **results)
+        plan.backward(x, w, dy, dx, dw)
+        del plan
+        return y, dx, dw, *results.values()
+
+    _is_late(call, arrays, monkeypatch)
+
+
 def test_a_workspace_that_grows(monkeypatch, rng):
     arrays = _drawn(rng, _X, _W, _Y)
 
