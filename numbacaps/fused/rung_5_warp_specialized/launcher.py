@@ -143,8 +143,10 @@ class WarpSpecializedSplitK(SplitKLauncher):
 
     Parameters
     ----------
-    product, images, G, size, dtype, terms
+    product, images, G, size, dtype
         As those of :class:`MmaSplitK`.
+    terms : int
+        1 or 3 products of the tensor cores for one of float32; 1 of half precision.
     tile : numbacaps.fused.rung_5_warp_specialized.split_k_tile.ReductionTile
     strips : numbacaps.fused.rung_5_warp_specialized.split_k_tile.Strips
     why : str
