@@ -11,11 +11,11 @@ from math import prod
 import numpy as np
 
 from numbacaps.arrays import describe, repeated
-from numbacaps.device.bfloat16 import to_device
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.recorded import StandIn
 from numbacaps.device.strided_copy import gather
+from numbacaps.device.upload import uploaded
 from numbacaps.device.workspace import Rooms
 from numbacaps.plan import Plan
 from numbacaps.routing.api import capsule_routing, capsule_routing_backward
@@ -70,7 +70,7 @@ class OnDevice:
         usual = {"activations": 1, "beta_u": 0, "beta_a": 0}
         made = {name: np.full(self._shapes[name], one, self._sums) for name, one in usual.items()}
         made["d_activations"] = np.zeros(self._shapes["d_activations"], self._dtype)
-        return {name: to_device(array, 0) for name, array in made.items()}
+        return {name: uploaded(array) for name, array in made.items()}
 
     @property
     def nbytes(self):
