@@ -25,6 +25,7 @@ from numbacaps.device.kernel_cache import launched
 _MOST_SETS = 128
 _HOST_CALLS, _HOST_US = 20, 3e5
 _NOTE_LENGTH = 160
+ALONE = "timed alone: beside the others there was no memory for it"
 
 
 def sets_of(size, most=_MOST_SETS):
@@ -128,7 +129,7 @@ def measure(problem, wanted, variants, tick=lambda variant: None):
         if not attempt(variant):
             time_ready()
             if variant in rows:
-                notes[variant] = "timed alone: beside the others there was no memory for it"
+                notes[variant] = ALONE
     device_memory.release()
     common = common_cells(problem, wanted)
     return [

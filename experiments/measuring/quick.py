@@ -267,21 +267,40 @@ def _is_of(variant, name):
 
 
 def _measure_class(problem, wanted, variants, tick, effort, tensors, right):
-    """What was measured of each variant, or why not; the library first, whose workspace is not known."""
-    ready, rows = {}, {}
+    """What was measured of each variant, or why not; the library first, whose workspace is not known.
+
+    Those for which there is no memory beside the others are measured again, each alone.
+    """
+    how, ready, rows, alone = (problem, wanted, tensors, right, effort), {}, {}, []
     for variant in sorted(variants, key=lambda variant: variant.algorithm == OURS):
         tick(variant)
         try:
-            ready[variant] = _prepare(variant, problem, wanted, tensors, right, effort)
+            ready[variant] = _prepare(variant, *how)
         except Exception as failure:  # whatever a library raises is what its row says
             rows[variant] = {"note": measure.note_of(failure)}
             device_memory.release()
+            if device_memory.is_out_of_memory(failure):
+                alone.append(variant)
+    rows |= _timed(problem, ready, effort, "")
+    ready.clear()
+    for variant in alone:
+        device_memory.release()
+        try:
+            rows |= _timed(problem, {variant: _prepare(variant, *how)}, effort, measure.ALONE)
+        except Exception as failure:
+            rows[variant] = {"note": measure.note_of(failure)}
+    return rows
+
+
+def _timed(problem, ready, effort, note):
+    """Rows of variants that take turns."""
     replays = {variant: found.replay for variant, found in ready.items()}
     times = gpu_time.replay_in_turns(replays, effort) if replays else {}
-    for variant, ms in times.items():
-        row = measure.row_of(problem, variant, ready[variant], ms, ceilings.ceilings())
-        rows[variant] = row | {"note": ""}
-    return rows
+    rates = ceilings.ceilings()
+    return {
+        variant: measure.row_of(problem, variant, ready[variant], ms, rates) | {"note": note}
+        for variant, ms in times.items()
+    }
 
 
 def _prepare(variant, problem, wanted, tensors, right, effort):

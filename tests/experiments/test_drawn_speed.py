@@ -183,17 +183,14 @@ def test_the_oracle_is_the_reference_s(wanted, monkeypatch):
             quick.check(wrong, right, problem.limit(wanted, "auto"))
 
 
-def test_a_class_takes_turns_and_what_fails_is_noted(monkeypatch):
-    turns = []
+@pytest.fixture
+def turns(monkeypatch):
+    """Lists of who took turns; nothing is timed, and what prepares a variant is the test's."""
+    found = []
 
     def replays(these, effort):
-        turns.append([str(one) for one in these])
+        found.append([str(one) for one in these])
         return {one: np.array([2.0]) for one in these}
-
-    def prepare(variant, *others):
-        if variant.layout == "channels_last":
-            raise RuntimeError("no such kernel")
-        return measure.Ready(1e-7, 5.0, None, "1 set", SimpleNamespace(), "here")
 
     monkeypatch.setattr(device_memory, "release", lambda: None)
     monkeypatch.setattr(gpu_time, "replay_in_turns", replays)
@@ -201,6 +198,18 @@ def test_a_class_takes_turns_and_what_fails_is_noted(monkeypatch):
     monkeypatch.setattr(measure, "common_cells", lambda problem, wanted: NOW)
     for name in ("operands", "expected"):
         monkeypatch.setattr(quick, name, lambda *others: None)
+    return found
+
+
+_READY = measure.Ready(1e-7, 5.0, None, "1 set", SimpleNamespace(), "here")
+
+
+def test_a_class_takes_turns_and_what_fails_is_noted(turns, monkeypatch):
+    def prepare(variant, *others):
+        if variant.layout == "channels_last":
+            raise RuntimeError("no such kernel")
+        return _READY
+
     monkeypatch.setattr(quick, "_prepare", prepare)
     variants, ticks = quick.choose(("tf32", "bfloat16")), []
     rows = quick.measure_pass(Problem(SMALL), "forward", variants, ticks.append, gpu_time.FULL)
@@ -215,6 +224,30 @@ def test_a_class_takes_turns_and_what_fails_is_noted(monkeypatch):
         assert row["note"] == ("RuntimeError: no such kernel" if failed else "")
         assert ("ms_p50" in row) != failed
         assert row["min_bytes"] == SMALL.min_bytes(2 if variant.dtype == "bfloat16" else 4)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_finds_no_memory_beside_the_others_is_timed_alone(fits, turns, monkeypatch):
+    tried = []
+
+    def prepare(variant, *others):
+        tried.append(str(variant))
+        if variant.algorithm == ratios.OURS and not (fits and len(tried) > 3):
+            raise RuntimeError("CUDA out of memory")
+        return _READY
+
+    monkeypatch.setattr(quick, "_prepare", prepare)
+    variants, ticks = quick.choose(("tf32",)), []
+    rows = quick.measure_pass(Problem(SMALL), "forward", variants, ticks.append, gpu_time.FULL)
+    library, ours = (
+        ["torch_fold nchw tf32", "torch_fold channels_last tf32"],
+        ["fused capsule tf32"],
+    )
+    assert tried == [*library, *ours, *ours] and len(ticks) == 3
+    assert turns == ([library, ours] if fits else [library])
+    notes = {row["algorithm"]: row["note"] for row in rows}
+    assert notes[ratios.FOLD] == ""
+    assert notes[ratios.OURS] == (measure.ALONE if fits else "out of memory: CUDA out of memory")
 
 
 class _Clock:
