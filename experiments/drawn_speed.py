@@ -145,12 +145,19 @@ def is_current(folder):
 
 
 def without_older(table, seed):
-    """Drop other seeds' rows that are older than their kernels: those are not measured again."""
-    keep = f"seed {seed}, "
+    """Drop other seeds' rows that are older than their kernels, which are not measured again, and the library's beside none."""
     is_current = records.sources(table.path).is_current
-    table.write(
-        lambda rows: [row for row in rows if row["workload"].startswith(keep) or is_current(row)]
-    )
+
+    def is_mine(row):
+        return row["workload"].startswith(f"seed {seed}, ")
+
+    def change(rows):
+        rows = [row for row in rows if is_mine(row) or is_current(row)]
+        ours = [row for row in rows if row["algorithm"] == ratios.OURS]
+        compared = {records.key(row, records.GROUP) for row in ours}
+        return [row for row in rows if is_mine(row) or records.key(row, records.GROUP) in compared]
+
+    table.write(change)
 
 
 # ---- what is said of the rows

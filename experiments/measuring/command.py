@@ -296,8 +296,7 @@ def run(table, groups, options):
     if len(wanted) < len(mine):
         print(f"{len(mine) - len(wanted)} of {len(mine)} groups of rows were measured before")
     try:
-        with _only_new_garbage():
-            measure_groups([(table, group) for group in wanted])
+        measure_groups([(table, group) for group in wanted])
         put_in_order(table, groups, options.shard)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {table.path} holds every finished group", file=sys.stderr)
@@ -306,6 +305,12 @@ def run(table, groups, options):
         print(f"{table.path.stem}: {foreign}", file=sys.stderr)
         raise SystemExit(2) from None
     _report(table)
+
+
+def put_in_order(table, groups, part):
+    """Have the rows of a shard stand as those of the whole do, in the groups' order."""
+    if part != shard.WHOLE:
+        table.write(partial(records.in_order, groups=[group.key for group in groups]))
 
 
 @contextmanager
@@ -317,12 +322,6 @@ def _only_new_garbage():
         yield
     finally:
         gc.unfreeze()
-
-
-def put_in_order(table, groups, part):
-    """Have the rows of a shard stand as those of the whole do, in the groups' order."""
-    if part != shard.WHOLE:
-        table.write(partial(records.in_order, groups=[group.key for group in groups]))
 
 
 def measure_groups(jobs, until=math.inf, longest=0.0):
@@ -345,7 +344,8 @@ def measure_groups(jobs, until=math.inf, longest=0.0):
         Seconds of the longest.
     """
     problem = None
-    with tqdm(total=sum(len(group.variants) for _, group in jobs), unit="row") as bar:
+    total = sum(len(group.variants) for _, group in jobs)
+    with tqdm(total=total, unit="row") as bar, _only_new_garbage():
         for done, (table, group) in enumerate(jobs):
             begun = time.monotonic()
             if begun + longest >= until:

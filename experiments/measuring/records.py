@@ -264,7 +264,7 @@ class Table:
             One cannot be written, or is not ours any more.
         """
         with alone(self.path):
-            if self._seen is None or self._seen != _stamp(self.path):
+            if self._seen != _stamp(self.path):
                 self._read()
             self.rows, self._groups = change(self.rows), None
             self._sources.write(self.rows)

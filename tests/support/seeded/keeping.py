@@ -42,7 +42,7 @@ FAULTS = [
     Fault(
         "a CSV is written from what it held at first, without what another run wrote meanwhile",
         "experiments/measuring/records.py",
-        "self._seen is None or self._seen != _stamp(self.path)",
+        "self._seen != _stamp(self.path)",
         "False",
         _LOCK,
     ),
