@@ -1,5 +1,6 @@
 """A call of a public function: check its arguments, bring its arrays to the device, deliver its results."""
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +111,7 @@ class Call:
         for i, (which, out) in enumerate(self._outs.items(), len(given)):
             check_out(out, shapes[which], operands[:i])
         self._given, self._about = given, about
+        self._gives_cupy = "cupy" in sys.modules and is_cupy(given[0].array)
         self.stream = resolve_stream(stream, operands)
         if is_capturing(self.stream):
             raise ValueError(
@@ -180,26 +182,24 @@ class Call:
         """The result as the caller gets it: ``out``, or an array of the library that x is of; None for None."""
         if result is None:
             return None
-        array = self.array_of(result)
-        return array if result.out is not None else self.as_given(array)
+        array = result.operand.array if result.in_place else self.moved(result)
+        return self.as_given(array) if self._gives_cupy and result.out is None else array
 
     def as_given(self, array):
         """A result in no array of the caller's: CuPy's where x is, in the same memory; others as they are."""
-        x = self._given[0]
-        if not is_cupy(x.array):
+        if not self._gives_cupy:
             return array
+        x = self._given[0]
         # CuPy's arrays name no stream: whoever takes this one is on the stream that is current there
         own = int(self.stream) if self.stream else DEFAULT if x.stream else 0
         follow(numba_stream(x.stream), (own,))
         return in_cupy(array)
 
-    def array_of(self, result):
-        """The result in the caller's shape, order of capsule axes and place: ``out``, or a NumPy or Numba array."""
+    def moved(self, result):
+        """A result that was written elsewhere, brought to ``out`` or to a NumPy or Numba array of the caller's shape."""
         out, on_device = result.out, self._given[0].on_device
         if result.operand is None:
             return self._empty(result)
-        if result.in_place:
-            return result.operand.array
         shape, axes = _kernels_axes(result)
         if on_device:
             array = permuted(result.operand.array, shape, axes, self.stream, out)

@@ -102,8 +102,6 @@ def test_the_stream_that_is_current_in_cupy_waits_for_the_call_s(own, told, monk
     monkeypatch.setattr(streams, "_external", _Stream)
     array = cuda.to_device(np.zeros(1))
     x = SimpleNamespace(array=_put(np.zeros(1)), stream=7)
-    assert (
-        type(Call.as_given(SimpleNamespace(_given=[x], stream=own and _Stream(own)), array))
-        is _Array
-    )
+    call = SimpleNamespace(_given=[x], _gives_cupy=True, stream=own and _Stream(own))
+    assert type(Call.as_given(call, array)) is _Array
     assert found == told
