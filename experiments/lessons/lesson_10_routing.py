@@ -137,8 +137,9 @@ print(
 
 # %% [markdown]
 # So a pass computes a child's votes, uses them, and forgets them. The algorithm `stored` writes the votes first and reads them in
-# every pass. Otherwise both run the same kernels at this precision. Counted here for a small batch, the digit and its shifts, is what
-# each kernel must bring from memory once and take there; what it reads again may come from a cache:
+# every pass. Otherwise both run the same kernels at this precision. With as few children as here one block takes a position, so a
+# single kernel does all passes (`numbacaps/routing/whole.py`). Counted here for a small batch, the digit and its shifts, is what
+# each kernel must bring from memory once and take there; what it reads again, as votes in later passes, may come from a cache:
 
 # %%
 batch = np.concatenate([np.roll(X, shift, axis=3) for shift in range(4)])
@@ -147,11 +148,11 @@ for algorithm in ("stored", "fused"):
     with watching({}) as launches:
         capsule_routing(batch, kernel, algorithm=algorithm, **how)
     counted[algorithm] = sectors(launches, READ), sectors(launches, WRITE)
-    passes = sum("reduce" in launch.kernel.__name__ for launch in launches)
+    kernels = sum("whole" in launch.kernel.__name__ for launch in launches)
     memories = {memory.name for launch in launches for memory in launch.memories}
     has = "votes" in memories
     print(
-        f"{algorithm}: {passes} passes over the children; votes in memory: {'yes' if has else 'no'}"
+        f"{algorithm}: {kernels} kernel for all passes; votes in memory: {'yes' if has else 'no'}"
     )
     print("  sectors of 32 bytes from memory {}, to memory {}".format(*counted[algorithm]))
     assert has == (algorithm == "stored")
@@ -185,8 +186,8 @@ def couplings_of(b):
 check(couplings_of)
 
 # %% [markdown]
-# Write `vote_bytes(g, iterations)`: the bytes of float32 votes that `stored` moves at the least in a forward pass of a
-# geometry: they are written, and each pass reads them.
+# Write `vote_bytes(g, iterations)`: the bytes of float32 votes that move in a forward pass of a geometry where they are stored,
+# and no cache holds them: they are written, and each pass reads them.
 
 
 # %%

@@ -19,7 +19,7 @@ from numbacaps.routing.options import Options, check_activations, check_given, c
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import run, widen
 from numbacaps.routing.shape import TEAM_THREADS
-from numbacaps.routing.stored import HOW, add_channels
+from numbacaps.routing.stored import PRODUCT, add_channels, precision_of_sums
 from numbacaps.signature import signature_of
 
 ALGORITHMS = ("auto", "fused", "stored", "numpy")
@@ -200,8 +200,9 @@ class RoutingCall:
         """The plan of the convolution that computes votes which are summed over the window."""
         g = self.geometry.of_channels
         shapes, window = (g.input_shape, g.kernel_shape), (g.stride, g.padding, g.dilation)
-        how = *window, HOW["product"], "fused", HOW["precision"], None, ""
-        signature = signature_of(*shapes, self.signature.dtype, *how)
+        dtype = self.signature.dtype
+        how = *window, PRODUCT, "fused", precision_of_sums(dtype, self.problem.precision), None, ""
+        signature = signature_of(*shapes, dtype, *how)
         self.call._plan = kept_plan(signature, self.stream)  # which the call settles
         return self.call._plan
 

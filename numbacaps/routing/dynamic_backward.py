@@ -122,6 +122,28 @@ class Earlier:
         return make_hold(shape), clear, absorb, merge
 
 
+@cache
+def make_add_slopes(shape, over, detach, has_logits):
+    """Device function ``add(dV, dp, V, held, prior, i, lane)``: adds what reaches the votes V, and their prior, in an iteration."""
+    E, SCALARS, ELEMENTS, sums = shape.own, shape.scalars, shape.elements, shape.sums
+    FULL, HAS_LOGITS, slopes_of = not detach, has_logits, make_slopes(shape, over)
+    E, SCALARS, ELEMENTS = map(specialized, (E, SCALARS, ELEMENTS))
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(dV, dp, V, held, prior, i, lane):
+        B, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
+        slopes_of(B, D, V, held, prior, i, lane)
+        for s in range(SCALARS):
+            for e in range(E):
+                dV[s * E + e] += B[s] * held[ELEMENTS + s * E + e]
+                if FULL:
+                    dV[s * E + e] += D[s] * held[s * E + e]
+            if FULL and HAS_LOGITS:
+                dp[s] += D[s]
+
+    return add
+
+
 @dataclass(frozen=True)
 class DynamicGradient:
     """du of a child, and what reaches its prior, which is the sum of db; without logits to begin with there is none."""
@@ -139,19 +161,17 @@ class DynamicGradient:
     @cached_property
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
-        shape, E, sums = self.shape, self.shape.own, self.shape.sums
-        SCALARS, ELEMENTS = shape.scalars, shape.elements
-        HELD, FULL, HAS_LOGITS = held_numbers(shape), not self.detach, self.has_logits
-        slopes_of, hold = make_slopes(shape, self.over), make_hold(shape)
+        shape, sums, HAS_LOGITS = self.shape, self.shape.sums, self.has_logits
+        add = make_add_slopes(shape, self.over, self.detach, HAS_LOGITS)
+        hold = make_hold(shape)
         read_slope, _ = make_read(shape, state_fields(shape.geometry.E3)[1])
         together = shape.geometry.P if self.over == "parents" else shape.children
         EVEN = sums.type(1 / together)
-        E, SCALARS, ELEMENTS, HELD = map(specialized, (E, SCALARS, ELEMENTS, HELD))
+        ELEMENTS, HELD = map(specialized, (shape.elements, held_numbers(shape)))
 
         @cuda.jit(device=True, forceinline=True)
         def gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N, first, end):
             held = local_array(HELD, sums)
-            B, D = local_array(SCALARS, sums), local_array(SCALARS, sums)
             if first == 0 and not HAS_LOGITS:
                 read_slope(held, ELEMENTS, slopes, 0, 0, n, l, lane, N)
                 for e in range(ELEMENTS):
@@ -159,13 +179,6 @@ class DynamicGradient:
                 first = 1
             for t in range(first, end):
                 hold(held, states, slopes, t, n, l, lane, N)
-                slopes_of(B, D, V, held, prior, i, lane)
-                for s in range(SCALARS):
-                    for e in range(E):
-                        dV[s * E + e] += B[s] * held[ELEMENTS + s * E + e]
-                        if FULL:
-                            dV[s * E + e] += D[s] * held[s * E + e]
-                    if FULL and HAS_LOGITS:
-                        dp[s] += D[s]
+                add(dV, dp, V, held, prior, i, lane)
 
         return gradient

@@ -115,6 +115,18 @@ def make_finish(shape, over):
 
 
 @cache
+def make_ds(sums):
+    """Device function ``ds_of(dv, s, f, size, along)``: an element of ds, of a capsule of that size."""
+    ZERO = sums.type(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def ds_of(dv, s, f, size, along):
+        return f * dv + (s / size * along if size != ZERO else ZERO)
+
+    return ds_of
+
+
+@cache
 def make_squash_slope(shape):
     """Device function that writes the slope of iteration t: its ds, where a block's threads have put dv, and <s, ds>.
 
@@ -122,15 +134,11 @@ def make_squash_slope(shape):
     """
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     (FIELDS, SLOPES), ZERO, ONE = state_fields(E), sums.type(0), sums.type(1)
-    length, shrunk = make_length(E, sums), make_shrunk(sums)
+    length, shrunk, ds_of = make_length(E, sums), make_shrunk(sums), make_ds(sums)
     _, parent_of, element_of = make_own(shape)
     PARENTS = parents_of_block(shape)
     P, E, FIELDS, SLOPES, OWN = map(specialized, (P, E, FIELDS, SLOPES, PARENTS * E))
     PARENTS, THREADS = map(specialized, (PARENTS, END_THREADS))
-
-    @cuda.jit(device=True, forceinline=True)
-    def ds_of(dv, s, f, size, along):
-        return f * dv + (s / size * along if size != ZERO else ZERO)
 
     @cuda.jit(device=True, forceinline=True)
     def squash_slope(states, slopes, factors, t, place, places):

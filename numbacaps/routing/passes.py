@@ -40,11 +40,15 @@ from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.team import scattered
+from numbacaps.routing.whole import make_whole, make_whole_gradient, whole_gradient_numbers
 from numbacaps.routing.windows import make_windows_sum
 
 LOCAL_BYTES = 512 * 1024  # of local memory that a thread has at the most; so on every GPU
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
 _SPLITS_BYTES = 16 << 20  # that all splits of a gradient may take
+_WHOLE_NUMBERS = (
+    128  # of all iterations that a lane holds in a gradient at the most; so they are registers
+)
 _MOST_WAVES = 8  # of teams, one after another, that splits are worth
 # Microseconds on an H100 that a resident team takes for an image at a position, and that an element takes to be written and
 # added once more.
@@ -189,8 +193,10 @@ class Passes:
         shapes = self.forward_states_shape(False), *self.warps.shapes.values()
         return sum(map(prod, shapes)) * self.sums.itemsize
 
-    def forward_shapes(self, has_logits=True, has_couplings=True):
-        """Workspace of the forward pass; of one on tensor cores the less, the less there is besides."""
+    def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
+        """Workspace of the forward pass; on tensor cores, or where positions are routed whole, the less, the less is kept."""
+        if self.is_whole and not keep:
+            return {"packed": self._packed_shape, **self._more_shapes()}
         if self.warps:
             found = dict(self.warps.shapes)
             if has_logits or has_couplings:
@@ -207,6 +213,8 @@ class Passes:
         if self.is_on_warps(has_logits):
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
             return self.gradient_warps.shapes | {"columns": columns}
+        if self.is_whole_backward(has_logits):
+            return self._more_shapes(backward=True)
         g, splits = self.shape.geometry, self.splits
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
@@ -215,6 +223,12 @@ class Passes:
             found["dw"] = splits, g.Q, g.E2, g.P
             found["columns"] = self.columns_shape
         return found | self._more_shapes(backward=True)
+
+    is_whole = False  # the forward pass routes positions whole (:mod:`numbacaps.routing.whole`), unless states are kept
+
+    def is_whole_backward(self, has_logits):
+        """Whether so does the backward pass, which then reads no states."""
+        return False
 
     def is_on_warps(self, has_logits):
         """Whether gradients are computed on tensor cores."""
@@ -362,8 +376,26 @@ class DynamicPasses(Passes):
 
     @cached_property
     def forward_form(self):
+        return self._form_of(self.shape)
+
+    def _form_of(self, shape):
         over_parents = self.options.softmax_over == "parents"
-        return (dynamic.OverParents if over_parents else dynamic.OverChildren)(self.shape)
+        return (dynamic.OverParents if over_parents else dynamic.OverChildren)(shape)
+
+    @cached_property
+    def is_whole(self):
+        return not self.warps and self.split(self.shape, self.forward_form).blocks == 1
+
+    def is_whole_backward(self, has_logits):
+        if not self.stored or has_logits:
+            return False
+        numbers = whole_gradient_numbers(self.backward_shape, self.options.iterations)
+        return self._backward_split.blocks == 1 and numbers <= _WHOLE_NUMBERS
+
+    @cached_property
+    def _backward_split(self):
+        """How teams share the children where positions are routed whole: their records are those of forward passes, too."""
+        return self.split(self.backward_shape, self._form_of(self.backward_shape))
 
     @cached_property
     def backward_form(self):
@@ -404,7 +436,7 @@ class DynamicPasses(Passes):
         ----------
         x, w : device arrays, (N, C, H, W, E1) and (P, I, E2)
         logits : device array (P, I), or None for zeros
-        states : device array of ``forward_states_shape(keep)``, written
+        states : device array of ``forward_states_shape(keep)``, written; or None, where none are
         y : device array (N, P, L, E), written
         room : dict of device arrays of ``forward_shapes``
         keep : bool
@@ -414,6 +446,8 @@ class DynamicPasses(Passes):
         if self.warps:
             return self._forward_on_warps(x, w, logits, states, y, room, keep, couplings, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
+        if self.is_whole and not keep:
+            return self._forward_whole(x, packed, prior, y, stream)
         self._clear(states[0], stream)
         finish = dynamic_ends.make_finish(self.shape, self.options.softmax_over)
         arrays = (x, packed, prior, states, states, states, states)
@@ -422,6 +456,14 @@ class DynamicPasses(Passes):
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
         self._couplings(arrays[:6], couplings, stream)
+
+    def _forward_whole(self, x, packed, prior, y, stream):
+        """The same by one kernel."""
+        o, N, split = self.options, self.geometry.N, self.split(self.shape, self.forward_form)
+        how = self.shape, self.stored, self.forward_form, o.softmax_over, split.parts
+        grid = ceil_div(self.shape.groups(N), split.places)
+        arguments = x, packed, prior, y, N, split.children, o.iterations
+        run(make_whole(*how), grid, TEAM_THREADS, arguments, stream)
 
     def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same on tensor cores."""
@@ -442,7 +484,7 @@ class DynamicPasses(Passes):
             self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
 
     def backward(self, x, w, logits, states, dy, dx, *, room, dw=None, more=False, stream=0):
-        """Write the input's gradient, unless it is None, from the forward pass's states.
+        """Write the input's gradient, unless it is None, from the forward pass's states, if they are read.
 
         The gradients of w and of the logits are left in ``room``: added, with ``more``, to what
         other images left there. :meth:`launch_kernel_gradient` and :meth:`launch_logits_gradient` write them.
@@ -451,6 +493,8 @@ class DynamicPasses(Passes):
         """
         if self.is_on_warps(logits is not None):
             return self._backward_on_warps(x, w, states, dy, dx, dw, room, more, stream)
+        if self.is_whole_backward(logits is not None):
+            return self._backward_whole(x, self._prior(None, room, stream), dy, dx, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
         shape = self.backward_shape
@@ -462,6 +506,14 @@ class DynamicPasses(Passes):
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
+
+    def _backward_whole(self, x, prior, dy, dx, stream):
+        """The same of stored votes by one kernel."""
+        shape, N, split = self.backward_shape, self.geometry.N, self._backward_split
+        forms = self._form_of(shape), self.backward_form
+        kernel = make_whole_gradient(shape, *forms, self.options, split.parts)
+        grid = ceil_div(shape.groups(N), split.places)
+        run(kernel, grid, TEAM_THREADS, (x, prior, dy, dx, N, split.children), stream)
 
     def _backward_on_warps(self, x, w, states, dy, dx, dw, room, more, stream):
         """The same on tensor cores."""

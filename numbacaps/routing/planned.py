@@ -22,7 +22,7 @@ from numbacaps.routing.api import capsule_routing, capsule_routing_backward
 from numbacaps.routing.call import children_of, host_array, shapes_of_operands
 from numbacaps.routing.passes import widen
 from numbacaps.routing.runner import Runner
-from numbacaps.routing.stored import HOW, Children, Sums, add_channels
+from numbacaps.routing.stored import Children, Sums, add_channels, precision_of_sums
 
 OPERANDS = {"dynamic": ("logits",), "em": ("activations", "beta_u", "beta_a")}
 
@@ -194,7 +194,8 @@ class Stored(OnDevice):
         self._shapes["votes"] = g.N, g.P, g.L, self._children, g.E3
         self._plan = None
         if problem.options.is_summed:
-            self._plan = Plan(g.of_channels, dtype, "fused", HOW["precision"])
+            precision = precision_of_sums(dtype, problem.precision)
+            self._plan = Plan(g.of_channels, dtype, "fused", precision)
 
     @property
     def nbytes(self):

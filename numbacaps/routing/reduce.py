@@ -38,24 +38,42 @@ def make_field(shape, record):
 
 
 @cache
+def make_walk(shape, stored, form):
+    """Device function ``walk(record, held, x, w, prior, norm, total, t, n, l, first, count, lane, N)``: what a team gathers.
+
+    Of the ``count`` children from ``first`` on.
+    """
+    votes, sums = make_votes(shape, stored), shape.sums
+    _, clear, absorb, _ = form.functions
+    CHILDREN, ELEMENTS = map(specialized, (shape.children, shape.elements))
+
+    @cuda.jit(device=True, forceinline=True)
+    def walk(record, held, x, w, prior, norm, total, t, n, l, first, count, lane, N):
+        V = local_array(ELEMENTS, sums)
+        clear(record)
+        for step in range(count):
+            live = first + step < CHILDREN
+            i = min(first + step, CHILDREN - 1)
+            votes(V, x, w, n, l, i, lane, N)
+            absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)
+
+    return walk
+
+
+@cache
 def make_reduce(shape, stored, form, joined):
     """Kernel of a pass; ``joined`` teams of a block share the images."""
     g = shape.geometry
-    L, P, CHILDREN = g.L, g.P, shape.children
-    M, J, TEAM = shape.images, shape.parents, shape.team
-    ELEMENTS, SCALARS = shape.elements, shape.scalars
+    L, P, M, J, TEAM, SCALARS = g.L, g.P, shape.images, shape.parents, shape.team, shape.scalars
     PLACES, JOINED, FIELDS = shape.teams // joined, joined, shape.fields(form.record)
     SIZE = size = shape.own_fields(form.record)
     HELD, RECORD = form.held, shape.scalars * SIZE
     SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
     sums = shape.sums
-    votes = make_votes(shape, stored)
+    walk, (hold, _, _, merge) = make_walk(shape, stored, form), form.functions
     (parent, has_parent), field = make_parent(shape), make_field(shape, form.record)
-    hold, clear, absorb, merge = form.functions
-    L, P, CHILDREN, M, J = map(specialized, (L, P, CHILDREN, M, J))
-    TEAM, ELEMENTS, SCALARS, PLACES, JOINED = map(
-        specialized, (TEAM, ELEMENTS, SCALARS, PLACES, JOINED)
-    )
+    L, P, M, J = map(specialized, (L, P, M, J))
+    TEAM, SCALARS, PLACES, JOINED = map(specialized, (TEAM, SCALARS, PLACES, JOINED))
     FIELDS, SIZE, HELD, RECORD, SHARED = map(specialized, (FIELDS, SIZE, HELD, RECORD, SHARED))
 
     BOUNDS = tuple(
@@ -77,7 +95,7 @@ def make_reduce(shape, stored, form, joined):
         count,  # children of a team
         t,
     ):
-        V, held = local_array(ELEMENTS, sums), local_array(HELD, sums)
+        held = local_array(HELD, sums)
         record, other = local_array(RECORD, sums), local_array(SIZE, sums)
         shared = shared_array(SHARED, sums)
         lane, team = cuda.threadIdx.x % TEAM, cuda.threadIdx.x // TEAM
@@ -88,12 +106,7 @@ def make_reduce(shape, stored, form, joined):
         l, n = place % L, place // L * M
         first = (cuda.blockIdx.y * JOINED + team // PLACES) * count
         hold(held, states, slopes, t, n, l, lane, N)
-        clear(record)
-        for step in range(count):
-            live = first + step < CHILDREN
-            i = min(first + step, CHILDREN - 1)
-            votes(V, x, w, n, l, i, lane, N)
-            absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N)
+        walk(record, held, x, w, prior, norm, total, t, n, l, first, count, lane, N)
         if JOINED > 1:
             for r in range(RECORD):
                 shared[at(r * TEAM_THREADS + cuda.threadIdx.x)] = record[r]

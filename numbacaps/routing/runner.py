@@ -2,7 +2,7 @@
 
 A part's images are routed from the first iteration to the last before the next part begins, so that the parents' states
 of a part are all that is kept. The gradient computes each part's states again, unless the forward pass has left them
-(:func:`kept_states`).
+(:func:`kept_states`). Where positions are routed whole (:mod:`numbacaps.routing.whole`) no states are kept at all.
 """
 
 import threading
@@ -76,9 +76,10 @@ class Runner:
         return self._passes[images, precision]
 
     def _wanted_forward_part(self):
-        """On tensor cores the forward pass takes less memory, and parts that are larger fill the GPU."""
-        if self._of(self.part, self._precision).warps is None:
-            return self.part
+        """On tensor cores the forward pass takes less memory, and parts that are larger fill the GPU; whole, it takes none."""
+        some = self._of(self.part, self._precision)
+        if some.warps is None:
+            return self.geometry.N if some.is_whole else self.part
         for parts in range(1, self.geometry.N + 1):
             images = ceil_div(self.geometry.N, parts)
             passes = self._of(images, self._precision)
@@ -188,7 +189,9 @@ class Runner:
         }
 
     def _states(self, passes, stream, keep=True, images=None, kept=None):
-        """The states, and in EM routing the capsules' norms; or some images' of those that are kept."""
+        """The states, and in EM routing the capsules' norms; or some images' of those that are kept, or None for none."""
+        if passes.is_whole and not keep:
+            return (None,)
         if kept is not None:
             return (kept[images].reshape(passes.states_shape),)
         shapes = {"states": passes.forward_states_shape(keep)}
@@ -213,13 +216,13 @@ class Runner:
         states : device array (N, :func:`kept_states`), or None
             To be given to :meth:`backward`.
         """
-        part = self.forward_part if states is None else self.part
-        given = operands[0] is not None, couplings is not None
+        keep = couplings is not None or states is not None
+        part = self.part if keep else self.forward_part
+        given = operands[0] is not None, couplings is not None, keep
         for passes, images in self._parts(part, self._precision):
             room = self._arrays(passes, passes.forward_shapes(*given), stream)
             out = [result[images] for result in results]
             more = None if couplings is None else couplings[images]
-            keep = more is not None or states is not None
             how = room, stream, keep, more, states
             self._forward(passes, x[images], w, operands, images, out, *how)
 
@@ -252,8 +255,8 @@ class Runner:
         """
         has_logits = not self.options.is_em and operands[0] is not None
         for passes, images in self._parts(self.part, self._of_gradient):
-            own = x[images]
-            if states is None:
+            own, is_whole = x[images], passes.is_whole_backward(has_logits)
+            if states is None and not is_whole:
                 scratch = self._arrays(passes, self._result_shapes(passes), stream)
                 room = self._arrays(passes, passes.forward_shapes(), stream)
                 out = [self._in_dtype(array) for array in scratch.values()]
@@ -263,7 +266,7 @@ class Runner:
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]
             run = {"room": room, "more": images.start > 0, "stream": stream}
-            found = self._states(passes, stream, True, images, states)
+            found = (None,) if is_whole else self._states(passes, stream, True, images, states)
             if self.options.is_em:
                 activations, *betas = operands
                 d_activations = None if dx is None else d_operands[0][images]
@@ -304,11 +307,16 @@ class Runner:
         """What is launched, how often votes are computed, and what they take or would take in memory."""
         o, g, first = self.options, self.geometry, self._of(self.part, self._of_gradient)
         passes = self._of(self.forward_part, self._precision)
-        how = passes.warps or f"{self._of_teams(passes)} (ordinary arithmetic: {passes.why_not})"
+        how = f"{self._of_teams(passes)} (ordinary arithmetic: {passes.why_not})"
+        how = passes.warps or ("in one kernel, " if passes.is_whole else "") + how
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
-        states = prod(first.states_shape) * first.sums.itemsize
+        is_whole = first.is_whole_backward(has_logits=False)
+        states = 0 if is_whole else prod(first.states_shape) * first.sums.itemsize
         owners = "one for the votes" if self.stored else "one for w and x"
         back = f"{o.iterations - 1 - o.first} passes more, then {owners} (ordinary arithmetic: {first.why_not_gradient})"
+        if is_whole:
+            walks = 2 * o.iterations - o.first
+            back = f"{walks} passes over the children, in one kernel; with logits {back}"
         if first.gradient_warps:
             back = f"{o.iterations - 1 - o.first} {first.gradient_warps}; with logits by ordinary arithmetic"
         forward, backward = first.times

@@ -1,14 +1,15 @@
 """The rung whose votes are stored, and read again in every pass. It is what most code for routing does.
 
 The votes are those of :func:`numbacaps.capsule_votes`, by one kernel; the passes are those of the fused rung, which read
-where that one computes. Beside it stands what it moves: every vote once to memory, and 2 r - 1 times back at the worst.
-Backward, what reaches every vote is written once too, and read by the votes' own gradients.
+where that one computes. Beside it stands what it moves: every vote once to memory, and once back where positions are routed
+whole (:mod:`numbacaps.routing.whole`), or 2 r - 1 times at the worst. Backward, what reaches every vote is written once too,
+and read by the votes' own gradients.
 
 Votes that are summed over the window are a capsule convolution of a product for each channel,
 
     V[n,p,oh,ow,(c,g)] = sum over kh, kw of I[n,..,(c,g)] @ K[p,kh,kw,(c,g)]
 
-of x and w that have their channels beside g. So are their gradients those of a convolution.
+of x and w that have their channels beside g. So are their gradients those of a convolution, whose precision is the routing's.
 """
 
 from math import prod
@@ -20,13 +21,19 @@ from numbacaps.arrays import describe
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
+from numbacaps.fused.precision import AUTO, precisions
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import run, widen
 from numbacaps.routing.shape import TEAM_THREADS
 
 CHANNELS_LAST = 0, 2, 3, 1, 4, 5, 6  # (N, C, H, W, G, D1, D2) as (N, H, W, C, G, D1, D2)
 CHANNELS_FIRST = 0, 3, 1, 2, 4, 5, 6  # and back
-HOW = {"product": "gab,gbc->gac", "precision": "ieee"}  # of the convolution
+PRODUCT = "gab,gbc->gac"  # of the convolution
+
+
+def precision_of_sums(dtype, precision):
+    """How the convolution multiplies, whose precisions are fewer where a dtype or a GPU has no choice."""
+    return precision if precision in precisions(dtype) else AUTO
 
 
 class Children:

@@ -46,16 +46,21 @@ def _make_sum(first, end):
 
 def make_parents_max(shape):
     """Device function ``lanes_max(value)``, over the lanes that :func:`make_parents_sum` adds up."""
-    return _make_max(_bits(shape.across))
+    return _make_max(0, _bits(shape.across))
+
+
+def make_columns_max(shape):
+    """Device function ``lanes_max(value)`` over the lanes that share a parent."""
+    return _make_max(_bits(shape.across), _bits(shape.team))
 
 
 @cache
-def _make_max(end):
-    END = specialized(end)
+def _make_max(first, end):
+    FIRST, END = map(specialized, (first, end))
 
     @cuda.jit(device=True, forceinline=True)
     def lanes_max(value):
-        for bit in range(END):
+        for bit in range(FIRST, END):
             other = shuffle(value, cuda.threadIdx.x % 32 ^ 1 << bit)
             if other > value:
                 value = other

@@ -16,7 +16,12 @@ from numbacaps.device.recorded import StandIn
 from numbacaps.routing.call import children_of, rung, shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
-from numbacaps.routing.stored import CHANNELS_FIRST, CHANNELS_LAST, HOW
+from numbacaps.routing.stored import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    PRODUCT,
+    precision_of_sums,
+)
 from numbacaps.torch import kernels
 from numbacaps.torch.kernels import TENSORS, Call
 
@@ -206,7 +211,8 @@ class _StoredCall(_RoutingCall):
     @property
     def _how(self):
         g = self.geometry
-        return g.stride, g.padding, g.dilation, *HOW.values(), False
+        precision = precision_of_sums(self._of.dtype, self._precision)
+        return g.stride, g.padding, g.dilation, PRODUCT, precision, False
 
     def operands(self):
         """The votes, and what the routing takes besides."""

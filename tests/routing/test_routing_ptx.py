@@ -90,10 +90,10 @@ def test_stored_votes(layer, form, monkeypatch):
 
 
 def test_the_gradient_of_stored_votes(monkeypatch):
-    """The one kernel that the quick cases of votes that are not stored leave out."""
+    """The kernels that the quick cases of votes that are not stored leave out."""
     kernels = launched("em-conv1", "dynamic", "float32", monkeypatch, is_stored=True)
-    of_votes = "routing_votes_gradient_kernel"
-    found = {key: one for key, one in kernels.items() if key.split()[0] == of_votes}
+    names = "routing_votes_gradient_kernel", "routing_whole_gradient_kernel"
+    found = {key: one for key, one in kernels.items() if key.split()[0] in names}
     assert len(found) == 2  # with logits, and without
     _check(found, "float32", (9, 0))
 

@@ -138,6 +138,7 @@ def _all(p, dtype):
     else:
         logits = made((g.P, children), p.sums)
         p.forward(x, w, logits, states, y, room=room, couplings=couplings)
+        p.forward(x, w, logits, states, y, room=room, keep=False)
         for given in (logits, None):
             p.backward(x, w, given, states, y, x, room=back)
         p.launch_logits_gradient(logits, back, 0)

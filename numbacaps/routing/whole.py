@@ -1,0 +1,402 @@
+"""A position routed whole: one kernel does all iterations, and what its parents are in between never leaves the threads.
+
+It is for positions that one block can take, because there are many of them, or few children. Iterations are then no kernels
+of their own, and no state of the parents is in device memory. Where votes are stored, a position's lie in a cache after the
+first walk over them.
+
+    forward     walk, s, v = squash(s), A = A + v; again
+    backward    the same, with A, s and lse of every iteration held; then from the last iteration to the first ds, and a
+                walk for dA; then one walk more, which writes what reaches each vote
+
+Thread mapping: that of :mod:`numbacaps.routing.reduce`. What the teams of a position gather meets in shared memory, where every
+team merges all of it in the same order, so that all go on with the same numbers.
+
+Backward, iterations are functions one after another, not turns of a loop: numbers of an iteration are then at places that
+the compiler knows, in registers.
+"""
+
+import math
+from functools import cache
+
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.instructions import local_array, shared_array
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
+from numbacaps.device.target import at, cuda
+from numbacaps.routing.dynamic_backward import held_numbers, make_add_slopes
+from numbacaps.routing.dynamic_ends import make_ds, make_shrunk
+from numbacaps.routing.reduce import make_walk
+from numbacaps.routing.shape import TEAM_THREADS, bounds
+from numbacaps.routing.team import make_columns_max, make_columns_sum
+from numbacaps.routing.votes import make_element, make_parent, make_votes
+
+
+@cache
+def make_join(shape, form, joined):
+    """Device function ``join(record, shared)``: what all teams of a position have gathered, merged, to every one of them."""
+    _, _, _, merge = form.functions
+    size, sums = shape.own_fields(form.record), shape.sums
+    TEAM, PLACES, JOINED, SCALARS, SIZE = map(
+        specialized, (shape.team, shape.teams // joined, joined, shape.scalars, size)
+    )
+    RECORD, THREADS = map(specialized, (shape.scalars * size, TEAM_THREADS))
+
+    @cuda.jit(device=True, forceinline=True)
+    def join(record, shared):
+        if JOINED > 1:
+            other = local_array(SIZE, sums)
+            for r in range(RECORD):
+                shared[at(r * THREADS + cuda.threadIdx.x)] = record[r]
+            cuda.syncthreads()  # every team's record is there
+            first = cuda.threadIdx.x % (PLACES * TEAM)
+            for r in range(RECORD):
+                record[r] = shared[at(r * THREADS + first)]
+            for late in range(1, JOINED):
+                thread = first + late * PLACES * TEAM
+                for s in range(SCALARS):
+                    for r in range(SIZE):
+                        other[r] = shared[at((s * SIZE + r) * THREADS + thread)]
+                    merge(record, other, s * SIZE)
+            cuda.syncthreads()  # and has been read before the next ones come
+
+    return join
+
+
+@cache
+def make_settle(shape, over):
+    """Device function ``settle(held, s, lse, record, lane)``: writes the parents' s, from ``held[s]`` on, and their lse."""
+    OVER_CHILDREN, sums = over == "children", shape.sums
+    E, J, SCALARS = map(specialized, (shape.own, shape.parents, shape.scalars))
+    SIZE = specialized(shape.own_fields((1, 2 if OVER_CHILDREN else 0)))
+    ZERO, ONE, (_, has_parent) = sums.type(0), sums.type(1), make_parent(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle(held, s, lse, record, lane):
+        for k in range(SCALARS):
+            top, total = ZERO, ONE
+            if OVER_CHILDREN and has_parent(lane, k % J):
+                top, total = record[k * SIZE + E], record[k * SIZE + E + 1]
+            held[lse + k] = top + sums.type(math.log(total))
+            for e in range(E):
+                held[s + k * E + e] = record[k * SIZE + e] / total
+
+    return settle
+
+
+@cache
+def make_length(shape):
+    """Device function ``length(held, first)`` of a parent's capsule, of which each of its lanes has some elements.
+
+    As :func:`numbacaps.routing.dynamic_ends.make_length`. All lanes of the warp take part.
+    """
+    E, sums = specialized(shape.own), shape.sums
+    ZERO, ONE = sums.type(0), sums.type(1)
+    columns_max, columns_sum = make_columns_max(shape), make_columns_sum(shape)
+
+    @cuda.jit(device=True, forceinline=True)
+    def length(held, first):
+        largest, square = ZERO, ZERO
+        for e in range(E):
+            size = abs(held[first + e])
+            if size > largest:
+                largest = size
+        largest = columns_max(largest)
+        unit = ONE if largest == ZERO else largest
+        for e in range(E):
+            part = held[first + e] / unit
+            square += part * part
+        return largest * sums.type(math.sqrt(columns_sum(square)))
+
+    return length
+
+
+@cache
+def make_squash(shape):
+    """Device function ``squash(v, held, s)``: the parents' v, for their s from ``held[s]`` on."""
+    E, SCALARS = map(specialized, (shape.own, shape.scalars))
+    length, shrunk = make_length(shape), make_shrunk(shape.sums)
+
+    @cuda.jit(device=True, forceinline=True)
+    def squash(v, held, s):
+        for k in range(SCALARS):
+            f = shrunk(length(held, s + k * E))
+            for e in range(E):
+                v[k * E + e] = f * held[s + k * E + e]
+
+    return squash
+
+
+@cache
+def make_mine(shape, joined):
+    """Device function ``mine(count, N)`` of a thread: (whether its place is one, n, l, its first child, lane)."""
+    L, M, TEAM, PLACES = map(
+        specialized, (shape.geometry.L, shape.images, shape.team, shape.teams // joined)
+    )
+
+    @cuda.jit(device=True, forceinline=True)
+    def mine(count, N):
+        team = cuda.threadIdx.x // TEAM
+        group = cuda.blockIdx.x * PLACES + team % PLACES
+        groups = (N + M - 1) // M * L
+        place, lane = min(group, groups - 1), cuda.threadIdx.x % TEAM
+        return group < groups, place // L * M, place % L, team // PLACES * count, lane
+
+    return mine
+
+
+@cache
+def make_whole(shape, stored, form, over, joined):
+    """Kernel of the whole forward pass; ``joined`` teams of a block share a position's children."""
+    L, P, E3 = shape.geometry.L, shape.geometry.P, shape.geometry.E3
+    M, J, ELEMENTS, SCALARS, OWN = (
+        shape.images,
+        shape.parents,
+        shape.elements,
+        shape.scalars,
+        shape.own,
+    )
+    RECORD, sums = shape.scalars * shape.own_fields(form.record), shape.sums
+    SHARED, ZERO = TEAM_THREADS * RECORD if joined > 1 else 1, sums.type(0)
+    _, write = conversions(shape.dtype)
+    walk, join = make_walk(shape, stored, form), make_join(shape, form, joined)
+    settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
+    (parent, has_parent), element = make_parent(shape), make_element(shape)
+    HELD = 2 * ELEMENTS + SCALARS
+    BOUNDS = tuple(map(specialized, bounds(shape, HELD + 2 * ELEMENTS + RECORD)))
+    L, P, E3, M, J = map(specialized, (L, P, E3, M, J))
+    ELEMENTS, OWN, RECORD, SHARED, HELD = map(specialized, (ELEMENTS, OWN, RECORD, SHARED, HELD))
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=BOUNDS)
+    def routing_whole_kernel(
+        x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
+        w,  # in   (Q, E2, P)
+        prior,  # in   (I, P)
+        y,  # out  (N, P, L, E)
+        N,
+        count,  # children of a team
+        iterations,
+    ):
+        held, v = local_array(HELD, sums), local_array(ELEMENTS, sums)  # A, s, lse; v
+        record = local_array(RECORD, sums)
+        shared = shared_array(SHARED, sums)
+        inside, n, l, first, lane = mine(count, N)
+        for e in range(ELEMENTS):
+            held[e] = ZERO
+        for t in range(iterations):
+            walk(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+            join(record, shared)
+            settle(held, ELEMENTS, 2 * ELEMENTS, record, lane)
+            squash(v, held, ELEMENTS)
+            for e in range(ELEMENTS):
+                held[e] += v[e]
+        if inside and first == 0:
+            for m in range(M):
+                for j in range(J):
+                    if n + m < N and has_parent(lane, j):
+                        to = (((n + m) * P + parent(lane, j)) * L + l) * E3
+                        for e in range(OWN):
+                            y[at(to + element(lane, e))] = write(v[(m * J + j) * OWN + e])
+
+    return routing_whole_kernel
+
+
+def whole_gradient_numbers(shape, iterations):
+    """Numbers that a lane holds of all iterations in :func:`make_whole_gradient`."""
+    return iterations * held_numbers(shape)
+
+
+@cache
+def make_whole_gradient(shape, forward, earlier, options, joined):
+    """Kernel of the gradient of stored votes, without logits to begin with.
+
+    Parameters
+    ----------
+    shape : Shape
+    forward, earlier
+        Forms of the passes forward and backward.
+    options : numbacaps.routing.options.Options
+    joined : int
+        Teams of a block that share a position's children.
+    """
+    g, sums = shape.geometry, shape.sums
+    L, P, E3, CHILDREN, M, J = g.L, g.P, g.E3, shape.children, shape.images, shape.parents
+    ELEMENTS, OWN, ALL = (
+        shape.elements,
+        shape.own,
+        whole_gradient_numbers(shape, options.iterations),
+    )
+    fields = max(shape.own_fields(form.record) for form in (forward, earlier))
+    SHARED, ZERO = TEAM_THREADS * shape.scalars * fields if joined > 1 else 1, sums.type(0)
+    read, write = conversions(shape.dtype)
+    votes, mine = make_votes(shape, True), make_mine(shape, joined)
+    (parent, has_parent), element = make_parent(shape), make_element(shape)
+    T, first_t = options.iterations, options.first
+    over, how = options.softmax_over, (shape, joined)
+    ahead = _one_after_another([_make_ahead(*how, forward, over, t, t + 1 < T) for t in range(T)])
+    back = _one_after_another(
+        [
+            _make_back(*how, earlier, t, t + 1 == T, t > first_t)
+            for t in range(T - 1, first_t - 1, -1)
+        ]
+    )
+    reach = _one_after_another([_make_reach(shape, options, t) for t in range(first_t, T)])
+    BOUNDS = tuple(map(specialized, bounds(shape, ALL + 3 * ELEMENTS)))
+    L, P, E3, CHILDREN, M, J = map(specialized, (L, P, E3, CHILDREN, M, J))
+    ELEMENTS, OWN, ALL, SHARED = map(specialized, (ELEMENTS, OWN, ALL, SHARED))
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=BOUNDS)
+    def routing_whole_gradient_kernel(
+        x,  # in   votes (N, P, L, I, E)
+        prior,  # in   (I, P), zeros
+        dy,  # in   (N, P, L, E)
+        dx,  # out  (N, P, L, I, E)
+        N,
+        count,  # children of a team
+    ):
+        held, dv = local_array(ALL, sums), local_array(ELEMENTS, sums)
+        V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+        shared = shared_array(SHARED, sums)
+        inside, n, l, first, lane = mine(count, N)
+        for m in range(M):
+            for j in range(J):
+                of = ((min(n + m, N - 1) * P + parent(lane, j)) * L + l) * E3
+                for e in range(OWN):
+                    is_there = has_parent(lane, j)
+                    value = read(dy[at(of + element(lane, e))]) if is_there else ZERO
+                    dv[(m * J + j) * OWN + e] = value
+        ahead(held, shared, x, prior, n, l, first, count, lane, N)
+        back(held, dv, shared, x, prior, n, l, first, count, lane, N)
+        for step in range(count):
+            live = inside and first + step < CHILDREN
+            i = min(first + step, CHILDREN - 1)
+            votes(V, x, x, n, l, i, lane, N)
+            for e in range(ELEMENTS):
+                dV[e] = ZERO
+            reach(dV, V, held, prior, i, lane)
+            for m in range(M):
+                for j in range(J):
+                    if live and n + m < N and has_parent(lane, j):
+                        vote = ((n + m) * P + parent(lane, j)) * L + l
+                        for e in range(OWN):
+                            to = (vote * CHILDREN + i) * E3 + element(lane, e)
+                            dx[at(to)] = write(dV[(m * J + j) * OWN + e])
+
+    return routing_whole_gradient_kernel
+
+
+def _one_after_another(functions):
+    """Device function that calls device functions of the same arguments in turn."""
+    if not functions:
+        return _nothing
+    one, others = functions[0], _one_after_another(functions[1:])
+
+    @cuda.jit(device=True, forceinline=True)
+    def in_turn(*given):
+        one(*given)
+        others(*given)
+
+    return in_turn
+
+
+@cuda.jit(device=True, forceinline=True)
+def _nothing(*given):
+    pass
+
+
+def _make_ahead(shape, joined, form, over, t, goes_on):
+    """Device function of iteration t forward: its s and lse, and A of the next one."""
+    HELD, first = held_numbers(shape), t * held_numbers(shape)
+    ELEMENTS, RECORD, sums = (
+        shape.elements,
+        shape.scalars * shape.own_fields(form.record),
+        shape.sums,
+    )
+    walk, join = make_walk(shape, True, form), make_join(shape, form, joined)
+    settle, squash = make_settle(shape, over), make_squash(shape)
+    BEGINS, ZERO, A, S, LSE = t == 0, sums.type(0), first, first + ELEMENTS, first + 2 * ELEMENTS
+    NEXT, GOES_ON = first + HELD, goes_on
+    ELEMENTS, RECORD, A, S, LSE, NEXT = map(specialized, (ELEMENTS, RECORD, A, S, LSE, NEXT))
+
+    @cuda.jit(device=True, forceinline=True)
+    def ahead(held, shared, x, prior, n, l, first, count, lane, N):
+        record, v = local_array(RECORD, sums), local_array(ELEMENTS, sums)
+        if BEGINS:
+            for e in range(ELEMENTS):
+                held[e] = ZERO
+        walk(record, held[A:], x, x, prior, prior, prior, 0, n, l, first, count, lane, N)
+        join(record, shared)
+        settle(held, S, LSE, record, lane)
+        if GOES_ON:
+            squash(v, held, S)
+            for e in range(ELEMENTS):
+                held[NEXT + e] = held[A + e] + v[e]
+
+    return ahead
+
+
+def _make_back(shape, joined, form, t, is_last, goes_on):
+    """Device function of iteration t backward: its ds and <s, ds> from dv, and what reaches v of the one before."""
+    first, ELEMENTS, E, SCALARS, sums = (
+        t * held_numbers(shape),
+        shape.elements,
+        shape.own,
+        shape.scalars,
+        shape.sums,
+    )
+    RECORD, DOT = shape.scalars * shape.own_fields(form.record), first + 2 * ELEMENTS + SCALARS
+    walk, join = make_walk(shape, True, form), make_join(shape, form, joined)
+    length, shrunk, ds_of = make_length(shape), make_shrunk(sums), make_ds(sums)
+    columns_sum, ZERO, ONE = make_columns_sum(shape), sums.type(0), sums.type(1)
+    IS_LAST, GOES_ON, A, S = is_last, goes_on, first, first + ELEMENTS
+    E, SCALARS, ELEMENTS, RECORD = map(specialized, (E, SCALARS, ELEMENTS, RECORD))
+    A, S, DOT = map(specialized, (A, S, DOT))
+
+    @cuda.jit(device=True, forceinline=True)
+    def back(held, dv, shared, x, prior, n, l, first, count, lane, N):
+        record = local_array(RECORD, sums)
+        for k in range(SCALARS):
+            size = length(held, S + k * E)
+            f, along, dot = shrunk(size), ZERO, ZERO
+            unit = ONE if size == ZERO else size
+            for e in range(E):
+                along += held[S + k * E + e] / unit * dv[k * E + e]
+            along = columns_sum(along)
+            along = (ONE / unit - size) * f * f * along if size != ZERO else ZERO
+            for e in range(E):
+                s = held[S + k * E + e]
+                ds = ds_of(dv[k * E + e], s, f, size, along)
+                dot += s * ds
+                held[S + k * E + e] = ds
+            held[DOT + k] = columns_sum(dot)
+        if GOES_ON:
+            walk(record, held[A:], x, x, prior, prior, prior, 0, n, l, first, count, lane, N)
+            join(record, shared)
+            for e in range(ELEMENTS):
+                dv[e] = record[e] if IS_LAST else dv[e] + record[e]
+
+    return back
+
+
+def _make_reach(shape, options, t):
+    """Device function that adds to dV what reaches the votes V of child i in iteration t."""
+    add, FIRST = (
+        make_add_slopes(shape, options.softmax_over, options.detach, False),
+        specialized(t * held_numbers(shape)),
+    )
+    BEGINS, ELEMENTS, SCALARS, sums = t == 0, shape.elements, shape.scalars, shape.sums
+    together = shape.geometry.P if options.softmax_over == "parents" else shape.children
+    EVEN = sums.type(1 / together)
+    ELEMENTS, SCALARS = map(specialized, (ELEMENTS, SCALARS))
+
+    @cuda.jit(device=True, forceinline=True)
+    def reach(dV, V, held, prior, i, lane):
+        if BEGINS:  # all couplings are alike
+            for e in range(ELEMENTS):
+                dV[e] += EVEN * held[ELEMENTS + e]
+        else:
+            dp = local_array(SCALARS, sums)
+            add(dV, dp, V, held[FIRST:], prior, i, lane)
+
+    return reach
