@@ -1,13 +1,13 @@
 """What the public functions keep between calls, and how it is given back."""
 
 import threading
-from collections import OrderedDict
 
 from numbacaps import arrays, signature
 from numbacaps.algorithms import fused
 from numbacaps.algorithms.registry import ALGORITHMS
 from numbacaps.device import allocation, compiled, keeping, streams
 from numbacaps.device.target import current_device
+from numbacaps.last_used import LastUsed
 from numbacaps.plan import Plan
 from numbacaps.routing import runner
 
@@ -16,55 +16,7 @@ BYTES = 1 << 29  # of the kept plans' workspaces, all devices and threads togeth
 _others = []  # functions that give back what parts keep that are imported only where they are used
 
 
-class KeptPlans:
-    """The plans that were used last: at most some, whose workspaces have at most some bytes.
-
-    Parameters
-    ----------
-    plans, nbytes : int
-    """
-
-    def __init__(self, plans, nbytes):
-        self._plans, self._nbytes, self._kept = plans, nbytes, OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self):
-        return len(self._kept)
-
-    @property
-    def nbytes(self):
-        """Bytes of workspaces."""
-        return sum(plan.nbytes for plan in self._kept.values())
-
-    def get(self, key, make):
-        """The plan of a key, kept, or else made by ``make()``."""
-        with self._lock:
-            plan = self._kept.get(key)
-            if plan is not None:
-                self._kept.move_to_end(key)
-                return plan
-        plan = make()
-        with self._lock:
-            self._kept[key] = plan
-            dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._plans)]
-        del dropped  # outside of the lock
-        return plan
-
-    def fit(self):
-        """Drop those that were used longest ago, until the bytes are not too many."""
-        dropped = []
-        with self._lock:
-            while self._kept and self.nbytes > self._nbytes:
-                dropped.append(self._kept.popitem(last=False))
-
-    def clear(self):
-        """Drop all."""
-        with self._lock:
-            dropped, self._kept = self._kept, OrderedDict()
-        dropped.clear()
-
-
-plans = KeptPlans(PLANS, BYTES)
+plans = LastUsed(PLANS, BYTES)
 
 
 def kept_plan(signature, stream):
@@ -109,15 +61,16 @@ def clear_caches() -> None:
     """Give back what calls have left behind, on all devices: it waits for the calls that are queued.
 
     The public functions, and PyTorch's operators, keep the plans of the last 64 kinds of calls, a kind for each thread,
-    stream and device, with workspaces of 512 MiB at most, and kernels that stay packed; the tables of 64 geometries,
-    each with the tensor maps of the last 64 places of arrays; signatures of calls and forms of arrays; and for each call
+    stream and device, with workspaces of 512 MiB at most, and kernels that stay packed; of routing 32 and 256 MiB; the tables
+    of 64 geometries, each with the tensor maps of the last 64 places of arrays; signatures of calls and forms of arrays; and for each call
     that had to copy an array the copy, until the stream has passed the call. All of it is made anew when it is needed.
     What others hold stays as it is: plans of :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()
+    runner.runners.clear()
     for give_back in _others:
         give_back()
-    for module in (runner, arrays, streams, compiled, allocation):
+    for module in (arrays, streams, compiled, allocation):
         for kept in module.KEPT:
             kept.cache_clear()
     fused.kept_passes.cache_clear()

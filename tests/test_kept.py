@@ -19,6 +19,7 @@ from numbacaps.device.handover import Handover
 from numbacaps.device.keeping import Keeping
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.device.workspace import Rooms
+from numbacaps.last_used import LastUsed
 from numbacaps.plan import Plan
 from numbacaps.routing import runner
 from numbacaps.routing.options import Options
@@ -561,7 +562,7 @@ class _Sized:
 
 
 def test_kept_plans_are_few_and_have_few_bytes():
-    plans = kept.KeptPlans(3, 100)
+    plans = LastUsed(3, 100)
     made = {key: plans.get(key, lambda: _Sized(10)) for key in "abc"}
     assert plans.get("a", None) is made["a"]
     plans.get("d", lambda: _Sized(85))
@@ -589,6 +590,31 @@ def test_the_workspaces_of_calls_have_few_bytes(monkeypatch):
         numbacaps.clear_caches()
         numbacaps.capsule_conv2d(x, w, algorithm="fused", precision="tf32")
         assert len(kept.plans) == plans
+
+
+@_SIMULATOR
+def test_the_workspaces_of_routing_have_few_bytes(monkeypatch):
+    """Of the calls before, and of one whose own are too many: that is kept without them."""
+    x, w = _arrays(_X, _W)
+    numbacaps.clear_caches()
+    want = numbacaps.capsule_routing(x, w, algorithm="fused", iterations=3).copy_to_host()
+    each = runner.runners.nbytes  # two iterations take as many
+    assert each > 0
+    for limit, kinds, nbytes in (
+        (2 * each, 2, 2 * each),
+        (2 * each - 1, 1, each),
+        (each - 1, 2, 0),
+    ):
+        numbacaps.clear_caches()
+        for where in ((runner, "BYTES"), (runner.runners, "_nbytes")):
+            monkeypatch.setattr(*where, limit)
+        for iterations in (2, 3):
+            numbacaps.capsule_routing(x, w, algorithm="fused", iterations=iterations)
+        assert (len(runner.runners), runner.runners.nbytes) == (kinds, nbytes)
+    again = numbacaps.capsule_routing(x, w, algorithm="fused").copy_to_host()
+    np.testing.assert_array_equal(again, want)
+    numbacaps.clear_caches()
+    assert not len(runner.runners)
 
 
 @_SIMULATOR

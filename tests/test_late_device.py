@@ -93,9 +93,9 @@ def test_routing(routing, algorithm, monkeypatch, rng):
     def call(x, w, dy):
         form = {"routing": routing, "algorithm": algorithm, "iterations": 2}
         y = numbacaps.capsule_routing(x, w, **form)
-        runner._kept.cache_clear()
+        runner.runners.clear()
         found = numbacaps.capsule_routing_backward(x, w, dy, **form)
-        runner._kept.cache_clear()
+        runner.runners.clear()
         return *(y if routing == "em" else (y,)), found.x, found.w
 
     _is_late(call, arrays, monkeypatch)

@@ -16,13 +16,14 @@ from numbacaps.device.target import cuda
 from numbacaps.forms import form_of
 from numbacaps.geometry import Geometry
 from numbacaps.jax import foreign
-from numbacaps.kept import BYTES, PLANS, KeptPlans, cleared_too
+from numbacaps.kept import BYTES, PLANS, cleared_too
+from numbacaps.last_used import LastUsed
 from numbacaps.limits import PASSES
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
 
 _PRODUCT = "gab,gbc->gac"  # of arrays in the kernels' layout
-_plans = KeptPlans(PLANS, BYTES)
+_plans = LastUsed(PLANS, BYTES)
 cleared_too(_plans.clear)
 
 

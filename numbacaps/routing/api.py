@@ -283,7 +283,8 @@ def _runner(call):
         return None
     p, is_stored = call.problem, call.problem.name == "stored"
     how = call.geometry, call.signature.dtype, p.options, is_stored
-    return runner_of(*how, stream=call.stream, precision=p.precision)
+    call.runner = runner_of(*how, stream=call.stream, precision=p.precision)
+    return call.runner
 
 
 def _stored(call, x, w):

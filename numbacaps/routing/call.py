@@ -18,6 +18,7 @@ from numbacaps.limits import check_limits
 from numbacaps.routing.options import Options, check_activations, check_given, check_name
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import run, widen
+from numbacaps.routing.runner import settle
 from numbacaps.routing.shape import TEAM_THREADS
 from numbacaps.routing.stored import PRODUCT, add_channels, precision_of_sums
 from numbacaps.signature import signature_of
@@ -98,7 +99,7 @@ class RoutingCall:
 
     def __init__(self, arrays, more, problem, stream=None, out=None):
         p = self.problem = problem
-        self.shared = False
+        self.shared, self.runner = False, None
         if p.options.is_summed:
             arrays = self._of_channels(*arrays)
         self.on_host, outs = p.name == "numpy", {"y": ("out", out)}
@@ -151,6 +152,8 @@ class RoutingCall:
 
     def __exit__(self, *failure):
         self.call.__exit__(*failure)
+        if self.runner is not None:
+            settle(self.runner)
 
     def operand(self, name, default=None):
         """An operand where the algorithm takes it, in the dtype of sums; filled with ``default`` where it is not given."""

@@ -9,7 +9,6 @@ import threading
 import weakref
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -18,6 +17,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.recorded import Recording, memory_of, stand_ins
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms
+from numbacaps.last_used import LastUsed
 from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.em_passes import EMPasses
 from numbacaps.routing.passes import DynamicPasses
@@ -25,6 +25,7 @@ from numbacaps.routing.passes import DynamicPasses
 WORKSPACE = 28 << 20  # bytes that a part may always take
 _SHARE = 4  # or this part of the operands' bytes
 _KEPT = 32
+BYTES = 1 << 28  # of the kept runners' workspaces, all devices and threads together
 
 
 class Runner:
@@ -107,6 +108,15 @@ class Runner:
     def nbytes(self):
         """Bytes of workspace that are allocated now."""
         return self._rooms.nbytes
+
+    @property
+    def growth(self):
+        """Whether workspaces have grown (:class:`numbacaps.device.workspace.Growth`)."""
+        return self._rooms.growth
+
+    def release(self):
+        """Give back the workspaces, once the streams have passed the calls that are queued."""
+        self._rooms.release()
 
     def within(self, rooms):
         """The same runner, on workspaces of the caller's.
@@ -348,15 +358,21 @@ def kept_states(geometry, options):
     return numbers if numbers * _SHARE <= prod(g.input_shape) else 0
 
 
-@lru_cache(_KEPT)
-def _kept(geometry, dtype, options, stored, part, precision, *_):
-    return Runner(geometry, dtype, options, stored, part, precision)
+runners = LastUsed(_KEPT, BYTES)
 
 
 def runner_of(geometry, dtype, options, stored=False, part=None, stream=0, precision="auto"):
     """The runner of calls that are alike, of this thread's on a stream of this device; the last few are kept."""
+    how = geometry, dtype, options, stored, part, precision
     where = int(stream) if stream else 0, threading.get_ident(), current_device()
-    return _kept(geometry, dtype, options, stored, part, precision, *where)
+    return runners.get((*how, *where), lambda: Runner(*how))
 
 
-KEPT = (_kept,)
+def settle(runner):
+    """Give back what a runner of :func:`runner_of` does not keep behind a call: more bytes than are kept."""
+    growth = runner.growth
+    if growth.grown:
+        growth.grown = False
+        if runner.nbytes > BYTES:
+            runner.release()
+        runners.fit()

@@ -20,7 +20,8 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import launch_stream, run_as_argument
 from numbacaps.device.streams import numba_stream, torch_stream
 from numbacaps.device.target import cuda, current_device
-from numbacaps.kept import PLANS, KeptPlans, cleared_too
+from numbacaps.kept import PLANS, cleared_too
+from numbacaps.last_used import LastUsed
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
 from numbacaps.torch.packings import Packings
@@ -33,7 +34,7 @@ _DTYPES = {
 }
 TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 _KINDS = 256  # of calls whose signatures are found at once
-_plans = KeptPlans(PLANS, 0)  # a plan's own workspaces stay empty
+_plans = LastUsed(PLANS, 0)  # a plan's own workspaces stay empty
 _captured = set()
 _packings = Packings(PLANS)
 cleared_too(lambda: (_plans.clear(), _packings.clear(), _signature.cache_clear()))

@@ -32,9 +32,9 @@ _SANITIZED = {"warps share the parents": pytest.mark.sanitize}
 @pytest.fixture(autouse=True)
 def nothing_kept():
     """Runners are made anew: a test may change what they choose."""
-    runner._kept.cache_clear()
+    runner.runners.clear()
     yield
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 def _forward(g, given, em, **form):

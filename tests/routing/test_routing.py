@@ -130,7 +130,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
     """Gradients of what images share are added over the parts, of which the last may be smaller."""
     monkeypatch.setattr(runner.Runner, "_bytes", lambda self, passes: 1)
     monkeypatch.setattr(runner.Runner, "_budget", part)
-    runner._kept.cache_clear()
+    runner.runners.clear()
     g = support.CASES["class"]
     for algorithm in ("fused", "stored"):
         given = support.operands(g, rng, em=False)
@@ -138,7 +138,7 @@ def test_parts_of_a_batch_are_the_batch(part, monkeypatch, rng):
         given = support.operands(g, rng, em=True)
         form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": algorithm}
         support.check(g, given, support.want_em(g, given, normalise="all"), **form)
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
     """What has been added up stays where it lies, though their records need more room; later calls allocate nothing."""
     monkeypatch.setattr(runner.Runner, "_bytes", lambda self, passes: 1)
     monkeypatch.setattr(runner.Runner, "_budget", 3)
-    runner._kept.cache_clear()
+    runner.runners.clear()
     g = Geometry(5, 128, 2, 1, 1, 1, 1, 1, 1, 1, 1)
     given = support.operands(g, rng, em=em)
     want, form = support.want_dynamic, {}
@@ -163,7 +163,7 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
         found = numbacaps.capsule_routing_backward(x, w, dy, **arrays, **options)
         for name, gradient in wanted.gradients.items():
             support.close(getattr(found, name), gradient)
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
@@ -211,7 +211,7 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
         return replace(of(cls, *how), images=images)
 
     monkeypatch.setattr(Shape, "of", classmethod(several))
-    runner._kept.cache_clear()
+    runner.runners.clear()
     g = replace(support.CASES["window"], N=3)
     given = support.operands(g, rng, em=em)
     if em:
@@ -219,7 +219,7 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
         support.check(g, given, support.want_em(g, given, normalise="all"), **form)
     else:
         support.check(g, given, support.want_dynamic(g, given), algorithm="ieee")
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 @pytest.mark.slow

@@ -85,10 +85,10 @@ def test_parts_of_a_batch_are_the_batch(part, algorithm, monkeypatch, rng):
     """Gradients of what images share are added over the parts, of which the last may be smaller."""
     monkeypatch.setattr(runner.Runner, "_bytes", lambda self, passes: 1)
     monkeypatch.setattr(runner.Runner, "_budget", part)
-    runner._kept.cache_clear()
+    runner.runners.clear()
     g = replace(CASES["odd"], N=3)
     _check(g, support.operands_of_sums(g, rng), algorithm)
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 @pytest.mark.slow
@@ -99,10 +99,10 @@ def test_teams_of_several_images(algorithm, monkeypatch, rng):
     monkeypatch.setattr(
         Shape, "of", classmethod(lambda cls, *how: replace(of(cls, *how), images=2))
     )
-    runner._kept.cache_clear()
+    runner.runners.clear()
     g = replace(CASES["window"], N=3)
     _check(g, support.operands_of_sums(g, rng), algorithm)
-    runner._kept.cache_clear()
+    runner.runners.clear()
 
 
 @pytest.mark.slow

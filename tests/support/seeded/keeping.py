@@ -346,7 +346,7 @@ FAULTS = [
     ),
     Fault(
         "workspaces are kept without a limit",
-        "numbacaps/kept.py",
+        "numbacaps/last_used.py",
         "while self._kept and self.nbytes > self._nbytes:",
         "while False:",
         _KEPT,

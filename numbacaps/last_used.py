@@ -1,0 +1,53 @@
+"""Plans and the like, kept for calls that come again."""
+
+import threading
+from collections import OrderedDict
+
+
+class LastUsed:
+    """The last few that were used, of plans or of what else has workspaces, which have at most some bytes.
+
+    Parameters
+    ----------
+    count, nbytes : int
+        ``nbytes`` of all, each of which has an attribute ``nbytes``.
+    """
+
+    def __init__(self, count, nbytes):
+        self._count, self._nbytes, self._kept = count, nbytes, OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return len(self._kept)
+
+    @property
+    def nbytes(self):
+        """Bytes of workspaces."""
+        return sum(one.nbytes for one in self._kept.values())
+
+    def get(self, key, make):
+        """The one of a key, kept, or else made by ``make()``."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        found = make()
+        with self._lock:
+            self._kept[key] = found
+            dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._count)]
+        del dropped  # outside of the lock
+        return found
+
+    def fit(self):
+        """Drop those that were used longest ago, until the bytes are not too many."""
+        dropped = []
+        with self._lock:
+            while self._kept and self.nbytes > self._nbytes:
+                dropped.append(self._kept.popitem(last=False))
+
+    def clear(self):
+        """Drop all."""
+        with self._lock:
+            dropped, self._kept = self._kept, OrderedDict()
+        dropped.clear()
