@@ -13,7 +13,10 @@ _FLOAT = np.dtype(np.float32)
 
 
 def _cases():
-    """The votes' bytes as the toolkit knows them, times the passes that it launches, and once for writing them."""
+    """The votes' bytes as the toolkit knows them, times the passes that it launches, and once for writing them.
+
+    EM routing's passes, each of which is a kernel.
+    """
     found = []
     for sizes, iterations in (
         ((1, 2, 3, 4, 3, 2, 2, 1, 2, 3, 2), 1),
@@ -22,10 +25,11 @@ def _cases():
         g = Geometry(*sizes)
         x, w = np.ones(g.input_shape, np.float32), np.ones(g.kernel_shape, np.float32)
         how = {"iterations": iterations, "product": "gab,gbc->gac", "algorithm": "stored"}
+        how |= {"routing": "em"}
         with watching({}) as launches:
             numbacaps.capsule_routing(x, w, **how)
         passes = sum("reduce" in launch.kernel.__name__ for launch in launches)
-        votes = Runner(g, _FLOAT, Options(iterations=iterations)).votes_nbytes()
+        votes = Runner(g, _FLOAT, Options("em", iterations)).votes_nbytes()
         said = f"vote_bytes(g, {iterations}) of {g}"
         found.append(Case((g, iterations), (1 + passes) * votes, said))
     return found
