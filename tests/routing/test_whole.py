@@ -14,11 +14,11 @@ from tests.support import routing as support
 
 #                       N  C  P  H  W KH KW  G D1 D2 D3
 CASES = {
-    "a team a position": Geometry(2, 3, 4, 9, 9, 2, 2, 1, 1, 2, 4),
+    "a team a position": Geometry(2, 3, 4, 5, 5, 2, 2, 1, 1, 2, 4),
     "teams share children": Geometry(1, 9, 2, 2, 2, 2, 1, 1, 2, 2, 2),
     "a lane has some parents": Geometry(1, 3, 37, 3, 2, 1, 1, 1, 1, 2, 2),
     "lanes share a parent": Geometry(1, 3, 3, 3, 3, 1, 1, 1, 1, 2, 32),
-    "images side by side": Geometry(9, 2, 5, 8, 8, 1, 1, 1, 1, 2, 4),
+    "images side by side": Geometry(9, 2, 5, 2, 3, 1, 1, 1, 1, 2, 4),
 }
 
 

@@ -11,6 +11,7 @@ _NN_KERNELS = "tests/nn/test_nn_kernels.py"
 _EDGES = "tests/algorithms/test_edges.py"
 _ROUTING = "tests/routing/test_routing.py"
 _MMA_GRADIENT = "tests/routing/test_mma_sync_gradient.py"
+_WHOLE = "tests/routing/test_whole.py"
 
 FAULTS = [
     Fault(
@@ -370,6 +371,20 @@ FAULTS = [
         "        block = 1\n",
         "        block = 2\n",
         _ROUTING,
+    ),
+    Fault(
+        "a position's teams go on with what one of them has gathered",
+        "numbacaps/routing/whole.py",
+        "for late in range(1, JOINED):",
+        "for late in range(1, 1):",
+        _WHOLE,
+    ),
+    Fault(
+        "what reaches v in the whole gradient forgets the iterations behind",
+        "numbacaps/routing/whole.py",
+        "record[e] if IS_LAST else dv[e] + record[e]",
+        "record[e]",
+        _WHOLE,
     ),
     Fault(
         "a block's part of dw, which ends in the middle of the places, is lost",
