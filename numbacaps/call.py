@@ -111,6 +111,7 @@ class Call:
         for i, (which, out) in enumerate(self._outs.items(), len(given)):
             check_out(out, shapes[which], operands[:i])
         self._given, self._about = given, about
+        self.on_device = given[0].on_device  # as the results will be
         self._gives_cupy = "cupy" in sys.modules and is_cupy(given[0].array)
         self.stream = resolve_stream(stream, operands)
         if is_capturing(self.stream):
@@ -130,9 +131,9 @@ class Call:
         if self._plan is not None:
             settle(self._plan)
 
-    def plan(self):
-        """The plan that runs it."""
-        self._plan = kept_plan(self.signature, self.stream)
+    def plan(self, signature=None):
+        """The plan that runs it, or of another signature a part of it; behind the call it gives back what it does not keep."""
+        self._plan = kept_plan(signature or self.signature, self.stream)
         return self._plan
 
     def operands(self, unread=()):
@@ -149,9 +150,9 @@ class Call:
             return operand
         canonical = to_canonical_on_host if self._on_host else to_canonical
         array = canonical(operand, s.orders[which], s.layouts[which][-3:], self.stream)
-        return describe(operand.name, self._passing(array))
+        return describe(operand.name, self.passing(array))
 
-    def _passing(self, array):
+    def passing(self, array):
         """An array of the call's own, which nobody holds behind it."""
         if not self._on_host:
             self._copies.append(array)
@@ -169,13 +170,13 @@ class Call:
         if self._on_host:
             array = (np.zeros if s.is_empty else np.empty)(layout, s.dtype)
         elif s.is_empty:
-            array = self._passing(to_device(np.zeros(layout, s.dtype), self.stream))
+            array = self.passing(to_device(np.zeros(layout, s.dtype), self.stream))
         else:
-            in_place = out is None and self._given[0].on_device and s.in_order[which]
+            in_place = out is None and self.on_device and s.in_order[which]
             of = shape if in_place else layout
             array = new_array(of, s.dtype, self.stream, self._given[0].array)
             if not in_place:
-                self._passing(array)
+                self.passing(array)
         return Result(describe(which, array), shape, order, out, in_place)
 
     def deliver(self, result):
@@ -197,11 +198,11 @@ class Call:
 
     def moved(self, result):
         """A result that was written elsewhere, brought to ``out`` or to a NumPy or Numba array of the caller's shape."""
-        out, on_device = result.out, self._given[0].on_device
+        out = result.out
         if result.operand is None:
             return self._empty(result)
         shape, axes = _kernels_axes(result)
-        if on_device:
+        if self.on_device:
             array = permuted(result.operand.array, shape, axes, self.stream, out)
             # whoever takes it next is ordered behind the stream
             return array.bind(self.stream) if out is None else out.array

@@ -13,7 +13,6 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
 from numbacaps.fused.precision import PRECISIONS
-from numbacaps.kept import kept_plan
 from numbacaps.limits import check_limits
 from numbacaps.routing.options import Options, check_activations, check_given, check_name
 from numbacaps.routing.pack import make_unpack
@@ -193,7 +192,7 @@ class RoutingCall:
 
     def keep(self, array):
         """An array of the call's own, which is kept until the stream has passed the call."""
-        return self.call._passing(array)
+        return self.call.passing(array)
 
     def room(self, name, shape, dtype=None):
         """A new device array, by default of x's dtype, whatever its name."""
@@ -205,9 +204,7 @@ class RoutingCall:
         shapes, window = (g.input_shape, g.kernel_shape), (g.stride, g.padding, g.dilation)
         dtype = self.signature.dtype
         how = *window, PRODUCT, "fused", precision_of_sums(dtype, self.problem.precision), None, ""
-        signature = signature_of(*shapes, dtype, *how)
-        self.call._plan = kept_plan(signature, self.stream)  # which the call settles
-        return self.call._plan
+        return self.call.plan(signature_of(*shapes, dtype, *how))
 
     def zeros(self, shape):
         """The same, of zeros."""
@@ -244,7 +241,7 @@ class RoutingCall:
     @property
     def gives_device(self):
         """The caller's arrays are on the device."""
-        return self.call._given[0].on_device
+        return self.call.on_device
 
 
 def host_array(operand):
