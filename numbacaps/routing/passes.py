@@ -40,7 +40,12 @@ from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.team import scattered
-from numbacaps.routing.whole import make_whole, make_whole_gradient, whole_gradient_numbers
+from numbacaps.routing.whole import (
+    make_whole,
+    make_whole_gradient,
+    whole_gradient_numbers,
+    whole_numbers,
+)
 from numbacaps.routing.windows import make_windows_sum
 
 LOCAL_BYTES = 512 * 1024  # of local memory that a thread has at the most; so on every GPU
@@ -384,7 +389,9 @@ class DynamicPasses(Passes):
 
     @cached_property
     def is_whole(self):
-        return not self.warps and self.split(self.shape, self.forward_form).blocks == 1
+        nbytes = whole_numbers(self.shape, self.forward_form) * self.sums.itemsize
+        is_one = self.split(self.shape, self.forward_form).blocks == 1
+        return not self.warps and is_one and nbytes <= LOCAL_BYTES
 
     def is_whole_backward(self, has_logits):
         if not self.stored or has_logits:

@@ -195,7 +195,7 @@ class Split:
     def of(cls, shape, N, fields):
         """Few groups of images are shared by many teams, whose lanes have ``fields`` numbers of a parent's record."""
         groups, children = shape.groups(N), shape.children
-        wanted = max(1, teams_wanted(shape) // groups)
+        wanted = max(1, teams_wanted(shape) // max(1, groups))
         wanted = min(wanted, max(1, children // _FEWEST_CHILDREN))
         record = TEAM_THREADS * shape.scalars * fields * shape.sums.itemsize
         most = shape.teams if record <= SHARED_WITHOUT_ASKING else 1

@@ -144,6 +144,12 @@ def make_mine(shape, joined):
     return mine
 
 
+def whole_numbers(shape, form):
+    """Numbers that a lane holds in :func:`make_whole`: A, s, lse, v and votes; a record, and another one."""
+    record = shape.own_fields(form.record)
+    return 4 * shape.elements + shape.scalars * (1 + record) + record
+
+
 @cache
 def make_whole(shape, stored, form, over, joined):
     """Kernel of the whole forward pass; ``joined`` teams of a block share a position's children."""
@@ -162,7 +168,7 @@ def make_whole(shape, stored, form, over, joined):
     settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
     HELD = 2 * ELEMENTS + SCALARS
-    BOUNDS = tuple(map(specialized, bounds(shape, HELD + 2 * ELEMENTS + RECORD)))
+    BOUNDS = tuple(map(specialized, bounds(shape, whole_numbers(shape, form))))
     L, P, E3, M, J = map(specialized, (L, P, E3, M, J))
     ELEMENTS, OWN, RECORD, SHARED, HELD = map(specialized, (ELEMENTS, OWN, RECORD, SHARED, HELD))
 

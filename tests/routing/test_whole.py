@@ -78,6 +78,13 @@ def test_more_iterations_than_a_lane_holds(rng):
     support.check(g, given, wanted, algorithm="stored", **form)
 
 
+@pytest.mark.tiers("simulator")
+def test_capsules_that_are_too_long_for_it():
+    """A kernel for each iteration holds less of them."""
+    g = Geometry(1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1)
+    assert _passes(replace(g, D1=20_000)).is_whole and not _passes(replace(g, D1=24_000)).is_whole
+
+
 @pytest.mark.tiers("simulator", "gpu")
 def test_no_states_are_kept():
     """Neither forward nor backward is there a workspace but for the prior."""
