@@ -61,24 +61,68 @@ def make_walk(shape, stored, form):
 
 
 @cache
+def make_mine(shape, joined):
+    """Device function ``mine(count, N)`` of a thread: (its place is one, its team is the first there, n, l, first child, lane)."""
+    L, M, TEAM, PLACES, JOINED = map(
+        specialized,
+        (shape.geometry.L, shape.images, shape.team, shape.teams // joined, joined),
+    )
+
+    @cuda.jit(device=True, forceinline=True)
+    def mine(count, N):
+        lane, team = cuda.threadIdx.x % TEAM, cuda.threadIdx.x // TEAM
+        place, groups = cuda.blockIdx.x * PLACES + team % PLACES, (N + M - 1) // M * L
+        inside, leads = place < groups, team < PLACES
+        place = min(place, groups - 1)
+        first = (cuda.blockIdx.y * JOINED + team // PLACES) * count
+        return inside, leads, place // L * M, place % L, first, lane
+
+    return mine
+
+
+def shared_numbers(shape, fields, joined):
+    """Numbers in shared memory that :func:`make_gather` takes; lanes have ``fields`` of a parent's record."""
+    return TEAM_THREADS * shape.scalars * fields if joined > 1 else 1
+
+
+@cache
+def make_gather(shape, form, joined):
+    """Device function ``gather(record, shared)``: the first of a place's ``joined`` teams gets what all have, in their order."""
+    _, _, _, merge = form.functions
+    size, sums = shape.own_fields(form.record), shape.sums
+    ACROSS, JOINED = map(specialized, (shape.teams // joined * shape.team, joined))
+    SCALARS, SIZE, RECORD = map(specialized, (shape.scalars, size, shape.scalars * size))
+
+    @cuda.jit(device=True, forceinline=True)
+    def gather(record, shared):
+        if JOINED > 1:
+            other, own = local_array(SIZE, sums), cuda.threadIdx.x
+            for r in range(RECORD):
+                shared[at(r * TEAM_THREADS + own)] = record[r]
+            cuda.syncthreads()  # every team's record is there before the first one merges
+            if own < ACROSS:
+                for late in range(1, JOINED):
+                    thread = own + late * ACROSS
+                    for s in range(SCALARS):
+                        for r in range(SIZE):
+                            other[r] = shared[at((s * SIZE + r) * TEAM_THREADS + thread)]
+                        merge(record, other, s * SIZE)
+
+    return gather
+
+
+@cache
 def make_reduce(shape, stored, form, joined):
     """Kernel of a pass; ``joined`` teams of a block share the images."""
-    g = shape.geometry
-    L, P, M, J, TEAM, SCALARS = g.L, g.P, shape.images, shape.parents, shape.team, shape.scalars
-    PLACES, JOINED, FIELDS = shape.teams // joined, joined, shape.fields(form.record)
-    SIZE = size = shape.own_fields(form.record)
-    HELD, RECORD = form.held, shape.scalars * SIZE
-    SHARED = TEAM_THREADS * RECORD if joined > 1 else 1
-    sums = shape.sums
-    walk, (hold, _, _, merge) = make_walk(shape, stored, form), form.functions
+    L, P, M, J = shape.geometry.L, shape.geometry.P, shape.images, shape.parents
+    FIELDS, SIZE, sums = shape.fields(form.record), shape.own_fields(form.record), shape.sums
+    HELD, RECORD, SHARED = form.held, shape.scalars * SIZE, shared_numbers(shape, SIZE, joined)
+    BOUNDS = tuple(map(specialized, bounds(shape, shape.elements + HELD + RECORD)))
+    walk, (hold, *_) = make_walk(shape, stored, form), form.functions
+    mine, gather = make_mine(shape, joined), make_gather(shape, form, joined)
     (parent, has_parent), field = make_parent(shape), make_field(shape, form.record)
-    L, P, M, J = map(specialized, (L, P, M, J))
-    TEAM, SCALARS, PLACES, JOINED = map(specialized, (TEAM, SCALARS, PLACES, JOINED))
-    FIELDS, SIZE, HELD, RECORD, SHARED = map(specialized, (FIELDS, SIZE, HELD, RECORD, SHARED))
-
-    BOUNDS = tuple(
-        map(specialized, bounds(shape, shape.elements + form.held + shape.scalars * size))
-    )
+    L, P, M, J, FIELDS = map(specialized, (L, P, M, J, FIELDS))
+    SIZE, HELD, RECORD, SHARED = map(specialized, (SIZE, HELD, RECORD, SHARED))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -95,31 +139,13 @@ def make_reduce(shape, stored, form, joined):
         count,  # children of a team
         t,
     ):
-        held = local_array(HELD, sums)
-        record, other = local_array(RECORD, sums), local_array(SIZE, sums)
+        held, record = local_array(HELD, sums), local_array(RECORD, sums)
         shared = shared_array(SHARED, sums)
-        lane, team = cuda.threadIdx.x % TEAM, cuda.threadIdx.x // TEAM
-        place = cuda.blockIdx.x * PLACES + team % PLACES
-        groups = (N + M - 1) // M * L
-        inside = place < groups
-        place = min(place, groups - 1)
-        l, n = place % L, place // L * M
-        first = (cuda.blockIdx.y * JOINED + team // PLACES) * count
+        inside, leads, n, l, first, lane = mine(count, N)
         hold(held, states, slopes, t, n, l, lane, N)
         walk(record, held, x, w, prior, norm, total, t, n, l, first, count, lane, N)
-        if JOINED > 1:
-            for r in range(RECORD):
-                shared[at(r * TEAM_THREADS + cuda.threadIdx.x)] = record[r]
-            cuda.syncthreads()  # every team's record is there before the first one merges
-            if team >= PLACES:
-                return
-            for late in range(1, JOINED):
-                thread = cuda.threadIdx.x + late * PLACES * TEAM
-                for s in range(SCALARS):
-                    for r in range(SIZE):
-                        other[r] = shared[at((s * SIZE + r) * TEAM_THREADS + thread)]
-                    merge(record, other, s * SIZE)
-        if inside:
+        gather(record, shared)
+        if inside and leads:
             for m in range(M):
                 for j in range(J):
                     if n + m < N and has_parent(lane, j):

@@ -8,8 +8,8 @@ first walk over them.
     backward    the same, with A, s and lse of every iteration held; then from the last iteration to the first ds, and a
                 walk for dA; then one walk more, which writes what reaches each vote
 
-Thread mapping: that of :mod:`numbacaps.routing.reduce`. What the teams of a position gather meets in shared memory, where every
-team merges all of it in the same order, so that all go on with the same numbers.
+Thread mapping: that of :mod:`numbacaps.routing.reduce`, where one of the teams that share a position merges what all have
+gathered. Here the others get that from shared memory, so that all go on with the same numbers.
 
 Backward, iterations are functions one after another, not turns of a loop: numbers of an iteration are then at places that
 the compiler knows, in registers.
@@ -25,7 +25,7 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic_backward import held_numbers, make_add_slopes
 from numbacaps.routing.dynamic_ends import make_ds, make_shrunk
-from numbacaps.routing.reduce import make_walk
+from numbacaps.routing.reduce import make_gather, make_mine, make_walk, shared_numbers
 from numbacaps.routing.shape import TEAM_THREADS, bounds
 from numbacaps.routing.team import make_columns_max, make_columns_sum
 from numbacaps.routing.votes import make_element, make_parent, make_votes
@@ -33,31 +33,25 @@ from numbacaps.routing.votes import make_element, make_parent, make_votes
 
 @cache
 def make_join(shape, form, joined):
-    """Device function ``join(record, shared)``: what all teams of a position have gathered, merged, to every one of them."""
-    _, _, _, merge = form.functions
-    size, sums = shape.own_fields(form.record), shape.sums
-    TEAM, PLACES, JOINED, SCALARS, SIZE = map(
-        specialized, (shape.team, shape.teams // joined, joined, shape.scalars, size)
+    """Device function ``join(record, shared)``: every one of a place's teams gets what all have gathered."""
+    gather = make_gather(shape, form, joined)
+    ACROSS, JOINED, RECORD = map(
+        specialized,
+        (shape.teams // joined * shape.team, joined, shape.scalars * shape.own_fields(form.record)),
     )
-    RECORD, THREADS = map(specialized, (shape.scalars * size, TEAM_THREADS))
 
     @cuda.jit(device=True, forceinline=True)
     def join(record, shared):
+        gather(record, shared)
         if JOINED > 1:
-            other = local_array(SIZE, sums)
+            own = cuda.threadIdx.x
+            if own < ACROSS:  # where no other thread reads
+                for r in range(RECORD):
+                    shared[at(r * TEAM_THREADS + own)] = record[r]
+            cuda.syncthreads()  # what all have gathered is there
             for r in range(RECORD):
-                shared[at(r * THREADS + cuda.threadIdx.x)] = record[r]
-            cuda.syncthreads()  # every team's record is there
-            first = cuda.threadIdx.x % (PLACES * TEAM)
-            for r in range(RECORD):
-                record[r] = shared[at(r * THREADS + first)]
-            for late in range(1, JOINED):
-                thread = first + late * PLACES * TEAM
-                for s in range(SCALARS):
-                    for r in range(SIZE):
-                        other[r] = shared[at((s * SIZE + r) * THREADS + thread)]
-                    merge(record, other, s * SIZE)
-            cuda.syncthreads()  # and has been read before the next ones come
+                record[r] = shared[at(r * TEAM_THREADS + own % ACROSS)]
+            cuda.syncthreads()  # and has been read before the next records come
 
     return join
 
@@ -126,24 +120,6 @@ def make_squash(shape):
     return squash
 
 
-@cache
-def make_mine(shape, joined):
-    """Device function ``mine(count, N)`` of a thread: (whether its place is one, n, l, its first child, lane)."""
-    L, M, TEAM, PLACES = map(
-        specialized, (shape.geometry.L, shape.images, shape.team, shape.teams // joined)
-    )
-
-    @cuda.jit(device=True, forceinline=True)
-    def mine(count, N):
-        team = cuda.threadIdx.x // TEAM
-        group = cuda.blockIdx.x * PLACES + team % PLACES
-        groups = (N + M - 1) // M * L
-        place, lane = min(group, groups - 1), cuda.threadIdx.x % TEAM
-        return group < groups, place // L * M, place % L, team // PLACES * count, lane
-
-    return mine
-
-
 def whole_numbers(shape, form):
     """Numbers that a lane holds in :func:`make_whole`: A, s, lse, v and votes; a record, and another one."""
     record = shape.own_fields(form.record)
@@ -162,7 +138,7 @@ def make_whole(shape, stored, form, over, joined):
         shape.own,
     )
     RECORD, sums = shape.scalars * shape.own_fields(form.record), shape.sums
-    SHARED, ZERO = TEAM_THREADS * RECORD if joined > 1 else 1, sums.type(0)
+    SHARED, ZERO = shared_numbers(shape, shape.own_fields(form.record), joined), sums.type(0)
     _, write = conversions(shape.dtype)
     walk, join = make_walk(shape, stored, form), make_join(shape, form, joined)
     settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
@@ -186,7 +162,7 @@ def make_whole(shape, stored, form, over, joined):
         held, v = local_array(HELD, sums), local_array(ELEMENTS, sums)  # A, s, lse; v
         record = local_array(RECORD, sums)
         shared = shared_array(SHARED, sums)
-        inside, n, l, first, lane = mine(count, N)
+        inside, leads, n, l, first, lane = mine(count, N)
         for e in range(ELEMENTS):
             held[e] = ZERO
         for t in range(iterations):
@@ -196,7 +172,7 @@ def make_whole(shape, stored, form, over, joined):
             squash(v, held, ELEMENTS)
             for e in range(ELEMENTS):
                 held[e] += v[e]
-        if inside and first == 0:
+        if inside and leads:
             for m in range(M):
                 for j in range(J):
                     if n + m < N and has_parent(lane, j):
@@ -233,7 +209,7 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
         whole_gradient_numbers(shape, options.iterations),
     )
     fields = max(shape.own_fields(form.record) for form in (forward, earlier))
-    SHARED, ZERO = TEAM_THREADS * shape.scalars * fields if joined > 1 else 1, sums.type(0)
+    SHARED, ZERO = shared_numbers(shape, fields, joined), sums.type(0)
     read, write = conversions(shape.dtype)
     votes, mine = make_votes(shape, True), make_mine(shape, joined)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
@@ -264,7 +240,7 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
         held, dv = local_array(ALL, sums), local_array(ELEMENTS, sums)
         V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
         shared = shared_array(SHARED, sums)
-        inside, n, l, first, lane = mine(count, N)
+        inside, _, n, l, first, lane = mine(count, N)
         for m in range(M):
             for j in range(J):
                 of = ((min(n + m, N - 1) * P + parent(lane, j)) * L + l) * E3

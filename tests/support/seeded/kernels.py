@@ -374,7 +374,7 @@ FAULTS = [
     ),
     Fault(
         "a position's teams go on with what one of them has gathered",
-        "numbacaps/routing/whole.py",
+        "numbacaps/routing/reduce.py",
         "for late in range(1, JOINED):",
         "for late in range(1, 1):",
         _WHOLE,
