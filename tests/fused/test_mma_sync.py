@@ -17,7 +17,7 @@ from numbacaps.fused.choose import choose as choose_rung
 from numbacaps.fused.clear import ClearLauncher
 from numbacaps.fused.mma_sync import edges, launcher, split_k_tile, table, tile
 from numbacaps.fused.mma_sync.launcher import MmaSyncLauncher, choose
-from numbacaps.fused.mma_sync.split_k_launcher import MmaSyncSplitK, choose_split_k
+from numbacaps.fused.mma_sync.split_k_launcher import PACKINGS, MmaSyncSplitK, choose_split_k
 from numbacaps.fused.precision import has_tensor_cores
 from tests.support.cases import GEOMETRIES, SMALL, nan, operands, oracle, sums
 
@@ -60,11 +60,11 @@ class Run:
         return wanted == "backward_input" and not implicit_gemm.backward_input(self.g)[0].taps
 
     def launcher(self, wanted, packs=(), splits=None):
-        """The launcher of a pass; ``packs`` of the kernel's gradient says whether to pack."""
+        """The launcher of a pass; ``packs`` names what it packs."""
         g, how = self.g, None
         if wanted == "backward_kernel":
             which = implicit_gemm.forward(g), g.N, g.G, self.w.size, self.dtype, self.terms
-            how, _ = choose_split_k(*which, packs=bool(packs))
+            how, _ = choose_split_k(*which, packs=packs)
             if splits:
                 M, BK = which[0].M(g.N), how.tile.pixels(self.dtype.itemsize)
                 each = ceil_div(ceil_div(M, splits), BK) * BK
@@ -108,7 +108,7 @@ def _run(g, kind, rng):
 
 
 def _packings(wanted):
-    return (False, True) if wanted == "backward_kernel" else _PACKS
+    return PACKINGS if wanted == "backward_kernel" else _PACKS
 
 
 @pytest.mark.slow(
@@ -180,7 +180,7 @@ def test_only_a_packed_kernel_may_be_shared_by_streams(splits, rng):
 @pytest.mark.parametrize("kind", ["float32-1", "float16-1"])
 def test_splits_of_the_kernel_s_gradient(kind, rng):
     run = _run(Geometry(3, 1, 2, 4, 4, 2, 2, 2, 2, 2, 3), kind, rng)
-    for packs in (False, True):
+    for packs in PACKINGS:
         launch = run.launcher("backward_kernel", packs, splits=2)
         assert "2 splits" in str(launch)
         run.check("backward_kernel", run.result("backward_kernel", launch))

@@ -104,5 +104,5 @@ def test_capsules_that_shared_memory_does_not_take_are_read_as_they_lie():
     assert "pixels" not in how.packs
     how, reason = choose([product], g.N, g.G, dtype, 1, packs=("pixels", "matrix"))
     assert how is None and "capsules of 3000 elements" in reason
-    how, reason = choose_split_k(product, g.N, g.G, 3 * 3000, dtype, 1, packs=True)
+    how, reason = choose_split_k(product, g.N, g.G, 3 * 3000, dtype, 1, packs=("x", "dy"))
     assert how is None and "capsules of 3000 elements" in reason

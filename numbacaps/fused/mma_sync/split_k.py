@@ -226,7 +226,8 @@ def make_mma_sync_split_k(spec):
                 for i in range(C_COPIES):
                     m = short(c_m + i * C_APART)
                     for own in range(C_OWN):
-                        known = c_from[i] >= 0 and c_offset[own] >= 0
+                        # One test: of two, LLVM branches on the first, and loads in branches wait for each other.
+                        known = (c_from[i] | np.int64(c_offset[own])) >= 0
                         c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
                         copy_c(shared, start, c_to * SIZE, c, c_from[i] + c_offset[own], known)
             cp_async_commit()

@@ -1,4 +1,4 @@
-"""The launcher of the kernel's gradient by warps; x and dy are read as they lie, or packed first."""
+"""The launcher of the kernel's gradient by warps; x and dy are each read as they lie, or packed first."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from numbacaps.fused.pixel_packing import (
     why_not_packed,
 )
 
+PACKINGS = (), ("x",), ("dy",), ("x", "dy")  # what can be packed first
 _SUMS = np.dtype(np.float32)
 
 
@@ -39,8 +40,8 @@ class SplitKHow:
 
     Attributes
     ----------
-    packs : bool
-        x and dy are packed first.
+    packs : tuple of str
+        Which of "x" and "dy" are packed first.
     tile : numbacaps.fused.mma_sync.split_k_tile.SplitKTile
     splits, per_split : int
         Parts of the sum, and pixels of each.
@@ -49,7 +50,7 @@ class SplitKHow:
         Cycles by the model.
     """
 
-    packs: bool
+    packs: tuple
     tile: object
     splits: int
     per_split: int
@@ -69,26 +70,21 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
     terms : int
     tile : numbacaps.fused.mma_sync.split_k_tile.SplitKTile, optional
         The tile to take.
-    packs : bool, optional
-        Whether to pack.
+    packs : tuple of str, optional
+        What to pack, one of :data:`PACKINGS`.
     """
     best, reason, itemsize = None, None, dtype.itemsize
-    each, p = CHUNK // itemsize, product.pixels
-    for packing in (False, True) if packs is None else (packs,):
-        walk = packed_walk(product, images, each) if packing else Walk.of(product)
+    each, M, N = CHUNK // itemsize, product.M(images), product.N
+    gathered = {"x": product, "dy": _as_gathered(product, G)}
+    for packing in PACKINGS if packs is None else (packs,):
+        walk = _walk_of(product, images, G, each, packing)
         reason = why_not([walk], images, LARGEST_BM)
-        if packing:
-            both = product, _as_gathered(product, G)
-            reason = reason or next(filter(None, (why_not_packed(p, G, dtype) for p in both)), None)
+        for name in packing:
+            reason = reason or why_not_packed(gathered[name], G, dtype)
         if reason:
             continue
-        M, N = product.M(images), product.N
-        runs, packed = (gcd(each, product.D), gcd(each, product.n.D)), 0
-        if packing:
-            runs, pixels = (each, each), images * p.extent[0] * p.extent[1] * p.D1
-            packed = pixels * round_up(product.channels * product.D, each)
-            packed = itemsize * G * (packed + M * round_up(N, each))
-        sizes = M, N, walk.K, G, terms, runs, itemsize, packed
+        packed = [_rows_of(gathered[name], images, each) * G * itemsize for name in packing]
+        sizes = M, N, walk.K, G, terms, _runs_of(product, each, packing), itemsize, packed
         found = split_k_tile.choose_tile(*sizes, tile)
         if found and (best is None or found[0] < best.predicted):
             best = SplitKHow(packing, *found[1:], found[0])
@@ -121,32 +117,21 @@ class MmaSyncSplitK(SplitKLauncher):
         self.packs, self.why, each = how.packs, how.why, CHUNK // dtype.itemsize
         itemsize = dtype.itemsize
         self._pairs = product.n.D % 2 == 0
-        pixels = others = 0
-        if how.packs:
-            self._pixels, self._others = (
-                PixelPacking(one, images, G, dtype, Layout.channels_last(one, images, G, dtype))
-                for one in (product, _as_gathered(product, G))
-            )
-            walk = packed_walk(product, images, each)
-            row = round_up(product.N, each)
-            *steps, g = pixel_rows(_as_gathered(product, G), images, row)
-            columns, walk_steps = np.arange(product.N), (*walk.steps[:2], g)
-            self._walk = replace(walk, other=tuple(steps), in_other=columns, steps=walk_steps)
-            pixels, others, runs = self._pixels.elements, self._others.elements, (each, each)
-        else:
-            self._walk = Walk.of(product)
-            runs = gcd(each, product.D), gcd(each, product.n.D)
+        self._walk = _walk_of(product, images, G, each, how.packs)
+        gathered = {"x": product, "dy": _as_gathered(product, G)}
+        packings = {name: _packing_of(gathered[name], images, G, dtype) for name in how.packs}
         down, across = ceil_div(self._walk.K, self.tile.BM), ceil_div(product.N, self.tile.BN)
         self.grid = (down, across, G * self.splits)
         self.shared = self.tile.shared_bytes(itemsize)
-        sums = self.splits * size if self.splits > 1 else 0
-        self._pixels_at = round_up(sums, 4)
-        self._others_at = self._pixels_at + round_up(ceil_div(pixels * itemsize, 4), 4)
-        room = self._others_at + round_up(ceil_div(others * itemsize, 4), 4)
+        room = round_up(self.splits * size if self.splits > 1 else 0, 4)
+        self._packings = {}  # name to (packing, where it begins in the workspace, in elements)
+        for name, packing in packings.items():
+            self._packings[name] = packing, room * 4 // itemsize
+            room += round_up(ceil_div(packing.elements * itemsize, 4), 4)
         self.partial_shape = {"partial": (room,)} if room else {}
-        self._first = self._pixels_at * 4 // itemsize if how.packs else 0  # of x in its array
         self._result = _SUMS if self.splits > 1 else dtype
-        self._whole = self._made(*runs, self._pairs)
+        self._runs = _runs_of(product, each, how.packs)
+        self._whole = self._made(*self._runs, self._pairs)
         split = self.splits > 1
         self._finish = AddSplits(size, dtype, self.splits, looked) if split else None
 
@@ -162,11 +147,9 @@ class MmaSyncSplitK(SplitKLauncher):
 
     @cached_property
     def _unaligned(self):
-        return self._made(1, 1, False)
-
-    @cached_property
-    def _unpaired(self):
-        return self._made(CHUNK // self._dtype.itemsize, CHUNK // self._dtype.itemsize, False)
+        """The same where what is not packed does not begin at a multiple of 16 bytes."""
+        runs = (run if name in self.packs else 1 for name, run in zip(("x", "dy"), self._runs))
+        return self._made(*runs, False)
 
     @property
     def looks(self):
@@ -175,29 +158,54 @@ class MmaSyncSplitK(SplitKLauncher):
 
     def reduce(self, x, dy, dw, partial, stream):
         """Launch it on arrays as arguments; ``partial`` is its workspace."""
-        read, out = (x, dy), dw if self.splits == 1 else partial
+        read, out = {"x": x, "dy": dy}, dw if self.splits == 1 else partial
+        begins = dict.fromkeys(read, 0)
         launch, table, _ = self._whole
-        c_first = 0
-        if self.packs:
-            room, each = seen_as(partial, self._dtype), self._dtype.itemsize
-            c_first = self._others_at * 4 // each
-            self._pixels(x, room, self._first, stream)
-            self._others(dy, room, c_first, stream)
-            x = dy = room
-            if self._pairs and not aligned(CHUNK, out):
-                launch, table, _ = self._unpaired
-        elif not aligned(CHUNK, x, dy, out):
+        as_they_lie = [array for name, array in read.items() if name not in self._packings]
+        if not aligned(CHUNK, *as_they_lie, out):
             launch, table, _ = self._unaligned
-        numbers = self.splits, self._per_split, self.size, self._first, c_first
-        launch(stream, (*x, *dy, *out, *table, *numbers))
+        for name, (packing, first) in self._packings.items():
+            room = seen_as(partial, self._dtype)
+            packing(read[name], room, first, stream)
+            read[name], begins[name] = room, first
+        numbers = self.splits, self._per_split, self.size, *begins.values()
+        launch(stream, (*read["x"], *read["dy"], *out, *table, *numbers))
         if self._finish:
-            self._finish(partial, dw, read, stream)
+            self._finish(partial, dw, (x, dy), stream)
 
     def __str__(self):
         told = ", looked through" if self.looks else ""
         terms = f", {self.terms} terms{told}" if self.terms > 1 else ""
-        packs = ", operands packed" if self.packs else ""
+        packs = f", {' and '.join(self.packs)} packed" if self.packs else ""
         return f"mma_sync_split_k {self.tile}{terms}{packs}{self._finish or ''} ({self.why})"
+
+
+def _runs_of(product, each, packs):
+    """Elements that one copy takes of x and of dy; of packed rows ``each``, which fill 16 bytes."""
+    lengths = {"x": product.D, "dy": product.n.D}
+    return tuple(each if name in packs else gcd(each, D) for name, D in lengths.items())
+
+
+def _walk_of(product, images, G, each, packs):
+    """The walk through x and dy, of which some are packed."""
+    walk = packed_walk(product, images, each) if "x" in packs else Walk.of(product)
+    if "dy" not in packs:
+        return walk
+    *steps, g = pixel_rows(_as_gathered(product, G), images, round_up(product.N, each))
+    columns = np.arange(product.N)
+    return replace(walk, other=tuple(steps), in_other=columns, steps=(*walk.steps[:2], g))
+
+
+def _rows_of(gathered, images, each):
+    """Elements of an array, for each g, whose pixels are packed into rows that are filled up."""
+    p, row = gathered.pixels, round_up(gathered.channels * gathered.D, each)
+    return images * p.extent[0] * p.extent[1] * p.D1 * row
+
+
+def _packing_of(gathered, images, G, dtype):
+    return PixelPacking(
+        gathered, images, G, dtype, Layout.channels_last(gathered, images, G, dtype)
+    )
 
 
 def _as_gathered(product, G):

@@ -133,8 +133,8 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
     elements : tuple of int
         That one copy takes of x and of dy.
     itemsize : int
-    packed : int
-        Bytes that packing writes.
+    packed : sequence of int
+        Bytes that each packing writes.
     forced : SplitKTile, optional
 
     Returns
@@ -144,7 +144,7 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
     """
     best, costs, alone = None, _COSTS[terms, itemsize], _ALONE[terms, itemsize]
     a_row, c_row = (costs.copied[each * itemsize] for each in elements)
-    takes_packing = 2 * (_PACKING + packed / (_PACKED * _MULTIPROCESSORS)) if packed else 0
+    takes_packing = len(packed) * _PACKING + 2 * sum(packed) / (_PACKED * _MULTIPROCESSORS)
     for tile in [forced] if forced else TILES[terms]:
         if not fits(tile, elements, itemsize):
             continue
