@@ -27,6 +27,16 @@ def make_team_sum(shape):
     return _make_sum(0, _bits(shape.team))
 
 
+def make_lanes_sum(lanes):
+    """Device function ``lanes_sum(value)`` over neighbouring lanes, a power of two of them."""
+    return _make_sum(0, _bits(lanes))
+
+
+def make_lanes_max(lanes):
+    """Device function ``lanes_max(value)`` over the same."""
+    return _make_max(0, _bits(lanes))
+
+
 def _bits(lanes):
     return lanes.bit_length() - 1
 

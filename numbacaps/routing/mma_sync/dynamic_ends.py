@@ -3,8 +3,9 @@
 The state that is written, and the gradient of squash, are those of :mod:`numbacaps.routing.dynamic_ends`. Here a block has all
 parents of a position, whose capsules fit shared memory, and writes once more, as lanes hold it, what the next pass reads.
 
-Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents. What a
-thread reads besides the parts is asked for before they are added, so that it waits once.
+Thread mapping: one block an image at a position; its threads walk over the elements of all parents, then over the parents, of
+each of which neighbouring lanes share the elements. What a thread reads besides the parts is asked for before they are added,
+so that it waits once.
 """
 
 import math
@@ -23,11 +24,13 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
 from numbacaps.routing.dynamic import state_fields
-from numbacaps.routing.dynamic_ends import make_length, make_shrunk
+from numbacaps.routing.dynamic_ends import make_shrunk
 from numbacaps.routing.mma_sync.fragments import make_slot
+from numbacaps.routing.team import make_lanes_max, make_lanes_sum
 
-END_THREADS = 32 if SIMULATED else 256
-_TOGETHER = 16  # sums that a thread loads at once
+_WARP = 32
+END_THREADS = _WARP if SIMULATED else 256
+_TOGETHER = 32  # sums that a thread loads at once
 
 
 def turns_of(fragments):
@@ -44,19 +47,61 @@ def make_added(fragments):
     @cuda.jit(device=True, forceinline=True)
     def added(partial, place, column, places, parts):
         some = local_array(TOGETHER, np.float32)
-        total, part = ZERO, 0
-        while part + TOGETHER <= parts:  # their loads are under way together
+        total = ZERO
+        # Their loads are under way together; the last part may be loaded again.
+        for first in range(0, parts, TOGETHER):
             for ahead in range(TOGETHER):
-                some[ahead] = partial[at(((part + ahead) * places + place) * COLUMNS + column)]
+                part = min(first + ahead, parts - 1)
+                some[ahead] = partial[at((part * places + place) * COLUMNS + column)]
             for ahead in range(TOGETHER):
-                total += some[ahead]
-            part += TOGETHER
-        while part < parts:
-            total += partial[at((part * places + place) * COLUMNS + column)]
-            part += 1
+                total += some[ahead] if first + ahead < parts else ZERO
         return total
 
     return added
+
+
+def lanes_of(fragments):
+    """Neighbouring lanes that share a parent's elements, a power of two."""
+    lanes = 1
+    while lanes < min(fragments.D1 * fragments.D3, _WARP):
+        lanes *= 2
+    return lanes
+
+
+@cache
+def make_lengths(fragments):
+    """Device functions ``(length(array, first, lane), dot(a, b, first, over, lane))`` of a parent's capsules in shared memory.
+
+    As :func:`numbacaps.routing.dynamic_ends.make_length`, and the sum of ``a / over * b``; each of the lanes that share the parent
+    gets it.
+    """
+    lanes = lanes_of(fragments)
+    E, LANES = map(specialized, (fragments.D1 * fragments.D3, lanes))
+    lanes_max, lanes_sum = make_lanes_max(lanes), make_lanes_sum(lanes)
+    ZERO, ONE = np.float32(0), np.float32(1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def length(array, first, lane):
+        largest, square = ZERO, ZERO
+        for e in range(lane, E, LANES):
+            size = abs(array[at(first + e)])
+            if size > largest:
+                largest = size
+        largest = lanes_max(largest)
+        unit = ONE if largest == ZERO else largest
+        for e in range(lane, E, LANES):
+            part = array[at(first + e)] / unit
+            square += part * part
+        return largest * np.float32(math.sqrt(lanes_sum(square)))
+
+    @cuda.jit(device=True, forceinline=True)
+    def dot(a, b, first, over, lane):
+        found = ZERO
+        for e in range(lane, E, LANES):
+            found += a[at(first + e)] / over * b[at(first + e)]
+        return lanes_sum(found)
+
+    return length, dot
 
 
 @cache
@@ -81,6 +126,13 @@ def make_blank(fragments):
     return blank
 
 
+def _of_parents(fragments):
+    """Lanes of a parent, parents that a block has at once, and parents with those that fill its last turn up."""
+    lanes = lanes_of(fragments)
+    groups = END_THREADS // lanes
+    return tuple(map(specialized, (lanes, groups, ceil_div(fragments.P, groups) * groups)))
+
+
 @cache
 def make_dynamic_end(fragments, L, is_first):
     """Kernel between two passes, the first of which found A = 0 in no state."""
@@ -90,7 +142,8 @@ def make_dynamic_end(fragments, L, is_first):
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
     THREADS, ZERO, added = END_THREADS, np.float32(0), make_added(fragments)
     TURNS, blank = specialized(turns_of(fragments)), make_blank(fragments)
-    length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
+    (length, _), shrunk = make_lengths(fragments), make_shrunk(np.dtype(np.float32))
+    LANES, GROUPS, ALL = _of_parents(fragments)
 
     @kept_on_disk
     @cuda.jit
@@ -119,8 +172,11 @@ def make_dynamic_end(fragments, L, is_first):
         for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
             sums[at(column)] = added(partial, place, column, places, parts)
         cuda.syncthreads()  # every parent's s is there
-        for p in range(cuda.threadIdx.x, P, THREADS):
-            factors[at(p)] = shrunk(length(sums, p * E, 1))
+        lane = cuda.threadIdx.x % LANES
+        for p in range(cuda.threadIdx.x // LANES, ALL, GROUPS):
+            f = shrunk(length(sums, min(p, P - 1) * E, lane))
+            if lane == 0 and p < P:
+                factors[at(p)] = f
         cuda.syncthreads()  # and what it is multiplied by
         for turn in range(TURNS):
             column = cuda.threadIdx.x + turn * THREADS
@@ -149,8 +205,9 @@ def make_dynamic_slope(fragments, L, is_last):
     OF_ARRAY = specialized(32 * fragments.across * fragments.elements)
     BASE, slot = np.float32(math.log2(math.e)), make_slot(fragments)
     THREADS, ZERO, ONE = END_THREADS, np.float32(0), np.float32(1)
-    length, shrunk = make_length(elements, np.dtype(np.float32)), make_shrunk(np.dtype(np.float32))
+    (length, dot_of), shrunk = make_lengths(fragments), make_shrunk(np.dtype(np.float32))
     added, blank = make_added(fragments), make_blank(fragments)
+    LANES, GROUPS, ALL = _of_parents(fragments)
 
     @cuda.jit(device=True, forceinline=True)
     def where(m, arrays, first, p, e):
@@ -203,14 +260,15 @@ def make_dynamic_slope(fragments, L, is_last):
                     dv[at(column)] = reached[turn]
                     later[at(place * COLUMNS + column)] = reached[turn]
         cuda.syncthreads()  # every parent's s is there
-        for p in range(cuda.threadIdx.x, P, THREADS):
-            size = length(sums, p * E, 1)
-            f, dot = shrunk(size), ZERO
-            if size != ZERO:
-                for e in range(E):
-                    dot += sums[at(p * E + e)] / size * dv[at(p * E + e)]
-                dot *= (ONE / size - size) * f * f / size
-            factors[at(p)], along[at(p)] = f, dot
+        lane = cuda.threadIdx.x % LANES
+        for p in range(cuda.threadIdx.x // LANES, ALL, GROUPS):
+            capsule = min(p, P - 1) * E
+            size = length(sums, capsule, lane)
+            f, unit = shrunk(size), ONE if size == ZERO else size
+            dot = dot_of(sums, dv, capsule, unit, lane)
+            if lane == 0 and p < P:
+                factors[at(p)] = f
+                along[at(p)] = dot * ((ONE / unit - size) * f * f / unit) if size != ZERO else ZERO
         cuda.syncthreads()  # and what takes all of it
         for turn in range(TURNS):
             column = cuda.threadIdx.x + turn * THREADS

@@ -26,8 +26,8 @@ _MOST_PARTS = 128  # blocks that share the children of the same places
 _WARPS = 2 if SIMULATED else 8  # of a block
 # Elements that a lane holds: it has a vote and a sum of each, or a vote, two sums, and the parents' mean and scale.
 ELEMENTS = {"dynamic": 80, "em": 32}
-# Steps over a child that it takes to merge one part more: EM routing's records are merged one by one.
-_MERGING = {"dynamic": 0.15, "em": 0.8}
+# Steps over a child that it takes to merge one part more: sums are loaded together, EM routing's records are merged one by one.
+_MERGING = {"dynamic": 0.05, "em": 0.8}
 _MOST_COLUMNS = 4096  # of all parents of a place: their sums lie in shared memory
 _MOST_CHILDREN = 1 << 24  # of a position
 _MOST_CAPSULES = 1 << 31  # of a batch
