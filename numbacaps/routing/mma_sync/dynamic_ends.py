@@ -30,7 +30,7 @@ from numbacaps.routing.team import make_lanes_max, make_lanes_sum
 
 _WARP = 32
 END_THREADS = _WARP if SIMULATED else 256
-_TOGETHER = 32  # sums that a thread loads at once
+_TOGETHER = 16  # sums that a thread loads at once
 
 
 def turns_of(fragments):
@@ -41,23 +41,41 @@ def turns_of(fragments):
 @cache
 def make_added(fragments):
     """Device function ``added(partial, place, column, places, parts)``: a sum over the parts."""
-    COLUMNS = specialized(fragments.P * fragments.D1 * fragments.D3)
-    TOGETHER, ZERO = _TOGETHER, np.float32(0)
+    COLUMNS, ZERO = specialized(fragments.P * fragments.D1 * fragments.D3), np.float32(0)
+    add = _make_add(_TOGETHER)
 
     @cuda.jit(device=True, forceinline=True)
     def added(partial, place, column, places, parts):
-        some = local_array(TOGETHER, np.float32)
-        total = ZERO
-        # Their loads are under way together; the last part may be loaded again.
-        for first in range(0, parts, TOGETHER):
-            for ahead in range(TOGETHER):
-                part = min(first + ahead, parts - 1)
-                some[ahead] = partial[at((part * places + place) * COLUMNS + column)]
-            for ahead in range(TOGETHER):
-                total += some[ahead] if first + ahead < parts else ZERO
-        return total
+        return add(ZERO, partial, place * COLUMNS + column, places * COLUMNS, parts)
 
     return added
+
+
+def _make_add(together):
+    """Device function ``add(total, partial, first, apart, parts)``: adds ``together`` parts whose loads are under way together,
+    as long as there are so many, then a fourth as many.
+    """
+    TOGETHER = specialized(together)
+    add_the_rest = _make_add(together // 4) if together > 1 else _nothing_more
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(total, partial, first, apart, parts):
+        some = local_array(TOGETHER, np.float32)
+        while parts >= TOGETHER:
+            for ahead in range(TOGETHER):
+                some[ahead] = partial[at(first + ahead * apart)]
+            for ahead in range(TOGETHER):
+                total += some[ahead]
+            first += TOGETHER * apart
+            parts -= TOGETHER
+        return add_the_rest(total, partial, first, apart, parts)
+
+    return add
+
+
+@cuda.jit(device=True, forceinline=True)
+def _nothing_more(total, partial, first, apart, parts):
+    return total
 
 
 def lanes_of(fragments):
@@ -75,30 +93,34 @@ def make_lengths(fragments):
     As :func:`numbacaps.routing.dynamic_ends.make_length`, and the sum of ``a / over * b``; each of the lanes that share the parent
     gets it.
     """
-    lanes = lanes_of(fragments)
-    E, LANES = map(specialized, (fragments.D1 * fragments.D3, lanes))
+    elements, lanes = fragments.D1 * fragments.D3, lanes_of(fragments)
+    E, LANES, TURNS = map(specialized, (elements, lanes, ceil_div(elements, lanes)))
     lanes_max, lanes_sum = make_lanes_max(lanes), make_lanes_sum(lanes)
     ZERO, ONE = np.float32(0), np.float32(1)
 
     @cuda.jit(device=True, forceinline=True)
     def length(array, first, lane):
         largest, square = ZERO, ZERO
-        for e in range(lane, E, LANES):
-            size = abs(array[at(first + e)])
+        for turn in range(TURNS):
+            e = lane + turn * LANES
+            size = abs(array[at(first + e)]) if e < E else ZERO
             if size > largest:
                 largest = size
         largest = lanes_max(largest)
         unit = ONE if largest == ZERO else largest
-        for e in range(lane, E, LANES):
-            part = array[at(first + e)] / unit
+        for turn in range(TURNS):
+            e = lane + turn * LANES
+            part = array[at(first + e)] / unit if e < E else ZERO
             square += part * part
         return largest * np.float32(math.sqrt(lanes_sum(square)))
 
     @cuda.jit(device=True, forceinline=True)
     def dot(a, b, first, over, lane):
         found = ZERO
-        for e in range(lane, E, LANES):
-            found += a[at(first + e)] / over * b[at(first + e)]
+        for turn in range(TURNS):
+            e = lane + turn * LANES
+            if e < E:
+                found += a[at(first + e)] / over * b[at(first + e)]
         return lanes_sum(found)
 
     return length, dot
@@ -127,10 +149,10 @@ def make_blank(fragments):
 
 
 def _of_parents(fragments):
-    """Lanes of a parent, parents that a block has at once, and parents with those that fill its last turn up."""
+    """Lanes of a parent, parents that a block has at once, and turns in which it has all."""
     lanes = lanes_of(fragments)
     groups = END_THREADS // lanes
-    return tuple(map(specialized, (lanes, groups, ceil_div(fragments.P, groups) * groups)))
+    return tuple(map(specialized, (lanes, groups, ceil_div(fragments.P, groups))))
 
 
 @cache
@@ -143,7 +165,7 @@ def make_dynamic_end(fragments, L, is_first):
     THREADS, ZERO, added = END_THREADS, np.float32(0), make_added(fragments)
     TURNS, blank = specialized(turns_of(fragments)), make_blank(fragments)
     (length, _), shrunk = make_lengths(fragments), make_shrunk(np.dtype(np.float32))
-    LANES, GROUPS, ALL = _of_parents(fragments)
+    LANES, GROUPS, ROUNDS = _of_parents(fragments)
 
     @kept_on_disk
     @cuda.jit
@@ -173,7 +195,8 @@ def make_dynamic_end(fragments, L, is_first):
             sums[at(column)] = added(partial, place, column, places, parts)
         cuda.syncthreads()  # every parent's s is there
         lane = cuda.threadIdx.x % LANES
-        for p in range(cuda.threadIdx.x // LANES, ALL, GROUPS):
+        for turn in range(ROUNDS):
+            p = cuda.threadIdx.x // LANES + turn * GROUPS
             f = shrunk(length(sums, min(p, P - 1) * E, lane))
             if lane == 0 and p < P:
                 factors[at(p)] = f
@@ -207,7 +230,7 @@ def make_dynamic_slope(fragments, L, is_last):
     THREADS, ZERO, ONE = END_THREADS, np.float32(0), np.float32(1)
     (length, dot_of), shrunk = make_lengths(fragments), make_shrunk(np.dtype(np.float32))
     added, blank = make_added(fragments), make_blank(fragments)
-    LANES, GROUPS, ALL = _of_parents(fragments)
+    LANES, GROUPS, ROUNDS = _of_parents(fragments)
 
     @cuda.jit(device=True, forceinline=True)
     def where(m, arrays, first, p, e):
@@ -261,7 +284,8 @@ def make_dynamic_slope(fragments, L, is_last):
                     later[at(place * COLUMNS + column)] = reached[turn]
         cuda.syncthreads()  # every parent's s is there
         lane = cuda.threadIdx.x % LANES
-        for p in range(cuda.threadIdx.x // LANES, ALL, GROUPS):
+        for turn in range(ROUNDS):
+            p = cuda.threadIdx.x // LANES + turn * GROUPS
             capsule = min(p, P - 1) * E
             size = length(sums, capsule, lane)
             f, unit = shrunk(size), ONE if size == ZERO else size
