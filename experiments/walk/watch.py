@@ -132,8 +132,8 @@ def watching(names):
             return run(self, *arguments)
         watch = _Watch(self, names, arguments)
 
-        def shared_array(block, shape, dtype, alignment=None):
-            return watch.share(block._allocations, shape, dtype, sys._getframe(1))
+        def shared_array(_, shape, dtype, alignment=None):
+            return watch.share(this_block().common, shape, dtype, sys._getframe(1))
 
         def array_of_line(frame, size, dtype):
             return watch.share(this_block().common, size, dtype, frame)

@@ -66,15 +66,17 @@ class _Compiled:
             self._of_devices[device] = found
         return found
 
-    def on(self, grid, block, shared=0):
+    def on(self, grid, block, shared=0, cluster=None):
         """Launches on a grid of the current device: a function of a stream (of :func:`launch_stream`) and a tuple of
         arguments.
+
+        ``cluster`` blocks along y of a grid (x, y), of which y is a multiple, run at once and share their shared memory.
         """
         source, ready = self._source, []
 
         def prepare():
             kernel, early = self._loaded()
-            ready[:] = kernel, _config(grid, block, shared, early)
+            ready[:] = kernel, _config(grid, block, shared, early, cluster)
             return ready
 
         when_linked(prepare)
@@ -100,8 +102,11 @@ def _starts_early():
 
 
 @lru_cache(_KEPT)
-def _config(grid, block, shared, early):
+def _config(grid, block, shared, early, cluster):
     how = {"programmatic_stream_serialization": True} if early else {}
+    if cluster is not None:
+        x, y = grid
+        grid, how["cluster"] = (x, y // cluster, 1), (1, cluster, 1)  # cuda.core counts clusters
     return LaunchConfig(grid=grid, block=block, shmem_size=shared, **how)
 
 
@@ -132,8 +137,17 @@ class _Simulated:
     def __init__(self, kernel, arrays, integers, shared=0, words=0, early=False):
         self._kernel = kernel
 
-    def on(self, grid, block, shared=0):
-        return lambda stream, arguments: self[grid, block, stream, shared](*arguments)
+    def on(self, grid, block, shared=0, cluster=None):
+        if cluster is None:
+            return lambda stream, arguments: self[grid, block, stream, shared](*arguments)
+
+        def launched(stream, arguments):
+            from numbacaps.device.turns import clusters_of
+
+            with clusters_of(cluster):
+                self[grid, block, stream, shared](*arguments)
+
+        return launched
 
     def __getitem__(self, how):
         kernel = self._kernel[how]

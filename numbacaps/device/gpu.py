@@ -17,6 +17,7 @@ WARPGROUPS = (9, 0)  # the one compute capability that has warpgroup products
 MMA_SYNC = (8, 0)  # the first with products of warps of TF32, float16 and bfloat16, and cp.async
 BFLOAT16 = (8, 0)  # the first compute capability that rounds to bfloat16
 EARLY_START = (9, 0)  # the first with programmatic dependent launch
+CLUSTERS = (9, 0)  # the first whose blocks share their shared memory, in clusters
 # Bytes of shared memory that a block gets without asking the driver for more; so on every GPU.
 SHARED_WITHOUT_ASKING = 48 * 1024
 MOST_REGISTERS = 255  # of a thread; so on every GPU since compute capability 3.5
@@ -167,6 +168,11 @@ class Gpu:
     def has_bfloat16(self):
         """It rounds to bfloat16."""
         return self.compute_capability >= BFLOAT16
+
+    @property
+    def has_clusters(self):
+        """Its blocks share their shared memory, in clusters."""
+        return self.compute_capability >= CLUSTERS
 
 
 # Limits: CUDA C++ Programming Guide, technical specifications of compute capability 9.0.

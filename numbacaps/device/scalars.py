@@ -23,9 +23,12 @@ class CompiledWithScalars:
     def __init__(self, kernel, arrays, integers, scalars, early=False):
         self._compiled = Compiled(_Behind(kernel, scalars), arrays, integers, early=early)
 
-    def launch(self, grid, block, stream, arguments, scalars):
-        """Launch it on arrays, integers behind them, and a tuple of NumPy's scalars; on a stream or into a recording."""
-        launched = self._compiled.on(grid, block)
+    def launch(self, grid, block, stream, arguments, scalars, cluster=None):
+        """Launch it on arrays, integers behind them, and a tuple of NumPy's scalars; on a stream or into a recording.
+
+        ``cluster`` is as :meth:`numbacaps.device.compiled.Compiled.on` takes it.
+        """
+        launched = self._compiled.on(grid, block, cluster=cluster)
         if isinstance(stream, Recording):
             stream.note(launched, arguments, scalars)
         else:

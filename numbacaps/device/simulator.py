@@ -40,8 +40,7 @@ def complete(cuda, at_first=None):
         return jit(*arguments, **options)
 
     def begin(self):
-        """Shared memory as a block finds it."""
-        self._allocations.clear()
+        """Shared memory that was asked for at the launch, as a block finds it. Blocks of a cluster ask for none."""
         self._dynshared.view(np.uint8)[:] = FRESH
 
     kernel.swapped_cuda_module = _swapped(cuda)
@@ -92,7 +91,7 @@ def _shared_array(original):
     from numba.cuda.np import numpy_support
     from numba.cuda.types import Type
 
-    from numbacaps.device.instructions.simulated.block import fresh_array
+    from numbacaps.device.instructions.simulated.block import block, fresh_array
 
     @wraps(original)
     def array(self, shape, dtype, alignment=None):
@@ -100,10 +99,10 @@ def _shared_array(original):
             dtype = np.dtype(dtype) if isinstance(dtype, type) else dtype
             return original(self, shape, dtype)
         frame = sys._getframe(1)
-        line = frame.f_code.co_filename, frame.f_lineno
-        if line not in self._allocations:
+        line, arrays = (frame.f_code.co_filename, frame.f_lineno), block()
+        if line not in arrays:
             made = numpy_support.as_dtype(dtype) if isinstance(dtype, Type) else np.dtype(dtype)
-            self._allocations[line] = fresh_array(shape, made)
-        return self._allocations[line]
+            arrays[line] = fresh_array(shape, made)
+        return arrays[line]
 
     return array

@@ -27,8 +27,12 @@ def state_fields(E):
 
 
 @cache
-def make_logits(shape):
-    """Device function ``logits(B, V, A, prior, i, lane)``: B[m, j] = prior + <V, A>; minus infinity where no parent is."""
+def make_logits(shape, has_prior=True):
+    """Device function ``logits(B, V, A, prior, i, lane)``: B[m, j] = prior + <V, A>; minus infinity where no parent is.
+
+    Where it has no prior, that is 0, and is not read.
+    """
+    HAS_PRIOR = has_prior
     P, OWN, M, J = shape.geometry.P, shape.own, shape.images, shape.parents
     ABSENT, ZERO = shape.sums.type(-math.inf), shape.sums.type(0)
     (parent, has_parent), columns_sum = make_parent(shape), make_columns_sum(shape)
@@ -41,7 +45,8 @@ def make_logits(shape):
                 b = ZERO
                 for e in range(OWN):
                     b += V[(m * J + j) * OWN + e] * A[(m * J + j) * OWN + e]
-                b = prior[at(i * P + parent(lane, j))] + columns_sum(b)
+                before = prior[at(i * P + parent(lane, j))] if HAS_PRIOR else ZERO
+                b = before + columns_sum(b)
                 B[m * J + j] = b if has_parent(lane, j) else ABSENT
 
     return logits
@@ -130,6 +135,11 @@ def make_add(fields):
     return merge
 
 
+def make_merge_of_elements(over, sums):
+    """Device function ``merge`` of the records of a pass forward, whose capsules have one element here."""
+    return make_merge_shifted(1, sums) if over == "children" else make_add(1)
+
+
 @cache
 def make_zero(count, sums):
     """Device function that sets ``count`` numbers to zero."""
@@ -160,6 +170,7 @@ class OverParents:
     """s = sum of c u, where every child's couplings add up to 1. A record is s."""
 
     shape: Shape
+    has_prior: bool = True
 
     record = 1, 0
 
@@ -171,7 +182,7 @@ class OverParents:
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
-        logits, couple = make_logits(shape), make_over_parents(shape)
+        logits, couple = make_logits(shape, self.has_prior), make_over_parents(shape)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
         E, SCALARS = map(specialized, (E, SCALARS))
 
@@ -193,6 +204,7 @@ class OverChildren:
     """The same where every parent's couplings add up to 1. A record is (s, top, total), both sums over exp(b - top)."""
 
     shape: Shape
+    has_prior: bool = True
 
     record = 1, 2
 
@@ -205,7 +217,7 @@ class OverChildren:
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
         LOWEST = sums.type(-math.inf)
-        logits, merge = make_logits(shape), make_merge_shifted(E, sums)
+        logits, merge = make_logits(shape, self.has_prior), make_merge_shifted(E, sums)
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)

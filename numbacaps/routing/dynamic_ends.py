@@ -17,7 +17,7 @@ from numbacaps.device.instructions import local_array, shared_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.dynamic import make_add, make_merge_shifted, state_fields
+from numbacaps.routing.dynamic import make_add, make_merge_of_elements, state_fields
 from numbacaps.routing.ends import END_THREADS, make_merged, make_own, parents_of_block
 
 
@@ -63,7 +63,7 @@ def make_finish(shape, over):
     L, P, E, sums = shape.geometry.L, shape.geometry.P, shape.geometry.E3, shape.sums
     OVER_CHILDREN = over == "children"
     record = (1, 2) if OVER_CHILDREN else (1, 0)
-    merge = make_merge_shifted(1, sums) if OVER_CHILDREN else make_add(1)
+    merge = make_merge_of_elements(over, sums)
     FIELDS, ZERO, PARENTS = state_fields(E)[0], sums.type(0), parents_of_block(shape)
     _, write = conversions(shape.dtype)
     length, shrunk = make_length(E, sums), make_shrunk(sums)

@@ -12,7 +12,9 @@ memory:
                 as im2col lays out the input; added up they are dx
     dw, d_prior backward, sums of w's gradient and of the prior's, one for each split of the images and positions
 
-No vote is among them.
+No vote is among them, but where clusters of blocks route few positions whole:
+
+    votes       forward, written first, (N, L, I, P, E)
 """
 
 from dataclasses import replace
@@ -25,6 +27,7 @@ from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
 from numbacaps.routing.children import make_of_children
+from numbacaps.routing.clusters import make_cluster
 from numbacaps.routing.couplings import DynamicCouplings
 from numbacaps.routing.dynamic_backward import DynamicGradient, Earlier
 from numbacaps.routing.ends import END_THREADS, blocks_of_place
@@ -40,13 +43,17 @@ from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.team import scattered
+from numbacaps.routing.votes import make_votes
 from numbacaps.routing.whole import (
     make_whole,
     make_whole_gradient,
     whole_gradient_numbers,
     whole_numbers,
 )
+from numbacaps.routing.whole_positions import choose_cluster
 from numbacaps.routing.windows import make_windows_sum
+from numbacaps.routing.written_votes import THREADS as WRITERS
+from numbacaps.routing.written_votes import make_write_votes, make_written
 
 LOCAL_BYTES = 512 * 1024  # of local memory that a thread has at the most; so on every GPU
 _OWN_ELEMENTS = 64  # of the kernel's gradient that a lane adds up, about
@@ -65,16 +72,16 @@ def _compiled(kernel, dtypes, integers, scalars, early):
     return CompiledWithScalars(kernel, dtypes, integers, scalars, early)
 
 
-def run(kernel, grid, threads, arguments, stream, scalars=(), early=False):
+def run(kernel, grid, threads, arguments, stream, scalars=(), early=False, cluster=None):
     """Launch a kernel of arrays, then integers, then scalars of a floating-point dtype.
 
-    One that waits for the last kernel itself may start ``early``.
+    One that waits for the last kernel itself may start ``early``. ``cluster`` blocks along y run at once, as a cluster.
     """
     arrays = [one.reshape(one.size) for one in arguments if hasattr(one, "dtype")]
     integers = [one for one in arguments if not hasattr(one, "dtype")]
     dtypes, behind = (tuple(one.dtype for one in some) for some in (arrays, scalars))
     compiled = _compiled(kernel, dtypes, len(integers), behind, early)
-    compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars)
+    compiled.launch(grid, (threads, 1, 1), stream, (*arrays, *integers), scalars, cluster)
 
 
 def widen(array, wide, stream):
@@ -98,9 +105,13 @@ class Passes:
         That add up the gradients of what all images share; those of a part of a batch are those of its first part.
     precision : str
         How the forward pass computes votes, where they are not stored.
+    batch : int, optional
+        Images of the whole batch, where these are a part of it.
 
     Attributes
     ----------
+    cluster : numbacaps.routing.whole_positions.Cluster or None
+        How clusters of blocks route few positions whole forward, if they do.
     warps : object or None
         The forward passes on tensor cores (:mod:`numbacaps.routing.mma_sync`), if they are.
     why_not : str or None
@@ -116,7 +127,9 @@ class Passes:
         The parents' capsules are longer than kernels take.
     """
 
-    def __init__(self, geometry, dtype, options, stored=False, splits=None, precision="auto"):
+    def __init__(
+        self, geometry, dtype, options, stored=False, splits=None, precision="auto", batch=None
+    ):
         if stored and options.is_summed:
             geometry = geometry.of_summed_votes
         self.geometry, self.options, self.stored = geometry, options, stored
@@ -125,8 +138,11 @@ class Passes:
         self.backward_shape = replace(self.shape, images=min(self.shape.images, 2))
         self._check_length()
         self.places = geometry.N * geometry.L
+        self.cluster = self._choose_cluster(batch or geometry.N, precision)
         self.why_not = self.why_not_gradient = "votes are stored"
-        if not stored:
+        if self.cluster:
+            self.why_not = "clusters route positions whole"
+        elif not stored:
             self.why_not = warps.why_not(self.shape, geometry.N, options, precision)
         self.warps = None
         if self.why_not is None:
@@ -140,6 +156,10 @@ class Passes:
             how = self.shape, self.places, options, precision
             self.gradient_warps = gradient_launcher.DynamicGradient(*how)
         self.splits = splits or self._wanted_splits()
+
+    def _choose_cluster(self, batch, precision):
+        """How clusters route few positions whole forward, or None."""
+        return None
 
     def _check_length(self):
         """Refuse capsules of which a lane's part, and what it holds besides, are more than a thread's local memory."""
@@ -229,7 +249,8 @@ class Passes:
             found["columns"] = self.columns_shape
         return found | self._more_shapes(backward=True)
 
-    is_whole = False  # the forward pass routes positions whole (:mod:`numbacaps.routing.whole`), unless states are kept
+    # The forward pass routes positions whole (:mod:`numbacaps.routing.whole`); unless clusters do, not where states are kept.
+    is_whole = False
 
     def is_whole_backward(self, has_logits):
         """Whether so does the backward pass, which then reads no states."""
@@ -280,7 +301,8 @@ class Passes:
         o, taps = self.options, self.shape.taps
         of_owners = taps * ceil_div(self.geometry.D2, self._rows)
         of_owners = 1 if self.gradient_warps else of_owners
-        return o.iterations, 2 * o.iterations - 1 - o.first + of_owners
+        forward = 1 if self.cluster else o.iterations
+        return forward, forward + o.iterations - 1 - o.first + of_owners
 
     def _wanted_splits(self):
         """Teams that share what an owner walks over, so that all of them together end early."""
@@ -383,12 +405,20 @@ class DynamicPasses(Passes):
     def forward_form(self):
         return self._form_of(self.shape)
 
-    def _form_of(self, shape):
+    def _form_of(self, shape, has_prior=True):
         over_parents = self.options.softmax_over == "parents"
-        return (dynamic.OverParents if over_parents else dynamic.OverChildren)(shape)
+        return (dynamic.OverParents if over_parents else dynamic.OverChildren)(shape, has_prior)
+
+    def _choose_cluster(self, batch, precision):
+        split = Split.of(self.shape, batch, self.shape.own_fields(self.forward_form.record))
+        if split.blocks == 1:
+            return None
+        return choose_cluster(self.shape, self._form_of, batch, self.stored, precision)
 
     @cached_property
     def is_whole(self):
+        if self.cluster:
+            return True
         nbytes = whole_numbers(self.shape, self.forward_form) * self.sums.itemsize
         is_one = self.split(self.shape, self.forward_form).blocks == 1
         return not self.warps and is_one and nbytes <= LOCAL_BYTES
@@ -423,6 +453,15 @@ class DynamicPasses(Passes):
         """Of the gradient of the prior that all images share."""
         return self.shape.children * self.geometry.P
 
+    def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
+        if not self.cluster:
+            return super().forward_shapes(has_logits, has_couplings, keep)
+        found = self._more_shapes() if has_logits or has_couplings else {}
+        if not self.stored:
+            g = self.geometry
+            found["votes"] = g.N, g.L, self.shape.children, g.P, g.E3
+        return found | ({"packed": self._packed_shape} if has_couplings else {})
+
     def _more_shapes(self, backward=False):
         return {"prior": (self.shape.children, self.geometry.P)}
 
@@ -450,8 +489,11 @@ class DynamicPasses(Passes):
             The states of all iterations are wanted; so are they where couplings are.
         stream : Numba stream
         """
+        how = x, w, logits, states, y, room, keep, couplings, stream
+        if self.cluster:
+            return self._forward_by_clusters(*how)
         if self.warps:
-            return self._forward_on_warps(x, w, logits, states, y, room, keep, couplings, stream)
+            return self._forward_on_warps(*how)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         if self.is_whole and not keep:
             return self._forward_whole(x, packed, prior, y, stream)
@@ -472,6 +514,23 @@ class DynamicPasses(Passes):
         arguments = x, packed, prior, y, N, split.children, o.iterations
         run(make_whole(*how), grid, TEAM_THREADS, arguments, stream)
 
+    def _forward_by_clusters(self, x, w, logits, states, y, room, keep, couplings, stream):
+        """The same by clusters of blocks: a kernel that writes votes, unless they are stored, and one that routes them."""
+        o, cluster, votes = self.options, self.cluster, x if self.stored else room["votes"]
+        shape, has_prior = cluster.shape, logits is not None
+        prior = self._prior(logits, room, stream) if has_prior else votes
+        source = make_votes(shape, True) if self.stored else make_written(shape)
+        if not self.stored:
+            grid = ceil_div(votes.size, WRITERS)
+            run(make_write_votes(shape), grid, WRITERS, (x, w, votes, votes.size), stream)
+        how = source, self._form_of(shape, has_prior), o.softmax_over, cluster.blocks, keep
+        grid = shape.groups(self.geometry.N), cluster.blocks
+        arguments = votes, prior, states if keep else votes, y
+        arguments += self.geometry.N, cluster.children, o.iterations
+        kernel, on = make_cluster(shape, *how), (grid, shape.threads)
+        run(kernel, *on, arguments, stream, early=not self.stored, cluster=cluster.blocks)
+        self._couplings_behind(x, w, logits, states, room, couplings, stream)
+
     def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same on tensor cores."""
         prior = None if logits is None else self._prior(logits, room, stream)
@@ -480,6 +539,10 @@ class DynamicPasses(Passes):
         if prior is not None or self.warps.is_filled_up:
             self._clear(room["summed"], stream)
         self.warps.forward(x, w, prior, states, y, room, stream, keep)
+        self._couplings_behind(x, w, logits, states, room, couplings, stream)
+
+    def _couplings_behind(self, x, w, logits, states, room, couplings, stream):
+        """Write couplings behind passes that do not take the packed kernel."""
         if couplings is not None:
             prior = self._prior(logits, room, stream)
             packed = self._pack(w, room, stream)

@@ -18,7 +18,7 @@ from numbacaps.device.instructions import local_array, shared_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.shape import TEAM_THREADS, bounds
+from numbacaps.routing.shape import bounds
 from numbacaps.routing.votes import make_element, make_parent, make_votes
 
 
@@ -38,12 +38,12 @@ def make_field(shape, record):
 
 
 @cache
-def make_walk(shape, stored, form):
+def make_walk(shape, votes, form):
     """Device function ``walk(record, held, x, w, prior, norm, total, t, n, l, first, count, lane, N)``: what a team gathers.
 
-    Of the ``count`` children from ``first`` on.
+    Of the ``count`` children from ``first`` on, whose ``votes`` are a source's (:mod:`numbacaps.routing.votes`).
     """
-    votes, sums = make_votes(shape, stored), shape.sums
+    sums = shape.sums
     _, clear, absorb, _ = form.functions
     CHILDREN, ELEMENTS = map(specialized, (shape.children, shape.elements))
 
@@ -82,7 +82,7 @@ def make_mine(shape, joined):
 
 def shared_numbers(shape, fields, joined):
     """Numbers in shared memory that :func:`make_gather` takes; lanes have ``fields`` of a parent's record."""
-    return TEAM_THREADS * shape.scalars * fields if joined > 1 else 1
+    return shape.threads * shape.scalars * fields if joined > 1 else 1
 
 
 @cache
@@ -92,20 +92,21 @@ def make_gather(shape, form, joined):
     size, sums = shape.own_fields(form.record), shape.sums
     ACROSS, JOINED = map(specialized, (shape.teams // joined * shape.team, joined))
     SCALARS, SIZE, RECORD = map(specialized, (shape.scalars, size, shape.scalars * size))
+    THREADS = specialized(shape.threads)
 
     @cuda.jit(device=True, forceinline=True)
     def gather(record, shared):
         if JOINED > 1:
             other, own = local_array(SIZE, sums), cuda.threadIdx.x
             for r in range(RECORD):
-                shared[at(r * TEAM_THREADS + own)] = record[r]
+                shared[at(r * THREADS + own)] = record[r]
             cuda.syncthreads()  # every team's record is there before the first one merges
             if own < ACROSS:
                 for late in range(1, JOINED):
                     thread = own + late * ACROSS
                     for s in range(SCALARS):
                         for r in range(SIZE):
-                            other[r] = shared[at((s * SIZE + r) * TEAM_THREADS + thread)]
+                            other[r] = shared[at((s * SIZE + r) * THREADS + thread)]
                         merge(record, other, s * SIZE)
 
     return gather
@@ -118,7 +119,7 @@ def make_reduce(shape, stored, form, joined):
     FIELDS, SIZE, sums = shape.fields(form.record), shape.own_fields(form.record), shape.sums
     HELD, RECORD, SHARED = form.held, shape.scalars * SIZE, shared_numbers(shape, SIZE, joined)
     BOUNDS = tuple(map(specialized, bounds(shape, shape.elements + HELD + RECORD)))
-    walk, (hold, *_) = make_walk(shape, stored, form), form.functions
+    walk, (hold, *_) = make_walk(shape, make_votes(shape, stored), form), form.functions
     mine, gather = make_mine(shape, joined), make_gather(shape, form, joined)
     (parent, has_parent), field = make_parent(shape), make_field(shape, form.record)
     L, P, M, J, FIELDS = map(specialized, (L, P, M, J, FIELDS))

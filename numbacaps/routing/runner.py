@@ -2,7 +2,7 @@
 
 A part's images are routed from the first iteration to the last before the next part begins, so that the parents' states
 of a part are all that is kept. The gradient computes each part's states again, unless the forward pass has left them
-(:func:`kept_states`). Where positions are routed whole (:mod:`numbacaps.routing.whole`) no states are kept at all.
+(:func:`kept_states`). Where positions are routed whole (:mod:`numbacaps.routing.whole`) they are kept only if asked for, by clusters.
 """
 
 import threading
@@ -68,7 +68,7 @@ class Runner:
     def _made(self, images, precision, splits=None):
         """The passes of some images."""
         geometry, how = replace(self.geometry, N=images), (self.dtype, self.options, self.stored)
-        return self._class(geometry, *how, splits, precision)
+        return self._class(geometry, *how, splits, precision, self.geometry.N)
 
     def _of(self, images, precision):
         """The same, kept."""
@@ -318,7 +318,7 @@ class Runner:
         o, g, first = self.options, self.geometry, self._of(self.part, self._of_gradient)
         passes = self._of(self.forward_part, self._precision)
         how = f"{self._of_teams(passes)} (ordinary arithmetic: {passes.why_not})"
-        how = passes.warps or ("in one kernel, " if passes.is_whole else "") + how
+        how = passes.warps or passes.cluster or ("in one kernel, " if passes.is_whole else "") + how
         form = f"softmax over {o.softmax_over}" if not o.is_em else f"normalised over {o.normalise}"
         is_whole = first.is_whole_backward(has_logits=False)
         states = 0 if is_whole else prod(first.states_shape) * first.sums.itemsize

@@ -21,7 +21,7 @@ from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
 
 WARP = 32
-TEAM_THREADS = 32 if SIMULATED else 128  # of a block
+TEAM_THREADS = 32 if SIMULATED else 128  # of a block, unless a shape has others
 MULTIPROCESSORS = 1 if SIMULATED else 132  # H100's, so that a sum's order is one
 _WANTED_WARPS = 4 if SIMULATED else MULTIPROCESSORS * 16  # of a grid
 _REGISTERS = 1 << 16  # of a multiprocessor
@@ -44,12 +44,15 @@ class Shape:
         That a team takes at once.
     taps : int
         Products whose sum is a vote: one, or all of a window.
+    threads : int
+        Of a block.
     """
 
     geometry: Geometry
     dtype: np.dtype
     images: int = 1
     taps: int = 1
+    threads: int = TEAM_THREADS
 
     @classmethod
     def of(cls, geometry, dtype, is_summed=False):
@@ -138,7 +141,7 @@ class Shape:
     @property
     def teams(self):
         """Of a block; a multiple of those of a warp."""
-        return TEAM_THREADS // self.team
+        return self.threads // self.team
 
     def groups(self, N):
         """Groups of images and positions: what a team takes."""
@@ -168,8 +171,8 @@ def bounds(shape, numbers):
         Threads of a block, and blocks that a multiprocessor has room for.
     """
     registers = numbers * shape.sums.itemsize // 4
-    blocks = _REGISTERS // (TEAM_THREADS * registers)
-    return TEAM_THREADS, max(1, min(blocks, _MOST_BLOCKS))
+    blocks = _REGISTERS // (shape.threads * registers)
+    return shape.threads, max(1, min(blocks, _MOST_BLOCKS))
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class Split:
         groups, children = shape.groups(N), shape.children
         wanted = max(1, teams_wanted(shape) // max(1, groups))
         wanted = min(wanted, max(1, children // _FEWEST_CHILDREN))
-        record = TEAM_THREADS * shape.scalars * fields * shape.sums.itemsize
+        record = shape.threads * shape.scalars * fields * shape.sums.itemsize
         most = shape.teams if record <= SHARED_WITHOUT_ASKING else 1
         parts = 1
         while parts < min(wanted, most):

@@ -26,7 +26,7 @@ from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic_backward import held_numbers, make_add_slopes
 from numbacaps.routing.dynamic_ends import make_ds, make_shrunk
 from numbacaps.routing.reduce import make_gather, make_mine, make_walk, shared_numbers
-from numbacaps.routing.shape import TEAM_THREADS, bounds
+from numbacaps.routing.shape import bounds
 from numbacaps.routing.team import make_columns_max, make_columns_sum
 from numbacaps.routing.votes import make_element, make_parent, make_votes
 
@@ -39,6 +39,7 @@ def make_join(shape, form, joined):
         specialized,
         (shape.teams // joined * shape.team, joined, shape.scalars * shape.own_fields(form.record)),
     )
+    THREADS = specialized(shape.threads)
 
     @cuda.jit(device=True, forceinline=True)
     def join(record, shared):
@@ -47,10 +48,10 @@ def make_join(shape, form, joined):
             own = cuda.threadIdx.x
             if own < ACROSS:  # where no other thread reads
                 for r in range(RECORD):
-                    shared[at(r * TEAM_THREADS + own)] = record[r]
+                    shared[at(r * THREADS + own)] = record[r]
             cuda.syncthreads()  # what all have gathered is there
             for r in range(RECORD):
-                record[r] = shared[at(r * TEAM_THREADS + own % ACROSS)]
+                record[r] = shared[at(r * THREADS + own % ACROSS)]
             cuda.syncthreads()  # and has been read before the next records come
 
     return join
@@ -140,7 +141,8 @@ def make_whole(shape, stored, form, over, joined):
     RECORD, sums = shape.scalars * shape.own_fields(form.record), shape.sums
     SHARED, ZERO = shared_numbers(shape, shape.own_fields(form.record), joined), sums.type(0)
     _, write = conversions(shape.dtype)
-    walk, join = make_walk(shape, stored, form), make_join(shape, form, joined)
+    walk = make_walk(shape, make_votes(shape, stored), form)
+    join = make_join(shape, form, joined)
     settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
     HELD = 2 * ELEMENTS + SCALARS
@@ -295,7 +297,7 @@ def _make_ahead(shape, joined, form, over, t, goes_on):
         shape.scalars * shape.own_fields(form.record),
         shape.sums,
     )
-    walk, join = make_walk(shape, True, form), make_join(shape, form, joined)
+    walk, join = make_walk(shape, make_votes(shape, True), form), make_join(shape, form, joined)
     settle, squash = make_settle(shape, over), make_squash(shape)
     BEGINS, ZERO, A, S, LSE = t == 0, sums.type(0), first, first + ELEMENTS, first + 2 * ELEMENTS
     NEXT, GOES_ON = first + HELD, goes_on
@@ -328,7 +330,7 @@ def _make_back(shape, joined, form, t, is_last, goes_on):
         shape.sums,
     )
     RECORD, DOT = shape.scalars * shape.own_fields(form.record), first + 2 * ELEMENTS + SCALARS
-    walk, join = make_walk(shape, True, form), make_join(shape, form, joined)
+    walk, join = make_walk(shape, make_votes(shape, True), form), make_join(shape, form, joined)
     length, shrunk, ds_of = make_length(shape), make_shrunk(sums), make_ds(sums)
     columns_sum, ZERO, ONE = make_columns_sum(shape), sums.type(0), sums.type(1)
     IS_LAST, GOES_ON, A, S = is_last, goes_on, first, first + ELEMENTS

@@ -17,6 +17,7 @@ from tests.support.routing_kernels import (
     CASES,
     FORMS,
     LAYERS,
+    OF_CLUSTERS,
     OF_SUMS,
     launched,
     launched_on_tensor_cores,
@@ -98,6 +99,23 @@ def test_the_gradient_of_stored_votes(monkeypatch):
     _check(found, "float32", (9, 0))
 
 
+@pytest.mark.parametrize("form", ["dynamic", "dynamic over children"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_clusters(is_stored, form, monkeypatch):
+    """A block hands what it has gathered to others, and no barrier stands in two branches."""
+    kernels = launched(OF_CLUSTERS, form, "float32", monkeypatch, is_stored)
+    names = "routing_votes_kernel", "routing_cluster_kernel"
+    found = {key: one for key, one in kernels.items() if key.split()[0] in names}
+    assert len(found) == (
+        3 if is_stored else 4
+    )  # with logits and states, without states, without both
+    for name, text in _check(found, "float32", (9, 0)).items():
+        if "cluster" in name:
+            assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1
+            assert "mapa.shared::cluster" in text and "st.async" in text
+            assert text.count("griddepcontrol.wait") == 1
+
+
 @pytest.mark.slow(but=["em-conv1-dynamic-tf32-cc0", "em-conv1-em-tf32-cc0"])
 @pytest.mark.parametrize("cc", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
@@ -131,6 +149,7 @@ def test_every_kernel_is_launched(monkeypatch):
         for is_stored in (False, form == "em" or form == "dynamic")
         for name in launched("em-conv1", form, "float32", monkeypatch, is_stored)
     }
+    found |= {name.split()[0] for name in launched(OF_CLUSTERS, "dynamic", "float32", monkeypatch)}
     for form in "dynamic", "em":
         of_warps = launched_on_tensor_cores("em-conv1", form, monkeypatch)
         found |= {name.split()[0] for name in of_warps}

@@ -17,6 +17,7 @@ from tests.support.kernels import factories
 
 LAYERS = {
     "digitcaps": Geometry(128, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16),
+    "digitcaps-1": Geometry(1, 1152, 10, 1, 1, 1, 1, 1, 1, 8, 16),
     "em-conv1": Geometry(8, 32, 32, 14, 14, 3, 3, 1, 4, 4, 4, (2, 2)),
     "em-class": Geometry(8, 32, 5, 4, 4, 4, 4, 1, 4, 4, 4),
     "deepcaps": Geometry(128, 32, 32, 8, 8, 3, 3, 1, 1, 8, 8, 1, 1),
@@ -34,11 +35,12 @@ FORMS = {
     "em detached": Options("em", detach=True),
 }
 OF_SUMS = "deepcaps", "segcaps"  # layers whose votes are summed over the window
+OF_CLUSTERS = "digitcaps-1"  # a layer whose one position is routed whole by a cluster
 CASES = [
     (layer, form)
     for layer in LAYERS
     for form in FORMS
-    if FORMS[form].is_summed == (layer in OF_SUMS)
+    if FORMS[form].is_summed == (layer in OF_SUMS) and layer != OF_CLUSTERS
 ]
 ROUTING_FACTORIES = {
     factory for name, factory in factories().items() if name.startswith("numbacaps.routing.")
@@ -138,7 +140,8 @@ def _all(p, dtype):
     else:
         logits = made((g.P, children), p.sums)
         p.forward(x, w, logits, states, y, room=room, couplings=couplings)
-        p.forward(x, w, logits, states, y, room=room, keep=False)
+        for given in (logits, None):
+            p.forward(x, w, given, states, y, room=room, keep=False)
         for given in (logits, None):
             p.backward(x, w, given, states, y, x, room=back)
         p.launch_logits_gradient(logits, back, 0)

@@ -1,4 +1,4 @@
-"""The instructions that Numba has no words for: copies, barriers, tensor cores, registers.
+"""The instructions that Numba has no words for: copies, barriers, clusters of blocks, tensor cores, registers.
 
 :mod:`~numbacaps.device.instructions.ptx` writes them as inline PTX; on the simulator the same names are what they do,
 written in NumPy (:mod:`~numbacaps.device.instructions.simulated`). This module chooses, once: kernels import from here.
@@ -52,6 +52,7 @@ bulk_store = chosen.bulk_store
 bulk_store_read = chosen.bulk_store_read
 bulk_store_wait = chosen.bulk_store_wait
 clock = chosen.clock
+cluster_meet = chosen.cluster_meet
 copy_chunk = chosen.copy_chunk
 cp_async = chosen.cp_async
 cp_async_cached = chosen.cp_async_cached
@@ -94,6 +95,7 @@ store_run = chosen.store_run
 store_words = chosen.store_words
 tensor_copy = chosen.tensor_copy
 to_bfloat16 = chosen.to_bfloat16
+to_block = chosen.to_block
 to_tf32 = chosen.to_tf32
 unforeseen = chosen.unforeseen
 wait_for_last = chosen.wait_for_last

@@ -12,6 +12,7 @@ _EDGES = "tests/algorithms/test_edges.py"
 _ROUTING = "tests/routing/test_routing.py"
 _MMA_GRADIENT = "tests/routing/test_mma_sync_gradient.py"
 _WHOLE = "tests/routing/test_whole.py"
+_CLUSTERS = "tests/routing/test_clusters.py"
 
 FAULTS = [
     Fault(
@@ -385,6 +386,13 @@ FAULTS = [
         "record[e] if IS_LAST else dv[e] + record[e]",
         "record[e]",
         _WHOLE,
+    ),
+    Fault(
+        "of what a cluster's blocks hand each other the first record alone counts",
+        "numbacaps/routing/clusters.py",
+        "for late in range(1, COUNT):",
+        "for late in range(1, 1):",
+        _CLUSTERS,
     ),
     Fault(
         "a block's part of dw, which ends in the middle of the places, is lost",
