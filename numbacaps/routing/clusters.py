@@ -19,7 +19,10 @@ import numpy as np
 
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
+    CHUNK,
     cluster_meet,
+    copy_to_block,
+    fence_proxy_async,
     local_array,
     mbarrier_expect,
     mbarrier_init,
@@ -27,11 +30,11 @@ from numbacaps.device.instructions import (
     shared_address,
     shared_array,
     short,
-    to_block,
     unforeseen,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_merge_of_elements, state_fields
@@ -43,13 +46,20 @@ from numbacaps.routing.whole import make_settle, make_squash
 
 def cluster_numbers(shape, form, blocks):
     """Numbers in a block's shared memory: (of half its teams' records, of those that blocks hand it, of one, of A)."""
-    handed = _handed(shape, form)
-    return shape.teams // 2 * handed, 2 * blocks * handed, handed, shape.team * shape.elements
+    record = _record(shape, form)
+    handed = 2 * blocks * _handed(shape, form)
+    return shape.teams // 2 * record, handed, record, shape.team * shape.elements
+
+
+def _record(shape, form):
+    """Numbers of a team's record."""
+    return shape.team * shape.scalars * shape.own_fields(form.record)
 
 
 def _handed(shape, form):
-    """Numbers of a team's record."""
-    return shape.team * shape.scalars * shape.own_fields(form.record)
+    """The same with those that fill up 16 bytes, as a block hands it on."""
+    each = CHUNK // shape.sums.itemsize
+    return ceil_div(_record(shape, form), each) * each
 
 
 @cache
@@ -84,8 +94,9 @@ def make_merged(shape, form, over, apart, step, count):
 def make_cluster_join(shape, form, over, blocks):
     """Device function ``join(record, gathered, handed, whole, barriers, t)``: what all teams of a cluster have gathered.
 
-    The first warp of each block gets it. In shared memory ``gathered`` has the records of half a block's teams, which merge those of the others first, ``handed``
-    those of all blocks, twice, as ``barriers`` count them in, and ``whole`` what they are together.
+    The first warp of each block gets it. In shared memory ``gathered`` has the records of half a block's teams, which merge
+    those of the others first, ``handed`` those of all blocks, twice, as ``barriers`` count them in, and ``whole`` what they are
+    together.
     """
     (_, numbers), (*_, merge), sums = form.record, form.functions, shape.sums
     team, own, size, half = shape.team, shape.own, shape.own + numbers, shape.teams // 2
@@ -93,7 +104,8 @@ def make_cluster_join(shape, form, over, blocks):
     of_blocks = make_merged(shape, form, over, team, _handed(shape, form), blocks)
     TEAM, OWN, SIZE, SCALARS = map(specialized, (team, own, size, shape.scalars))
     HALF, THREADS, BLOCKS = map(specialized, (half * team, shape.threads, blocks))
-    BYTES = specialized(blocks * _handed(shape, form) * sums.itemsize)
+    of_one = _handed(shape, form) * sums.itemsize
+    ONE, OTHERS = map(specialized, (of_one, (blocks - 1) * of_one))  # bytes
     FOUND, RECORD, HANDED, ELEMENTS = map(
         specialized,
         (1 + numbers, shape.scalars * size, _handed(shape, form), team * shape.scalars * own),
@@ -112,8 +124,9 @@ def make_cluster_join(shape, form, over, blocks):
         found, other = local_array(FOUND, sums), local_array(SIZE, sums)
         own = unforeseen(short(cuda.threadIdx.x))  # its places take no registers during a walk
         first, barrier = t % 2 * BLOCKS * HANDED, shared_address(barriers) + 8 * (t % 2)
+        mine = first + cuda.blockIdx.y * HANDED
         if own == 0:
-            mbarrier_expect(barriers, barrier, BYTES)
+            mbarrier_expect(barriers, barrier, OTHERS)
         if own >= HALF:
             for r in range(RECORD):
                 gathered[at(r * HALF + own - HALF)] = record[r]
@@ -131,9 +144,11 @@ def make_cluster_join(shape, form, over, blocks):
             of_teams(found, gathered, lane, s, e)
             for r in range(FOUND):
                 if r == 0 or e == 0:
-                    to = at(first + cuda.blockIdx.y * HANDED + place(r, lane, s, e))
-                    for block in range(BLOCKS):
-                        to_block(block, handed, to, found[r], barrier)
+                    handed[at(mine + place(r, lane, s, e))] = found[r]
+        fence_proxy_async()
+        cuda.syncthreads()  # this block's record is there
+        if own < BLOCKS and own != cuda.blockIdx.y:
+            copy_to_block(own, handed, at(mine), ONE, barrier)
         mbarrier_wait(barriers, barrier, t // 2 % 2)  # those of all blocks are there
         for i in range(own, ELEMENTS, THREADS):
             lane, s, e = element(i)

@@ -6,11 +6,12 @@ import pytest
 from numbacaps.device.compiled import Compiled
 from numbacaps.device.instructions import (
     cluster_meet,
+    copy_to_block,
+    fence_proxy_async,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
     shared_array,
-    to_block,
 )
 from numbacaps.device.target import cuda
 
@@ -19,18 +20,22 @@ _FLOAT32 = np.dtype(np.float32)
 
 @cuda.jit
 def _hand_round(out, step, meets, stays):
-    shared = shared_array(4, np.float32)
+    shared = shared_array(12, np.float32)  # of each block 4
     i, rank = cuda.threadIdx.x, cuda.blockIdx.y % 3
     block = cuda.blockIdx.x * cuda.gridDim.y + cuda.blockIdx.y
+    shared[4 * rank + i] = 10 * block + i
+    fence_proxy_async()
     if i == 0:
         mbarrier_init(shared, 0, 1)
         mbarrier_expect(shared, 0, 16)
+    cuda.syncthreads()
     if meets:
         cluster_meet()
     if stays or rank:
-        to_block((rank + step) % 3, shared, (i + 1) % 4, 10 * block + i, 0)
+        if i == 0:
+            copy_to_block((rank + step) % 3, shared, 4 * rank, 16, 0)
         mbarrier_wait(shared, 0, 0)
-        out[4 * block + i] = shared[i]
+        out[4 * block + i] = shared[4 * ((rank - step) % 3) + i]
 
 
 def _run(step, meets=1, stays=1, grid=(2, 6)):
@@ -45,7 +50,7 @@ def test_a_block_reads_what_another_has_written(step):
     found = _run(step)
     for number, cluster in enumerate(found):
         blocks = 3 * number + (np.arange(3) - step) % 3
-        wanted = 10 * blocks[:, None] + (np.arange(4) - 1) % 4
+        wanted = 10 * blocks[:, None] + np.arange(4)
         np.testing.assert_array_equal(cluster, wanted)
 
 

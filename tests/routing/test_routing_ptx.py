@@ -112,7 +112,7 @@ def test_clusters(is_stored, form, monkeypatch):
     for name, text in _check(found, "float32", (9, 0)).items():
         if "cluster" in name:
             assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1
-            assert "mapa.shared::cluster" in text and "st.async" in text
+            assert "mapa.shared::cluster" in text and "shared::cluster.shared::cta" in text
             assert text.count("griddepcontrol.wait") == 1
 
 

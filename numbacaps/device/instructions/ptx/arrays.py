@@ -51,7 +51,7 @@ def _local(builder, kind, bytes_of):
 def _shared(builder, kind, bytes_of):
     name = f"shared_array_{next(_made)}"
     place = cgutils.add_global_variable(builder.module, kind, name, _SHARED)
-    place.align = bytes_of
+    place.align = 16  # so that copies of any length may begin there
     place.initializer = ir.Constant(kind, ir.Undefined)
     return builder.addrspacecast(place, ir.IntType(8).as_pointer(), "generic")
 

@@ -5,7 +5,6 @@ from numba.cuda.extending import intrinsic
 
 from numbacaps.device.gpu import CLUSTERS
 from numbacaps.device.instructions.ptx.inline import (
-    F32,
     I32,
     I64,
     VOID,
@@ -21,27 +20,26 @@ cluster_meet = instruction(
 
 
 @intrinsic
-def to_block(typing_context, rank, array, index, value, barrier):
-    """array[index] = value of a shared array of floats, as the cluster's block of that rank has it, while the thread goes on.
+def copy_to_block(typing_context, rank, array, index, size, barrier):
+    """Copy ``size`` bytes of a shared array, from an index on, to where the cluster's block of that rank has it.
 
     That block's barrier (mbarrier) at the same address counts the bytes in. Who waits there finds them: no fence is needed,
-    and the L1 cache keeps what it has.
+    and the L1 cache keeps what it has. Index and size are of multiples of 16 bytes, and who has written the array has made it
+    known by ``fence_proxy_async`` and a barrier.
     """
 
     def codegen(context, builder, signature, arguments):
-        rank, array, index, value, barrier = arguments
+        rank, array, index, size, barrier = arguments
         place = builder.gep(pointer_to(context, builder, signature.args[1], array), [index])
-        kind, constraint = ("f32", "f") if value.type == F32 else ("f64", "d")
         text = (
-            "{ .reg .u64 whole; .reg .u32 place, count; "
-            "cvta.to.shared.u64 whole, $0; cvt.u32.u64 place, whole; "
-            "mapa.shared::cluster.u32 place, place, $1; mapa.shared::cluster.u32 count, $3, $1; "
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-            f".{kind} [place], $2, [count]; }}"
+            "{ .reg .u64 whole; .reg .u32 from, to, count; "
+            "cvta.to.shared.u64 whole, $0; cvt.u32.u64 from, whole; "
+            "mapa.shared::cluster.u32 to, from, $1; mapa.shared::cluster.u32 count, $3, $1; "
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], $2, [count]; }"
         )
-        operands = [builder.ptrtoint(place, I64), builder.trunc(rank, I32), value]
-        operands.append(builder.trunc(barrier, I32))
-        asm(builder, VOID, operands, text, f"l,r,{constraint},r,~{{memory}}")
+        operands = [builder.ptrtoint(place, I64), builder.trunc(rank, I32)]
+        operands += [builder.trunc(size, I32), builder.trunc(barrier, I32)]
+        asm(builder, VOID, operands, text, "l,r,r,r,~{memory}")
         return context.get_dummy_value()
 
-    return types.void(types.int64, array, types.int64, array.dtype, types.int64), codegen
+    return types.void(types.int64, array, types.int64, types.int64, types.int64), codegen

@@ -11,10 +11,13 @@ def cluster_meet():
     this_block().cluster.meet()
 
 
-def to_block(rank, array, index, value, barrier):
-    """Write an element of a shared array as the cluster's block of that rank has it; its barrier counts the bytes in."""
+def copy_to_block(rank, array, index, size, barrier):
+    """Copy a run of a shared array to where the cluster's block of that rank has it; its barrier counts the bytes in."""
     own, other = this_block(), this_block().cluster.blocks[int(rank)]
+    first, itemsize = int(index), array.dtype.itemsize
+    assert first * itemsize % 16 == 0 and size % 16 == 0, "misaligned"
     assert other.threads, "the block has ended, and its shared memory is gone"
     (name,) = (name for name, one in own.common.items() if one is array)
-    other.common[name][index] = value
-    other.common["barriers"][int(barrier)].take(size=-array.dtype.itemsize)
+    run = slice(first, first + int(size) // itemsize)
+    other.common[name][run] = array[run]
+    other.common["barriers"][int(barrier)].take(size=-int(size))
