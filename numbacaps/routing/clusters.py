@@ -37,7 +37,7 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.dynamic import make_merge_of_elements, state_fields
+from numbacaps.routing.dynamic import first_of, make_merge_of_elements, state_fields
 from numbacaps.routing.reduce import make_mine, make_walk
 from numbacaps.routing.shape import WARP
 from numbacaps.routing.votes import make_element, make_parent
@@ -231,6 +231,7 @@ def make_cluster(shape, votes, form, over, blocks, keep):
     ZERO = sums.type(0)
     GATHERED, HANDED, WHOLE, SUMMED = cluster_numbers(shape, form, blocks)
     walk, join = make_walk(shape, votes, form), make_cluster_join(shape, form, over, blocks)
+    walk_first, IS_EVEN = make_walk(shape, votes, first_of(form)), not form.has_prior
     settle, squash = make_settle(shape, over), make_squash(shape)
     mine, write_state = make_mine(shape, shape.teams), make_write_state(shape)
     write_capsules = make_write_capsules(shape)
@@ -270,7 +271,10 @@ def make_cluster(shape, votes, form, over, blocks, keep):
             write_state(states, held, 0, n, l, lane, N)
         own = cuda.threadIdx.x
         for t in range(iterations):
-            walk(record, held, x, x, prior, prior, prior, t, n, l, first, count, lane, N)
+            if IS_EVEN and t == 0:
+                walk_first(record, held, x, x, prior, prior, prior, t, n, l, first, count, lane, N)
+            else:
+                walk(record, held, x, x, prior, prior, prior, t, n, l, first, count, lane, N)
             join(record, gathered, handed, whole, barriers, t)
             if own < WARP:
                 settle(held, ELEMENTS, 2 * ELEMENTS, record, lane)

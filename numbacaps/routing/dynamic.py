@@ -10,7 +10,7 @@ sum over its children, which the pass keeps shifted by the largest logit so far.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from numbacaps.device.instructions import local_array
@@ -135,6 +135,11 @@ def make_add(fields):
     return merge
 
 
+def first_of(form):
+    """The form of the first iteration, where A is 0: without a prior all couplings are alike."""
+    return form if form.has_prior else replace(form, is_even=True)
+
+
 def make_merge_of_elements(over, sums):
     """Device function ``merge`` of the records of a pass forward, whose capsules have one element here."""
     return make_merge_shifted(1, sums) if over == "children" else make_add(1)
@@ -167,10 +172,20 @@ def make_hold_summed(shape):
 
 @dataclass(frozen=True)
 class OverParents:
-    """s = sum of c u, where every child's couplings add up to 1. A record is s."""
+    """s = sum of c u, where every child's couplings add up to 1. A record is s.
+
+    Attributes
+    ----------
+    shape : numbacaps.routing.shape.Shape
+    has_prior : bool
+        The prior is read; else it is 0.
+    is_even : bool
+        All logits are 0, so all couplings are alike.
+    """
 
     shape: Shape
     has_prior: bool = True
+    is_even: bool = False
 
     record = 1, 0
 
@@ -184,13 +199,18 @@ class OverParents:
         SCALARS, ZERO = shape.scalars, sums.type(0)
         logits, couple = make_logits(shape, self.has_prior), make_over_parents(shape)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
+        IS_EVEN, EVEN = self.is_even, sums.type(1 / shape.geometry.P)
         E, SCALARS = map(specialized, (E, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
             B = local_array(SCALARS, sums)
-            logits(B, V, held, prior, i, lane)
-            couple(B, held, 0)
+            if IS_EVEN:
+                for s in range(SCALARS):
+                    B[s] = EVEN
+            else:
+                logits(B, V, held, prior, i, lane)
+                couple(B, held, 0)
             for s in range(SCALARS):
                 c = B[s] if live else ZERO
                 for e in range(E):
@@ -205,6 +225,7 @@ class OverChildren:
 
     shape: Shape
     has_prior: bool = True
+    is_even: bool = False
 
     record = 1, 2
 
@@ -218,6 +239,7 @@ class OverChildren:
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)
         LOWEST = sums.type(-math.inf)
         logits, merge = make_logits(shape, self.has_prior), make_merge_shifted(E, sums)
+        IS_EVEN = self.is_even
         E, SCALARS, SIZE = map(specialized, (E, SCALARS, SIZE))
 
         @cuda.jit(device=True, forceinline=True)
@@ -231,7 +253,11 @@ class OverChildren:
         @cuda.jit(device=True, forceinline=True)
         def absorb(record, V, held, prior, norm, total, t, n, l, i, lane, live, N):
             B = local_array(SCALARS, sums)
-            logits(B, V, held, prior, i, lane)
+            if IS_EVEN:
+                for s in range(SCALARS):
+                    B[s] = ZERO
+            else:
+                logits(B, V, held, prior, i, lane)
             for s in range(SCALARS):
                 first = s * SIZE
                 if not live or B[s] == LOWEST:

@@ -54,13 +54,13 @@ def make_hold(shape):
 
 
 @cache
-def make_slopes(shape, over):
+def make_slopes(shape, over, has_prior):
     """Device function ``slopes_of(B, D, V, held, prior, i, lane)``: couplings B[m, j] and D = db."""
     E, M, J = shape.own, shape.images, shape.parents
     ELEMENTS, SCALARS, sums = shape.elements, shape.scalars, shape.sums
     LSE, DOT = 2 * ELEMENTS, 2 * ELEMENTS + SCALARS
     OVER_PARENTS, ZERO = over == "parents", sums.type(0)
-    logits, parents_sum = make_logits(shape), make_parents_sum(shape)
+    logits, parents_sum = make_logits(shape, has_prior), make_parents_sum(shape)
     columns_sum = make_columns_sum(shape)
     couple = (make_over_parents if OVER_PARENTS else make_over_children)(shape)
     E, M, J, ELEMENTS, SCALARS = map(specialized, (E, M, J, ELEMENTS, SCALARS))
@@ -95,6 +95,7 @@ class Earlier:
 
     shape: Shape
     over: str
+    has_prior: bool
 
     record = 1, 0
 
@@ -106,7 +107,7 @@ class Earlier:
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
-        slopes_of = make_slopes(shape, self.over)
+        slopes_of = make_slopes(shape, self.over, self.has_prior)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
         E, SCALARS = map(specialized, (E, SCALARS))
 
@@ -126,7 +127,8 @@ class Earlier:
 def make_add_slopes(shape, over, detach, has_logits):
     """Device function ``add(dV, dp, V, held, prior, i, lane)``: adds what reaches the votes V, and their prior, in an iteration."""
     E, SCALARS, ELEMENTS, sums = shape.own, shape.scalars, shape.elements, shape.sums
-    FULL, HAS_LOGITS, slopes_of = not detach, has_logits, make_slopes(shape, over)
+    FULL, HAS_LOGITS = not detach, has_logits
+    slopes_of = make_slopes(shape, over, has_logits)
     E, SCALARS, ELEMENTS = map(specialized, (E, SCALARS, ELEMENTS))
 
     @cuda.jit(device=True, forceinline=True)

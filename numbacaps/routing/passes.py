@@ -23,6 +23,8 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.device.compiled import aligned, as_argument
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
 from numbacaps.routing import dynamic, dynamic_ends
@@ -43,7 +45,7 @@ from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
 from numbacaps.routing.shape import MULTIPROCESSORS, TEAM_THREADS, Shape, Split
 from numbacaps.routing.team import scattered
-from numbacaps.routing.votes import make_votes
+from numbacaps.routing.votes import make_stored, make_votes, run_of
 from numbacaps.routing.whole import (
     make_whole,
     make_whole_gradient,
@@ -221,7 +223,8 @@ class Passes:
     def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
         """Workspace of the forward pass; on tensor cores, or where positions are routed whole, the less, the less is kept."""
         if self.is_whole and not keep:
-            return {"packed": self._packed_shape, **self._more_shapes()}
+            more = self._more_shapes() if has_logits else {}
+            return {"packed": self._packed_shape, **more}
         if self.warps:
             found = dict(self.warps.shapes)
             if has_logits or has_couplings:
@@ -239,7 +242,7 @@ class Passes:
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
             return self.gradient_warps.shapes | {"columns": columns}
         if self.is_whole_backward(has_logits):
-            return self._more_shapes(backward=True)
+            return {}
         g, splits = self.shape.geometry, self.splits
         found = {"packed": self._packed_shape, "slopes": self.slopes_shape}
         found["partial"] = self._partial_shape(self.backward_shape, self.backward_form)
@@ -436,7 +439,7 @@ class DynamicPasses(Passes):
 
     @cached_property
     def backward_form(self):
-        return Earlier(self.backward_shape, self.options.softmax_over)
+        return Earlier(self.backward_shape, self.options.softmax_over, True)
 
     def gradient_form(self, has_logits):
         """The form of what reaches votes."""
@@ -494,9 +497,10 @@ class DynamicPasses(Passes):
             return self._forward_by_clusters(*how)
         if self.warps:
             return self._forward_on_warps(*how)
-        packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
+        packed = self._pack(w, room, stream)
         if self.is_whole and not keep:
-            return self._forward_whole(x, packed, prior, y, stream)
+            return self._forward_whole(x, packed, logits, y, room, stream)
+        prior = self._prior(logits, room, stream)
         self._clear(states[0], stream)
         finish = dynamic_ends.make_finish(self.shape, self.options.softmax_over)
         arrays = (x, packed, prior, states, states, states, states)
@@ -506,10 +510,13 @@ class DynamicPasses(Passes):
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
         self._couplings(arrays[:6], couplings, stream)
 
-    def _forward_whole(self, x, packed, prior, y, stream):
+    def _forward_whole(self, x, packed, logits, y, room, stream):
         """The same by one kernel."""
         o, N, split = self.options, self.geometry.N, self.split(self.shape, self.forward_form)
-        how = self.shape, self.stored, self.forward_form, o.softmax_over, split.parts
+        has_prior = logits is not None
+        prior = self._prior(logits, room, stream) if has_prior else x
+        how = self._source(self.shape, x), self._form_of(self.shape, has_prior), o.softmax_over
+        how = self.shape, *how, split.parts
         grid = ceil_div(self.shape.groups(N), split.places)
         arguments = x, packed, prior, y, N, split.children, o.iterations
         run(make_whole(*how), grid, TEAM_THREADS, arguments, stream)
@@ -519,7 +526,7 @@ class DynamicPasses(Passes):
         o, cluster, votes = self.options, self.cluster, x if self.stored else room["votes"]
         shape, has_prior = cluster.shape, logits is not None
         prior = self._prior(logits, room, stream) if has_prior else votes
-        source = make_votes(shape, True) if self.stored else make_written(shape)
+        source = self._source(shape, x) if self.stored else make_written(shape)
         if not self.stored:
             grid = ceil_div(votes.size, WRITERS)
             run(make_write_votes(shape), grid, WRITERS, (x, w, votes, votes.size), stream)
@@ -564,7 +571,7 @@ class DynamicPasses(Passes):
         if self.is_on_warps(logits is not None):
             return self._backward_on_warps(x, w, states, dy, dx, dw, room, more, stream)
         if self.is_whole_backward(logits is not None):
-            return self._backward_whole(x, self._prior(None, room, stream), dy, dx, stream)
+            return self._backward_whole(x, dy, dx, stream)
         packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
         shape = self.backward_shape
@@ -577,13 +584,21 @@ class DynamicPasses(Passes):
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
 
-    def _backward_whole(self, x, prior, dy, dx, stream):
+    def _backward_whole(self, x, dy, dx, stream):
         """The same of stored votes by one kernel."""
         shape, N, split = self.backward_shape, self.geometry.N, self._backward_split
-        forms = self._form_of(shape), self.backward_form
-        kernel = make_whole_gradient(shape, *forms, self.options, split.parts)
+        forms = self._form_of(shape, False), Earlier(shape, self.options.softmax_over, False)
+        at_once = run_of(shape) if aligned(CHUNK, as_argument(dx)) else 1
+        how = self._source(shape, x), at_once, *forms, self.options, split.parts
         grid = ceil_div(shape.groups(N), split.places)
-        run(kernel, grid, TEAM_THREADS, (x, prior, dy, dx, N, split.children), stream)
+        arguments = x, dy, dx, N, split.children
+        run(make_whole_gradient(shape, *how), grid, TEAM_THREADS, arguments, stream)
+
+    def _source(self, shape, x):
+        """Where a kernel that routes positions whole gets its votes from."""
+        if not self.stored:
+            return make_votes(shape, False)
+        return make_stored(shape, run_of(shape) if aligned(CHUNK, as_argument(x)) else 1)
 
     def _backward_on_warps(self, x, w, states, dy, dx, dw, room, more, stream):
         """The same on tensor cores."""

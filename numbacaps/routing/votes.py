@@ -11,8 +11,11 @@ Lanes without a parent compute the last parent again; the result is not read.
 
 from functools import cache
 
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import local_array
+from numbacaps.device.instructions import CHUNK, load_run, local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
@@ -132,29 +135,40 @@ def make_computed(shape):
     return votes
 
 
+def run_of(shape):
+    """Elements of a stored vote that one load or store of a lane takes, of an array that begins at a multiple of 16 bytes."""
+    run, in_a_row = CHUNK // shape.dtype.itemsize, shape.own if shape.along == 1 else shape.columns
+    while in_a_row % run:
+        run //= 2
+    return run
+
+
 @cache
-def make_stored(shape):
-    """Device function ``votes`` that reads, from x: (N, P, L, I, E)."""
+def make_stored(shape, run=1):
+    """Device function ``votes`` that reads, from x: (N, P, L, I, E), ``run`` elements at a time."""
     g = shape.geometry
     L, P, E3, CHILDREN = g.L, g.P, g.E3, shape.children
-    M, J, OWN = shape.images, shape.parents, shape.own
+    M, J, OWN, held = shape.images, shape.parents, shape.own, np.dtype(stored(shape.dtype))
     read, _ = conversions(shape.dtype)
     (parent, _), element = make_parent(shape), make_element(shape)
     L, P, E3, CHILDREN, M = map(specialized, (L, P, E3, CHILDREN, M))
-    J, OWN = map(specialized, (J, OWN))
+    J, OWN, RUN, RUNS = map(specialized, (J, OWN, run, shape.own // run))
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
+        loaded = local_array(RUN, held)
         for m in range(M):
             for j in range(J):
                 vote = (min(n + m, N - 1) * P + parent(lane, j)) * L + l
-                for e in range(OWN):
-                    from_x = (vote * CHILDREN + i) * E3 + element(lane, e)
-                    V[(m * J + j) * OWN + e] = read(x[at(from_x)])
+                for k in range(RUNS):
+                    from_x = (vote * CHILDREN + i) * E3 + element(lane, k * RUN)
+                    load_run(RUN, loaded, x, at(from_x))
+                    for e in range(RUN):
+                        V[(m * J + j) * OWN + k * RUN + e] = read(loaded[e])
 
     return votes
 
 
-def make_votes(shape, stored):
-    """Device function ``votes`` of a source."""
-    return (make_stored if stored else make_computed)(shape)
+def make_votes(shape, is_stored):
+    """Device function ``votes`` of a source, whatever its arrays begin at."""
+    return (make_stored if is_stored else make_computed)(shape)

@@ -18,17 +18,21 @@ the compiler knows, in registers.
 import math
 from functools import cache
 
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import local_array, shared_array
+from numbacaps.device.instructions import local_array, shared_array, store_run
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.dynamic import first_of
 from numbacaps.routing.dynamic_backward import held_numbers, make_add_slopes
 from numbacaps.routing.dynamic_ends import make_ds, make_shrunk
 from numbacaps.routing.reduce import make_gather, make_mine, make_walk, shared_numbers
 from numbacaps.routing.shape import bounds
 from numbacaps.routing.team import make_columns_max, make_columns_sum
-from numbacaps.routing.votes import make_element, make_parent, make_votes
+from numbacaps.routing.votes import make_element, make_parent
 
 
 @cache
@@ -128,8 +132,8 @@ def whole_numbers(shape, form):
 
 
 @cache
-def make_whole(shape, stored, form, over, joined):
-    """Kernel of the whole forward pass; ``joined`` teams of a block share a position's children."""
+def make_whole(shape, votes, form, over, joined):
+    """Kernel of the whole forward pass, of a source of votes; ``joined`` teams of a block share a position's children."""
     L, P, E3 = shape.geometry.L, shape.geometry.P, shape.geometry.E3
     M, J, ELEMENTS, SCALARS, OWN = (
         shape.images,
@@ -141,8 +145,8 @@ def make_whole(shape, stored, form, over, joined):
     RECORD, sums = shape.scalars * shape.own_fields(form.record), shape.sums
     SHARED, ZERO = shared_numbers(shape, shape.own_fields(form.record), joined), sums.type(0)
     _, write = conversions(shape.dtype)
-    walk = make_walk(shape, make_votes(shape, stored), form)
-    join = make_join(shape, form, joined)
+    walk, join = make_walk(shape, votes, form), make_join(shape, form, joined)
+    walk_first, IS_EVEN = make_walk(shape, votes, first_of(form)), not form.has_prior
     settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
     HELD = 2 * ELEMENTS + SCALARS
@@ -155,7 +159,7 @@ def make_whole(shape, stored, form, over, joined):
     def routing_whole_kernel(
         x,  # in   (N, C, H, W, E1), or votes (N, P, L, I, E)
         w,  # in   (Q, E2, P)
-        prior,  # in   (I, P)
+        prior,  # in   (I, P), if the form has one
         y,  # out  (N, P, L, E)
         N,
         count,  # children of a team
@@ -168,7 +172,10 @@ def make_whole(shape, stored, form, over, joined):
         for e in range(ELEMENTS):
             held[e] = ZERO
         for t in range(iterations):
-            walk(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+            if IS_EVEN and t == 0:
+                walk_first(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+            else:
+                walk(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
             join(record, shared)
             settle(held, ELEMENTS, 2 * ELEMENTS, record, lane)
             squash(v, held, ELEMENTS)
@@ -191,14 +198,18 @@ def whole_gradient_numbers(shape, iterations):
 
 
 @cache
-def make_whole_gradient(shape, forward, earlier, options, joined):
+def make_whole_gradient(shape, votes, run, forward, earlier, options, joined):
     """Kernel of the gradient of stored votes, without logits to begin with.
 
     Parameters
     ----------
     shape : Shape
+    votes : device function
+        Of a source that reads them.
+    run : int
+        Elements of a vote's gradient that one store takes.
     forward, earlier
-        Forms of the passes forward and backward.
+        Forms of the passes forward and backward, without a prior.
     options : numbacaps.routing.options.Options
     joined : int
         Teams of a block that share a position's children.
@@ -213,11 +224,14 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
     fields = max(shape.own_fields(form.record) for form in (forward, earlier))
     SHARED, ZERO = shared_numbers(shape, fields, joined), sums.type(0)
     read, write = conversions(shape.dtype)
-    votes, mine = make_votes(shape, True), make_mine(shape, joined)
+    mine = make_mine(shape, joined)
     (parent, has_parent), element = make_parent(shape), make_element(shape)
     T, first_t = options.iterations, options.first
-    over, how = options.softmax_over, (shape, joined)
-    ahead = _one_after_another([_make_ahead(*how, forward, over, t, t + 1 < T) for t in range(T)])
+    over, how = options.softmax_over, (shape, votes, joined)
+    forms = (forward if t else first_of(forward) for t in range(T))
+    ahead = _one_after_another(
+        [_make_ahead(*how, form, over, t, t + 1 < T) for t, form in enumerate(forms)]
+    )
     back = _one_after_another(
         [
             _make_back(*how, earlier, t, t + 1 == T, t > first_t)
@@ -226,14 +240,15 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
     )
     reach = _one_after_another([_make_reach(shape, options, t) for t in range(first_t, T)])
     BOUNDS = tuple(map(specialized, bounds(shape, ALL + 3 * ELEMENTS)))
+    held_dtype = np.dtype(stored(shape.dtype))
     L, P, E3, CHILDREN, M, J = map(specialized, (L, P, E3, CHILDREN, M, J))
     ELEMENTS, OWN, ALL, SHARED = map(specialized, (ELEMENTS, OWN, ALL, SHARED))
+    RUN, RUNS = map(specialized, (run, shape.own // run))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
     def routing_whole_gradient_kernel(
         x,  # in   votes (N, P, L, I, E)
-        prior,  # in   (I, P), zeros
         dy,  # in   (N, P, L, E)
         dx,  # out  (N, P, L, I, E)
         N,
@@ -241,6 +256,7 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
     ):
         held, dv = local_array(ALL, sums), local_array(ELEMENTS, sums)
         V, dV = local_array(ELEMENTS, sums), local_array(ELEMENTS, sums)
+        some = local_array(RUN, held_dtype)
         shared = shared_array(SHARED, sums)
         inside, _, n, l, first, lane = mine(count, N)
         for m in range(M):
@@ -250,22 +266,24 @@ def make_whole_gradient(shape, forward, earlier, options, joined):
                     is_there = has_parent(lane, j)
                     value = read(dy[at(of + element(lane, e))]) if is_there else ZERO
                     dv[(m * J + j) * OWN + e] = value
-        ahead(held, shared, x, prior, n, l, first, count, lane, N)
-        back(held, dv, shared, x, prior, n, l, first, count, lane, N)
+        ahead(held, shared, x, n, l, first, count, lane, N)
+        back(held, dv, shared, x, n, l, first, count, lane, N)
         for step in range(count):
             live = inside and first + step < CHILDREN
             i = min(first + step, CHILDREN - 1)
             votes(V, x, x, n, l, i, lane, N)
             for e in range(ELEMENTS):
                 dV[e] = ZERO
-            reach(dV, V, held, prior, i, lane)
+            reach(dV, V, held, x, i, lane)
             for m in range(M):
                 for j in range(J):
                     if live and n + m < N and has_parent(lane, j):
                         vote = ((n + m) * P + parent(lane, j)) * L + l
-                        for e in range(OWN):
-                            to = (vote * CHILDREN + i) * E3 + element(lane, e)
-                            dx[at(to)] = write(dV[(m * J + j) * OWN + e])
+                        for k in range(RUNS):
+                            for e in range(RUN):
+                                some[e] = write(dV[(m * J + j) * OWN + k * RUN + e])
+                            to = (vote * CHILDREN + i) * E3 + element(lane, k * RUN)
+                            store_run(RUN, dx, at(to), some)
 
     return routing_whole_gradient_kernel
 
@@ -289,7 +307,7 @@ def _nothing(*given):
     pass
 
 
-def _make_ahead(shape, joined, form, over, t, goes_on):
+def _make_ahead(shape, votes, joined, form, over, t, goes_on):
     """Device function of iteration t forward: its s and lse, and A of the next one."""
     HELD, first = held_numbers(shape), t * held_numbers(shape)
     ELEMENTS, RECORD, sums = (
@@ -297,19 +315,19 @@ def _make_ahead(shape, joined, form, over, t, goes_on):
         shape.scalars * shape.own_fields(form.record),
         shape.sums,
     )
-    walk, join = make_walk(shape, make_votes(shape, True), form), make_join(shape, form, joined)
+    walk, join = make_walk(shape, votes, form), make_join(shape, form, joined)
     settle, squash = make_settle(shape, over), make_squash(shape)
     BEGINS, ZERO, A, S, LSE = t == 0, sums.type(0), first, first + ELEMENTS, first + 2 * ELEMENTS
     NEXT, GOES_ON = first + HELD, goes_on
     ELEMENTS, RECORD, A, S, LSE, NEXT = map(specialized, (ELEMENTS, RECORD, A, S, LSE, NEXT))
 
     @cuda.jit(device=True, forceinline=True)
-    def ahead(held, shared, x, prior, n, l, first, count, lane, N):
+    def ahead(held, shared, x, n, l, first, count, lane, N):
         record, v = local_array(RECORD, sums), local_array(ELEMENTS, sums)
         if BEGINS:
             for e in range(ELEMENTS):
                 held[e] = ZERO
-        walk(record, held[A:], x, x, prior, prior, prior, 0, n, l, first, count, lane, N)
+        walk(record, held[A:], x, x, x, x, x, 0, n, l, first, count, lane, N)
         join(record, shared)
         settle(held, S, LSE, record, lane)
         if GOES_ON:
@@ -320,7 +338,7 @@ def _make_ahead(shape, joined, form, over, t, goes_on):
     return ahead
 
 
-def _make_back(shape, joined, form, t, is_last, goes_on):
+def _make_back(shape, votes, joined, form, t, is_last, goes_on):
     """Device function of iteration t backward: its ds and <s, ds> from dv, and what reaches v of the one before."""
     first, ELEMENTS, E, SCALARS, sums = (
         t * held_numbers(shape),
@@ -330,7 +348,7 @@ def _make_back(shape, joined, form, t, is_last, goes_on):
         shape.sums,
     )
     RECORD, DOT = shape.scalars * shape.own_fields(form.record), first + 2 * ELEMENTS + SCALARS
-    walk, join = make_walk(shape, make_votes(shape, True), form), make_join(shape, form, joined)
+    walk, join = make_walk(shape, votes, form), make_join(shape, form, joined)
     length, shrunk, ds_of = make_length(shape), make_shrunk(sums), make_ds(sums)
     columns_sum, ZERO, ONE = make_columns_sum(shape), sums.type(0), sums.type(1)
     IS_LAST, GOES_ON, A, S = is_last, goes_on, first, first + ELEMENTS
@@ -338,7 +356,7 @@ def _make_back(shape, joined, form, t, is_last, goes_on):
     A, S, DOT = map(specialized, (A, S, DOT))
 
     @cuda.jit(device=True, forceinline=True)
-    def back(held, dv, shared, x, prior, n, l, first, count, lane, N):
+    def back(held, dv, shared, x, n, l, first, count, lane, N):
         record = local_array(RECORD, sums)
         for k in range(SCALARS):
             size = length(held, S + k * E)
@@ -355,7 +373,7 @@ def _make_back(shape, joined, form, t, is_last, goes_on):
                 held[S + k * E + e] = ds
             held[DOT + k] = columns_sum(dot)
         if GOES_ON:
-            walk(record, held[A:], x, x, prior, prior, prior, 0, n, l, first, count, lane, N)
+            walk(record, held[A:], x, x, x, x, x, 0, n, l, first, count, lane, N)
             join(record, shared)
             for e in range(ELEMENTS):
                 dv[e] = record[e] if IS_LAST else dv[e] + record[e]
@@ -375,12 +393,12 @@ def _make_reach(shape, options, t):
     ELEMENTS, SCALARS = map(specialized, (ELEMENTS, SCALARS))
 
     @cuda.jit(device=True, forceinline=True)
-    def reach(dV, V, held, prior, i, lane):
+    def reach(dV, V, held, x, i, lane):
         if BEGINS:  # all couplings are alike
             for e in range(ELEMENTS):
                 dV[e] += EVEN * held[ELEMENTS + e]
         else:
             dp = local_array(SCALARS, sums)
-            add(dV, dp, V, held[FIRST:], prior, i, lane)
+            add(dV, dp, V, held[FIRST:], x, i, lane)  # there is no prior
 
     return reach

@@ -87,14 +87,11 @@ def test_capsules_that_are_too_long_for_it():
 
 @pytest.mark.tiers("simulator", "gpu")
 def test_no_states_are_kept():
-    """Neither forward nor backward is there a workspace but for the prior."""
+    """Neither forward nor backward is there a workspace, but for what stands for w."""
     g = replace(CASES["a team a position"], N=3)
     one = Runner(g, np.dtype(np.float32), Options(), stored=True)
     held = _passes(g)
-    assert set(held.forward_shapes(has_logits=False, has_couplings=False, keep=False)) == {
-        "packed",
-        "prior",
-    }
-    assert set(held.backward_shapes(has_logits=False)) == {"prior"}
+    forward = held.forward_shapes(has_logits=False, has_couplings=False, keep=False)
+    assert set(forward) == {"packed"} and held.backward_shapes(has_logits=False) == {}
     assert one.forward_part == g.N and "states 0 bytes" in one.explain()
     assert "in one kernel" in one.explain()
