@@ -161,13 +161,13 @@ class MmaSyncSplitK(SplitKLauncher):
         read, out = {"x": x, "dy": dy}, dw if self.splits == 1 else partial
         begins = dict.fromkeys(read, 0)
         launch, table, _ = self._whole
-        as_they_lie = [array for name, array in read.items() if name not in self._packings]
-        if not aligned(CHUNK, *as_they_lie, out):
-            launch, table, _ = self._unaligned
+        as_they_lie = dict(read)
         for name, (packing, first) in self._packings.items():
             room = seen_as(partial, self._dtype)
-            packing(read[name], room, first, stream)
+            packing(as_they_lie.pop(name), room, first, stream)
             read[name], begins[name] = room, first
+        if not aligned(CHUNK, *as_they_lie.values(), out):
+            launch, table, _ = self._unaligned
         numbers = self.splits, self._per_split, self.size, *begins.values()
         launch(stream, (*read["x"], *read["dy"], *out, *table, *numbers))
         if self._finish:
