@@ -71,7 +71,7 @@ def capsule_routing(
         dynamic:  r times: c = softmax(b); s = sum of c V; v = squash(s); b += <V, v>
         em:       r times: R from the last parents (E step); mean, variance and activation of each parent (M step)
 
-    No vote is stored, unless it is a sum: every iteration computes them again.
+    No vote is stored, unless it is a sum, or all votes take at most 8 MiB: every iteration computes them again.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ thread merges an element of the parents' capsules, the first warp of a block squ
 
 A block has two places for what others hand it, which take turns, each with a barrier that counts bytes in. Who hands on the
 next records has read the last ones, so who has got those may write to the other place again: blocks meet once, before they
-begin. A block ends when it has got all that is handed to it.
+begin. And once more before they end: until the others have got it, a block's shared memory is read.
 """
 
 from functools import cache
@@ -20,8 +20,10 @@ import numpy as np
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
+    cluster_leave,
     cluster_meet,
     copy_to_block,
+    fence_barriers,
     fence_proxy_async,
     local_array,
     mbarrier_expect,
@@ -42,6 +44,12 @@ from numbacaps.routing.reduce import make_mine, make_walk
 from numbacaps.routing.shape import WARP
 from numbacaps.routing.votes import make_element, make_parent
 from numbacaps.routing.whole import make_settle, make_squash
+
+
+def cluster_bytes(shape, form, blocks):
+    """Bytes of a block's shared memory: arrays begin at multiples of 16 bytes, and behind them are the barriers."""
+    sizes = (count * shape.sums.itemsize for count in cluster_numbers(shape, form, blocks))
+    return sum(ceil_div(size, CHUNK) * CHUNK for size in sizes) + CHUNK
 
 
 def cluster_numbers(shape, form, blocks):
@@ -265,6 +273,7 @@ def make_cluster(shape, votes, form, over, blocks, keep):
         if cuda.threadIdx.x == 0:
             for turn in range(2):
                 mbarrier_init(barriers, shared_address(barriers) + 8 * turn, 1)
+            fence_barriers()
         cluster_meet()  # all blocks have begun, and their barriers are there
         wait_for_last()
         if KEEP and writes:
@@ -290,5 +299,6 @@ def make_cluster(shape, votes, form, over, blocks, keep):
             cuda.syncthreads()  # A is there
             for e in range(ELEMENTS):
                 held[e] = summed[at(e * TEAM + lane)]
+        cluster_leave()  # all have got what this block hands on
 
     return routing_cluster_kernel

@@ -41,10 +41,15 @@ def make_write_of_parents(shape):
 
 @dataclass(frozen=True)
 class DynamicCouplings:
-    """softmax of the last logits."""
+    """softmax of the last logits.
+
+    ``has_prior`` and ``is_even`` are those of the pass that had them (:class:`numbacaps.routing.dynamic.OverParents`).
+    """
 
     shape: Shape
     over: str
+    has_prior: bool
+    is_even: bool
 
     @property
     def held(self):
@@ -55,8 +60,9 @@ class DynamicCouplings:
         shape, sums = self.shape, self.shape.sums
         E, ELEMENTS = shape.geometry.E3, shape.elements
         read, read_number = dynamic.make_read(shape, dynamic.state_fields(E)[0])
-        logits = dynamic.make_logits(shape)
-        over_parents = self.over == "parents"
+        logits = dynamic.make_logits(shape, self.has_prior)
+        over_parents, IS_EVEN = self.over == "parents", self.is_even
+        EVEN = sums.type(1 / (shape.geometry.P if over_parents else shape.children))
         couple = (dynamic.make_over_parents if over_parents else dynamic.make_over_children)(shape)
         write = make_write_of_parents(shape)
         E, ELEMENTS, SCALARS = map(specialized, (E, ELEMENTS, shape.scalars))
@@ -69,8 +75,12 @@ class DynamicCouplings:
         @cuda.jit(device=True, forceinline=True)
         def of_child(found, V, held, prior, norm, t, n, l, i, lane, N, inside):
             B = local_array(SCALARS, sums)
-            logits(B, V, held, prior, i, lane)
-            couple(B, held, ELEMENTS)
+            if IS_EVEN:
+                for s in range(SCALARS):
+                    B[s] = EVEN
+            else:
+                logits(B, V, held, prior, i, lane)
+                couple(B, held, ELEMENTS)
             write(found, B, n, l, i, lane, N, inside)
 
         return hold, of_child

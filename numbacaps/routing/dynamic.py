@@ -27,7 +27,7 @@ def state_fields(E):
 
 
 @cache
-def make_logits(shape, has_prior=True):
+def make_logits(shape, has_prior):
     """Device function ``logits(B, V, A, prior, i, lane)``: B[m, j] = prior + <V, A>; minus infinity where no parent is.
 
     Where it has no prior, that is 0, and is not read.

@@ -54,7 +54,7 @@ class EMPasses(Passes):
         """(N, L, I): what reaches the activations by each position's children."""
         return self.geometry.N, self.geometry.L, self.shape.children
 
-    def _more_shapes(self, backward=False):
+    def _more_shapes(self, has_logits, backward=False):
         betas = {"d_betas": (2, self.geometry.P)} if backward else {}
         if not self._overlaps:
             return betas

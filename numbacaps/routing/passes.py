@@ -222,19 +222,14 @@ class Passes:
 
     def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
         """Workspace of the forward pass; on tensor cores, or where positions are routed whole, the less, the less is kept."""
+        found = self._more_shapes(has_logits)
         if self.is_whole and not keep:
-            more = self._more_shapes() if has_logits else {}
-            return {"packed": self._packed_shape, **more}
+            return found | {"packed": self._packed_shape}
         if self.warps:
-            found = dict(self.warps.shapes)
-            if has_logits or has_couplings:
-                found |= self._more_shapes()
+            found |= self.warps.shapes
             return found | ({"packed": self._packed_shape} if has_couplings else {})
-        return {
-            "packed": self._packed_shape,
-            "partial": self._partial_shape(self.shape, self.forward_form),
-            **self._more_shapes(),
-        }
+        partial = self._partial_shape(self.shape, self.forward_form)
+        return found | {"packed": self._packed_shape, "partial": partial}
 
     def backward_shapes(self, has_logits=True, has_dx=True):
         """Workspace of the backward pass."""
@@ -250,7 +245,7 @@ class Passes:
         if not self.stored:
             found["dw"] = splits, g.Q, g.E2, g.P
             found["columns"] = self.columns_shape
-        return found | self._more_shapes(backward=True)
+        return found | self._more_shapes(has_logits, backward=True)
 
     # The forward pass routes positions whole (:mod:`numbacaps.routing.whole`); unless clusters do, not where states are kept.
     is_whole = False
@@ -263,7 +258,7 @@ class Passes:
         """Whether gradients are computed on tensor cores."""
         return self.gradient_warps is not None and not has_logits
 
-    def _more_shapes(self, backward=False):
+    def _more_shapes(self, has_logits, backward=False):
         return {}
 
     @property
@@ -408,9 +403,11 @@ class DynamicPasses(Passes):
     def forward_form(self):
         return self._form_of(self.shape)
 
-    def _form_of(self, shape, has_prior=True):
+    def _form_of(self, shape, logits=None):
+        """That of the passes forward, whose prior the logits are."""
         over_parents = self.options.softmax_over == "parents"
-        return (dynamic.OverParents if over_parents else dynamic.OverChildren)(shape, has_prior)
+        form = dynamic.OverParents if over_parents else dynamic.OverChildren
+        return form(shape, logits is not None)
 
     def _choose_cluster(self, batch, precision):
         split = Split.of(self.shape, batch, self.shape.own_fields(self.forward_form.record))
@@ -459,23 +456,23 @@ class DynamicPasses(Passes):
     def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
         if not self.cluster:
             return super().forward_shapes(has_logits, has_couplings, keep)
-        found = self._more_shapes() if has_logits or has_couplings else {}
+        found = self._more_shapes(has_logits)
         if not self.stored:
             g = self.geometry
             found["votes"] = g.N, g.L, self.shape.children, g.P, g.E3
         return found | ({"packed": self._packed_shape} if has_couplings else {})
 
-    def _more_shapes(self, backward=False):
-        return {"prior": (self.shape.children, self.geometry.P)}
+    def _more_shapes(self, has_logits, backward=False):
+        return {"prior": (self.shape.children, self.geometry.P)} if has_logits else {}
 
-    def _prior(self, logits, room, stream):
-        if logits is not None:
-            dtype, size = np.dtype(logits.dtype), self.shape.children
-            grid = ceil_div(logits.size, TEAM_THREADS)
-            kernel = make_pack(self.geometry.P, dtype)
-            run(kernel, grid, TEAM_THREADS, (logits, room["prior"], size), stream)
-        else:
-            self._clear(room["prior"], stream)
+    def _prior(self, logits, instead, room, stream):
+        """The logits as kernels read them; where there are none, an array that they do not read."""
+        if logits is None:
+            return instead
+        dtype, size = np.dtype(logits.dtype), self.shape.children
+        grid = ceil_div(logits.size, TEAM_THREADS)
+        kernel = make_pack(self.geometry.P, dtype)
+        run(kernel, grid, TEAM_THREADS, (logits, room["prior"], size), stream)
         return room["prior"]
 
     def forward(self, x, w, logits, states, y, *, room, keep=True, couplings=None, stream=0):
@@ -500,22 +497,21 @@ class DynamicPasses(Passes):
         packed = self._pack(w, room, stream)
         if self.is_whole and not keep:
             return self._forward_whole(x, packed, logits, y, room, stream)
-        prior = self._prior(logits, room, stream)
+        prior, form = self._prior(logits, states, room, stream), self._form_of(self.shape, logits)
         self._clear(states[0], stream)
         finish = dynamic_ends.make_finish(self.shape, self.options.softmax_over)
         arrays = (x, packed, prior, states, states, states, states)
         for t in range(self.options.iterations):
-            how = self.shape, self.forward_form, arrays, room["partial"], t, stream
-            blocks = self._reduce(*how)
+            of_pass = form if t else dynamic.first_of(form)
+            blocks = self._reduce(self.shape, of_pass, arrays, room["partial"], t, stream)
             self._end(finish, (room["partial"], states, y, self.geometry.N, blocks, t), stream)
-        self._couplings(arrays[:6], couplings, stream)
+        self._couplings(arrays[:6], logits, couplings, stream)
 
     def _forward_whole(self, x, packed, logits, y, room, stream):
         """The same by one kernel."""
         o, N, split = self.options, self.geometry.N, self.split(self.shape, self.forward_form)
-        has_prior = logits is not None
-        prior = self._prior(logits, room, stream) if has_prior else x
-        how = self._source(self.shape, x), self._form_of(self.shape, has_prior), o.softmax_over
+        prior = self._prior(logits, x, room, stream)
+        how = self._source(self.shape, x), self._form_of(self.shape, logits), o.softmax_over
         how = self.shape, *how, split.parts
         grid = ceil_div(self.shape.groups(N), split.places)
         arguments = x, packed, prior, y, N, split.children, o.iterations
@@ -524,13 +520,12 @@ class DynamicPasses(Passes):
     def _forward_by_clusters(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same by clusters of blocks: a kernel that writes votes, unless they are stored, and one that routes them."""
         o, cluster, votes = self.options, self.cluster, x if self.stored else room["votes"]
-        shape, has_prior = cluster.shape, logits is not None
-        prior = self._prior(logits, room, stream) if has_prior else votes
+        shape, prior = cluster.shape, self._prior(logits, votes, room, stream)
         source = self._source(shape, x) if self.stored else make_written(shape)
         if not self.stored:
             grid = ceil_div(votes.size, WRITERS)
             run(make_write_votes(shape), grid, WRITERS, (x, w, votes, votes.size), stream)
-        how = source, self._form_of(shape, has_prior), o.softmax_over, cluster.blocks, keep
+        how = source, self._form_of(shape, logits), o.softmax_over, cluster.blocks, keep
         grid = shape.groups(self.geometry.N), cluster.blocks
         arguments = votes, prior, states if keep else votes, y
         arguments += self.geometry.N, cluster.children, o.iterations
@@ -540,7 +535,7 @@ class DynamicPasses(Passes):
 
     def _forward_on_warps(self, x, w, logits, states, y, room, keep, couplings, stream):
         """The same on tensor cores."""
-        prior = None if logits is None else self._prior(logits, room, stream)
+        prior = self._prior(logits, None, room, stream)
         if keep:
             self._clear(states[0], stream)
         if prior is not None or self.warps.is_filled_up:
@@ -551,14 +546,15 @@ class DynamicPasses(Passes):
     def _couplings_behind(self, x, w, logits, states, room, couplings, stream):
         """Write couplings behind passes that do not take the packed kernel."""
         if couplings is not None:
-            prior = self._prior(logits, room, stream)
-            packed = self._pack(w, room, stream)
-            self._couplings((x, packed, prior, states, states, states), couplings, stream)
+            prior = self._prior(logits, states, room, stream)
+            arrays = x, self._pack(w, room, stream), prior, states, states, states
+            self._couplings(arrays, logits, couplings, stream)
 
-    def _couplings(self, arrays, couplings, stream):
+    def _couplings(self, arrays, logits, couplings, stream):
         if couplings is not None:
-            form = DynamicCouplings(self.shape, self.options.softmax_over)
-            self._of_children(form, arrays, couplings, self.options.iterations - 1, stream)
+            last, has_prior = self.options.iterations - 1, logits is not None
+            how = self.options.softmax_over, has_prior, last == 0 and not has_prior
+            self._of_children(DynamicCouplings(self.shape, *how), arrays, couplings, last, stream)
 
     def backward(self, x, w, logits, states, dy, dx, *, room, dw=None, more=False, stream=0):
         """Write the input's gradient, unless it is None, from the forward pass's states, if they are read.
@@ -572,14 +568,15 @@ class DynamicPasses(Passes):
             return self._backward_on_warps(x, w, states, dy, dx, dw, room, more, stream)
         if self.is_whole_backward(logits is not None):
             return self._backward_whole(x, dy, dx, stream)
-        packed, prior = self._pack(w, room, stream), self._prior(logits, room, stream)
+        packed, prior = self._pack(w, room, stream), self._prior(logits, states, room, stream)
         slopes, N, last = room["slopes"], self.geometry.N, self.options.iterations - 1
         shape = self.backward_shape
         self._end(dynamic_ends.make_begin_backward(shape), (dy, states, slopes, N, last), stream)
         arrays = (x, packed, prior, states, states, states, slopes)
         finish = dynamic_ends.make_finish_backward(shape)
+        form = Earlier(shape, self.options.softmax_over, logits is not None)
         for t in range(last, self.options.first, -1):
-            how = shape, self.backward_form, arrays, room["partial"], t, stream
+            how = shape, form, arrays, room["partial"], t, stream
             blocks = self._reduce(*how)
             self._end(finish, (room["partial"], states, slopes, N, blocks, t), stream)
         self._gradients(self.gradient_form(logits is not None), arrays, dx, room, more, stream)
@@ -587,7 +584,7 @@ class DynamicPasses(Passes):
     def _backward_whole(self, x, dy, dx, stream):
         """The same of stored votes by one kernel."""
         shape, N, split = self.backward_shape, self.geometry.N, self._backward_split
-        forms = self._form_of(shape, False), Earlier(shape, self.options.softmax_over, False)
+        forms = self._form_of(shape, None), Earlier(shape, self.options.softmax_over, False)
         at_once = run_of(shape) if aligned(CHUNK, as_argument(dx)) else 1
         how = self._source(shape, x), at_once, *forms, self.options, split.parts
         grid = ceil_div(shape.groups(N), split.places)

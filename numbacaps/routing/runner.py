@@ -268,7 +268,7 @@ class Runner:
             own, is_whole = x[images], passes.is_whole_backward(has_logits)
             if states is None and not is_whole:
                 scratch = self._arrays(passes, self._result_shapes(passes), stream)
-                room = self._arrays(passes, passes.forward_shapes(), stream)
+                room = self._arrays(passes, passes.forward_shapes(has_logits, False), stream)
                 out = [self._in_dtype(array) for array in scratch.values()]
                 self._forward(passes, own, w, operands, images, out, room, stream, True)
             how = has_logits, dx is not None

@@ -11,7 +11,7 @@ from numbacaps.device import gpu
 from numbacaps.device.gpu import SHARED_WITHOUT_ASKING
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
-from numbacaps.routing.clusters import cluster_numbers
+from numbacaps.routing.clusters import cluster_bytes
 from numbacaps.routing.shape import MULTIPROCESSORS, Shape
 
 _MOST_BLOCKS = 2 if SIMULATED else 8  # of a cluster; every GPU that has clusters takes 8
@@ -92,6 +92,6 @@ def _fits(shape, form, blocks):
     words = shape.sums.itemsize // np.dtype(np.float32).itemsize
     record = shape.scalars * shape.own_fields(form.record)
     held = shape.threads * (2 * shape.elements + record) * words
-    shared = sum(cluster_numbers(shape, form, blocks)) * shape.sums.itemsize
+    shared = cluster_bytes(shape, form, blocks)
     fewest = blocks * shape.teams * _FEWEST_CHILDREN
     return held <= _MOST_HELD and shared <= SHARED_WITHOUT_ASKING and fewest <= shape.children

@@ -11,10 +11,9 @@ from numbacaps.device.instructions import let_next_start, load_run, local_array
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
-from numbacaps.routing.votes import make_capsule, make_element, make_parent
+from numbacaps.routing.votes import make_capsule, make_element, make_parent, run_of
 
 THREADS = 32 if SIMULATED else 256  # of a block
-_LOADED = 16  # bytes at once
 
 
 @cache
@@ -60,9 +59,7 @@ def make_write_votes(shape):
 def make_written(shape):
     """Device function ``votes`` that reads them, as those of :mod:`numbacaps.routing.votes`, from x."""
     g, sums = shape.geometry, shape.sums
-    M, J, OWN, run = shape.images, shape.parents, shape.own, _LOADED // shape.sums.itemsize
-    while shape.columns % run:
-        run //= 2
+    M, J, OWN, run = shape.images, shape.parents, shape.own, run_of(shape)
     (parent, _), element = make_parent(shape), make_element(shape)
     L, P, E3, CHILDREN = map(specialized, (g.L, g.P, g.E3, shape.children))
     M, J, RUNS, RUN, OWN = map(specialized, (M, J, OWN // run, run, OWN))

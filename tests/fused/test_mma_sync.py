@@ -194,7 +194,7 @@ def test_the_shortest_copies_give_the_same_bits(wanted, kind, rng):
     run = _run(_CASES["eights"], kind, rng)
     for packs in _packings(wanted):
         results = []
-        for which in ("_whole", "_unaligned", "_unpaired"):
+        for which in ("_whole", "_unaligned"):
             launch = run.launcher(wanted, packs)
             if hasattr(launch, which):
                 launch._whole = getattr(launch, which)

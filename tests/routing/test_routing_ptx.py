@@ -111,9 +111,18 @@ def test_clusters(is_stored, form, monkeypatch):
     )  # with logits and states, without states, without both
     for name, text in _check(found, "float32", (9, 0)).items():
         if "cluster" in name:
-            assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1
+            assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 2
             assert "mapa.shared::cluster" in text and "shared::cluster.shared::cta" in text
             assert text.count("griddepcontrol.wait") == 1
+
+
+def test_a_cluster_that_takes_nearly_all_shared_memory(monkeypatch):
+    """Its arrays are counted with what lies between them, and its barriers."""
+    monkeypatch.setitem(LAYERS, "many parents", Geometry(1, 512, 96, 1, 1, 1, 1, 1, 1, 3, 3))
+    kernels = launched("many parents", "dynamic over children", "float32", monkeypatch)
+    found = {key: one for key, one in kernels.items() if key.startswith("routing_cluster_kernel")}
+    assert len(found) == 3
+    _check(found, "float32", (9, 0))
 
 
 @pytest.mark.slow(but=["em-conv1-dynamic-tf32-cc0", "em-conv1-em-tf32-cc0"])

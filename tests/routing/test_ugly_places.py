@@ -121,6 +121,22 @@ def test_nan_stays_where_it_came_in(em, algorithm, rng):
         assert np.isnan(one[0]).all() and np.isfinite(one[1]).all()
 
 
+@pytest.mark.parametrize("over", ["parents", "children"])
+@pytest.mark.parametrize("children", [3, 64])
+@pytest.mark.parametrize("algorithm", ["numpy", "fused", "stored"])
+def test_nan_is_where_it_is_whether_couplings_are_asked_for_or_not(algorithm, children, over, rng):
+    """In the first iteration couplings are alike, whatever the votes: one parent's NaN does not reach the other."""
+    x = rng.standard_normal((1, children, 1, 1, 2, 2), np.float32)
+    w = rng.standard_normal((2, children, 1, 1, 2, 2), np.float32)
+    w[0, 1] = np.nan
+    how = {"algorithm": algorithm, "iterations": 1, "softmax_over": over}
+    alone = numbacaps.capsule_routing(x, w, **how)
+    beside, couplings = numbacaps.capsule_routing(x, w, couplings=True, **how)
+    np.testing.assert_allclose(alone, beside, rtol=1e-4, atol=1e-6)
+    assert np.isnan(alone[:, 0]).all() and np.isfinite(alone[:, 1]).all()
+    np.testing.assert_allclose(couplings, 1 / (2 if over == "parents" else children), rtol=1e-6)
+
+
 def test_em_at_1e20_on_the_host(rng):
     given = support.operands(_GEOMETRY, rng, em=True)
     _change(given, "times 1e20")

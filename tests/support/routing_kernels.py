@@ -4,6 +4,7 @@ The passes run on arrays that have a shape and a dtype, and nothing else; what t
 """
 
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 from numba import from_dtype, int64, types
@@ -49,6 +50,8 @@ ROUTING_FACTORIES = {
 
 class _Array:
     """An array that is only looked at."""
+
+    device_ctypes_pointer = SimpleNamespace(value=0)  # it begins at a multiple of 16 bytes
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, np.dtype(dtype)

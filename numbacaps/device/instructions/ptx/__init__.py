@@ -14,7 +14,12 @@ from numbacaps.device.instructions.ptx.barriers import (
     meet_at,
     wait_for_last,
 )
-from numbacaps.device.instructions.ptx.clusters import cluster_meet, copy_to_block
+from numbacaps.device.instructions.ptx.clusters import (
+    cluster_leave,
+    cluster_meet,
+    copy_to_block,
+    fence_barriers,
+)
 from numbacaps.device.instructions.ptx.copies import (
     bulk_copy,
     bulk_store,

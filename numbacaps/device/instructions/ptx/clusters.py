@@ -18,6 +18,14 @@ cluster_meet = instruction(
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", CLUSTERS
 )
 
+# The same where nothing that was written has to be seen: a block that leaves takes its shared memory with it.
+cluster_leave = instruction(
+    "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;", CLUSTERS
+)
+
+# Barriers (mbarrier) that a thread has made are there for all of the cluster, once that meets.
+fence_barriers = instruction("fence.mbarrier_init.release.cluster;", CLUSTERS)
+
 
 @intrinsic
 def copy_to_block(typing_context, rank, array, index, size, barrier):

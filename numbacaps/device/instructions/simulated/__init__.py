@@ -18,7 +18,12 @@ from numbacaps.device.instructions.simulated.barriers import (
     meet_at,
     wait_for_last,
 )
-from numbacaps.device.instructions.simulated.clusters import cluster_meet, copy_to_block
+from numbacaps.device.instructions.simulated.clusters import (
+    cluster_leave,
+    cluster_meet,
+    copy_to_block,
+    fence_barriers,
+)
 from numbacaps.device.instructions.simulated.copies import (
     bulk_copy,
     bulk_store,
