@@ -856,6 +856,7 @@ def test_what_is_no_regular_file_is_left(tmp_path):
 def test_threads_save_to_one_path(tmp_path, rng, monkeypatch):
     """Each by a name of its own: all are in the middle of writing at once, and the last one stays."""
     path, net = tmp_path / "net.npz", _trained(rng, 1)
+    kernels = net.kernels  # which waits for the step
     runs = {name: net.state.read(getattr(net.state, name)) for name in checkpoint.RUNS}
     together, savez, failed = threading.Barrier(4, timeout=20), np.savez, []
 
@@ -876,7 +877,7 @@ def test_threads_save_to_one_path(tmp_path, rng, monkeypatch):
     assert not failed and [path.name for path in tmp_path.iterdir()] == ["net.npz"]
     other = network("matrix")
     other.load(path)
-    for one, same in zip(net.kernels, other.kernels):
+    for one, same in zip(kernels, other.kernels):
         np.testing.assert_array_equal(one, same)
 
 
