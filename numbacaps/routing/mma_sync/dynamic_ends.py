@@ -271,17 +271,19 @@ def make_dynamic_slope(fragments, L, is_last):
                     reached[turn] = dy[at(of_image * E + e)]
                 else:
                     reached[turn] = later[at(place * COLUMNS + column)]
+        if not LAST:  # in a loop of its own: within those by turns it would keep their arrays out of registers
+            for column in range(cuda.threadIdx.x, COLUMNS, THREADS):
+                dv[at(column)] = added(partial, place, column, places, parts)
         for turn in range(TURNS):
             column = cuda.threadIdx.x + turn * THREADS
             if column < COLUMNS:
                 sums[at(column)] = s[turn]
                 if LAST:
-                    dv[at(column)] = reached[turn]
                     later[at(place * COLUMNS + column)] = ZERO
                 else:
-                    reached[turn] += added(partial, place, column, places, parts)
-                    dv[at(column)] = reached[turn]
+                    reached[turn] += dv[at(column)]
                     later[at(place * COLUMNS + column)] = reached[turn]
+                dv[at(column)] = reached[turn]
         cuda.syncthreads()  # every parent's s is there
         lane = cuda.threadIdx.x % LANES
         for turn in range(ROUNDS):

@@ -411,8 +411,8 @@ FAULTS = [
     Fault(
         "what reaches v from the iterations behind is forgotten",
         "numbacaps/routing/mma_sync/dynamic_ends.py",
-        "reached[turn] += added(",
-        "reached[turn] = added(",
+        "reached[turn] += dv[at(column)]",
+        "reached[turn] = dv[at(column)]",
         _MMA_GRADIENT,
     ),
 ]
