@@ -8,16 +8,17 @@ atomic addition.
 Thread mapping: a cluster a position of an image, whose blocks lie along the grid's y. Each team has a part of the children. A
 thread merges an element of the parents' capsules, the first warp of a block squashes them, and hands the others A.
 
-A block has two places for what others hand it, which take turns, each with a barrier that counts bytes in. Who hands on the
-next records has read the last ones, so who has got those may write to the other place again: blocks meet once, before they
-begin. And once more before they end: until the others have got it, a block's shared memory is read.
+A block has two buffers for the records that arrive from the others. Iterations use them in turn, and each has an mbarrier that
+counts the bytes that arrive. A block sends its record of iteration t + 1 after it has read all records of iteration t. So once
+all records of t + 1 have arrived, the buffer of t may be written again, and iterations need no cluster barrier. The cluster
+meets twice: before the first copy, because every mbarrier must exist, and at the end, because a block's shared memory must not
+go while a copy still reads it.
 """
 
 from functools import cache
 
 import numpy as np
 
-from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     CHUNK,
     cluster_leave,
@@ -39,11 +40,16 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.dynamic import first_of, make_merge_of_elements, state_fields
-from numbacaps.routing.reduce import make_mine, make_walk
+from numbacaps.routing.dynamic import make_merge_of_elements, state_fields
+from numbacaps.routing.reduce import make_mine
 from numbacaps.routing.shape import WARP
 from numbacaps.routing.votes import make_element, make_parent
-from numbacaps.routing.whole import make_settle, make_squash
+from numbacaps.routing.whole import (
+    make_settle,
+    make_squash,
+    make_walk_of_iteration,
+    make_write_capsules,
+)
 
 
 def cluster_bytes(shape, form, blocks):
@@ -198,25 +204,6 @@ def make_write_state(shape):
 
 
 @cache
-def make_write_capsules(shape):
-    """Device function ``write(y, v, n, l, lane)`` of the parents' capsules, to (N, P, L, E)."""
-    (parent, has_parent), element = make_parent(shape), make_element(shape)
-    _, rounded = conversions(shape.dtype)
-    L, P, E3 = map(specialized, (shape.geometry.L, shape.geometry.P, shape.geometry.E3))
-    J, OWN = map(specialized, (shape.parents, shape.own))
-
-    @cuda.jit(device=True, forceinline=True)
-    def write(y, v, n, l, lane):
-        for j in range(J):
-            if has_parent(lane, j):
-                to = ((n * P + parent(lane, j)) * L + l) * E3
-                for e in range(OWN):
-                    y[at(to + element(lane, e))] = rounded(v[j * OWN + e])
-
-    return write
-
-
-@cache
 def make_cluster(shape, votes, form, over, blocks, keep):
     """Kernel of the whole forward pass.
 
@@ -238,8 +225,8 @@ def make_cluster(shape, votes, form, over, blocks, keep):
     ELEMENTS, SCALARS, sums, KEEP = shape.elements, shape.scalars, shape.sums, keep
     ZERO = sums.type(0)
     GATHERED, HANDED, WHOLE, SUMMED = cluster_numbers(shape, form, blocks)
-    walk, join = make_walk(shape, votes, form), make_cluster_join(shape, form, over, blocks)
-    walk_first, IS_EVEN = make_walk(shape, votes, first_of(form)), not form.has_prior
+    walk = make_walk_of_iteration(shape, votes, form)
+    join = make_cluster_join(shape, form, over, blocks)
     settle, squash = make_settle(shape, over), make_squash(shape)
     mine, write_state = make_mine(shape, shape.teams), make_write_state(shape)
     write_capsules = make_write_capsules(shape)
@@ -280,10 +267,7 @@ def make_cluster(shape, votes, form, over, blocks, keep):
             write_state(states, held, 0, n, l, lane, N)
         own = cuda.threadIdx.x
         for t in range(iterations):
-            if IS_EVEN and t == 0:
-                walk_first(record, held, x, x, prior, prior, prior, t, n, l, first, count, lane, N)
-            else:
-                walk(record, held, x, x, prior, prior, prior, t, n, l, first, count, lane, N)
+            walk(record, held, x, x, prior, t, n, l, first, count, lane, N)
             join(record, gathered, handed, whole, barriers, t)
             if own < WARP:
                 settle(held, ELEMENTS, 2 * ELEMENTS, record, lane)
@@ -295,7 +279,7 @@ def make_cluster(shape, votes, form, over, blocks, keep):
                 if KEEP and writes:
                     write_state(states, held, t + 1, n, l, lane, N)
                 if writes:
-                    write_capsules(y, v, n, l, lane)
+                    write_capsules(y, v, n, l, lane, N)
             cuda.syncthreads()  # A is there
             for e in range(ELEMENTS):
                 held[e] = summed[at(e * TEAM + lane)]

@@ -147,22 +147,31 @@ def run_of(shape):
 def make_stored(shape, run=1):
     """Device function ``votes`` that reads, from x: (N, P, L, I, E), ``run`` elements at a time."""
     g = shape.geometry
-    L, P, E3, CHILDREN = g.L, g.P, g.E3, shape.children
+    L, P, CHILDREN = map(specialized, (g.L, g.P, shape.children))
+
+    @cuda.jit(device=True, forceinline=True)
+    def number(n, p, l, i):
+        return ((n * P + p) * L + l) * CHILDREN + i
+
+    return make_read_votes(shape, run, number)
+
+
+def make_read_votes(shape, run, number):
+    """Device function ``votes`` that reads, from x, ``run`` elements at a time; ``number(n, p, l, i)`` counts x's votes."""
     M, J, OWN, held = shape.images, shape.parents, shape.own, np.dtype(stored(shape.dtype))
     read, _ = conversions(shape.dtype)
     (parent, _), element = make_parent(shape), make_element(shape)
-    L, P, E3, CHILDREN, M = map(specialized, (L, P, E3, CHILDREN, M))
-    J, OWN, RUN, RUNS = map(specialized, (J, OWN, run, shape.own // run))
+    E3, M, J, OWN = map(specialized, (shape.geometry.E3, M, J, OWN))
+    RUN, RUNS = map(specialized, (run, shape.own // run))
 
     @cuda.jit(device=True, forceinline=True)
     def votes(V, x, w, n, l, i, lane, N):
         loaded = local_array(RUN, held)
         for m in range(M):
             for j in range(J):
-                vote = (min(n + m, N - 1) * P + parent(lane, j)) * L + l
+                vote = number(min(n + m, N - 1), parent(lane, j), l, i) * E3
                 for k in range(RUNS):
-                    from_x = (vote * CHILDREN + i) * E3 + element(lane, k * RUN)
-                    load_run(RUN, loaded, x, at(from_x))
+                    load_run(RUN, loaded, x, at(vote + element(lane, k * RUN)))
                     for e in range(RUN):
                         V[(m * J + j) * OWN + k * RUN + e] = read(loaded[e])
 

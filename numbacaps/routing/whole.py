@@ -125,6 +125,42 @@ def make_squash(shape):
     return squash
 
 
+@cache
+def make_walk_of_iteration(shape, votes, form):
+    """Device function ``walk(record, held, x, w, prior, t, n, l, first, count, lane, N)``: what a team gathers in iteration t."""
+    later, earliest = make_walk(shape, votes, form), make_walk(shape, votes, first_of(form))
+    IS_EVEN = not form.has_prior
+
+    @cuda.jit(device=True, forceinline=True)
+    def walk(record, held, x, w, prior, t, n, l, first, count, lane, N):
+        if IS_EVEN and t == 0:
+            earliest(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+        else:
+            later(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+
+    return walk
+
+
+@cache
+def make_write_capsules(shape):
+    """Device function ``write(y, v, n, l, lane, N)`` of the parents' capsules, to (N, P, L, E)."""
+    (parent, has_parent), element = make_parent(shape), make_element(shape)
+    _, rounded = conversions(shape.dtype)
+    L, P, E3 = map(specialized, (shape.geometry.L, shape.geometry.P, shape.geometry.E3))
+    M, J, OWN = map(specialized, (shape.images, shape.parents, shape.own))
+
+    @cuda.jit(device=True, forceinline=True)
+    def write(y, v, n, l, lane, N):
+        for m in range(M):
+            for j in range(J):
+                if n + m < N and has_parent(lane, j):
+                    to = (((n + m) * P + parent(lane, j)) * L + l) * E3
+                    for e in range(OWN):
+                        y[at(to + element(lane, e))] = rounded(v[(m * J + j) * OWN + e])
+
+    return write
+
+
 def whole_numbers(shape, form):
     """Numbers that a lane holds in :func:`make_whole`: A, s, lse, v and votes; a record, and another one."""
     record = shape.own_fields(form.record)
@@ -134,25 +170,14 @@ def whole_numbers(shape, form):
 @cache
 def make_whole(shape, votes, form, over, joined):
     """Kernel of the whole forward pass, of a source of votes; ``joined`` teams of a block share a position's children."""
-    L, P, E3 = shape.geometry.L, shape.geometry.P, shape.geometry.E3
-    M, J, ELEMENTS, SCALARS, OWN = (
-        shape.images,
-        shape.parents,
-        shape.elements,
-        shape.scalars,
-        shape.own,
-    )
-    RECORD, sums = shape.scalars * shape.own_fields(form.record), shape.sums
+    ELEMENTS, SCALARS, sums = shape.elements, shape.scalars, shape.sums
+    RECORD = SCALARS * shape.own_fields(form.record)
     SHARED, ZERO = shared_numbers(shape, shape.own_fields(form.record), joined), sums.type(0)
-    _, write = conversions(shape.dtype)
-    walk, join = make_walk(shape, votes, form), make_join(shape, form, joined)
-    walk_first, IS_EVEN = make_walk(shape, votes, first_of(form)), not form.has_prior
+    walk, join = make_walk_of_iteration(shape, votes, form), make_join(shape, form, joined)
     settle, squash, mine = make_settle(shape, over), make_squash(shape), make_mine(shape, joined)
-    (parent, has_parent), element = make_parent(shape), make_element(shape)
-    HELD = 2 * ELEMENTS + SCALARS
+    write, HELD = make_write_capsules(shape), 2 * ELEMENTS + SCALARS
     BOUNDS = tuple(map(specialized, bounds(shape, whole_numbers(shape, form))))
-    L, P, E3, M, J = map(specialized, (L, P, E3, M, J))
-    ELEMENTS, OWN, RECORD, SHARED, HELD = map(specialized, (ELEMENTS, OWN, RECORD, SHARED, HELD))
+    ELEMENTS, RECORD, SHARED, HELD = map(specialized, (ELEMENTS, RECORD, SHARED, HELD))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -172,22 +197,14 @@ def make_whole(shape, votes, form, over, joined):
         for e in range(ELEMENTS):
             held[e] = ZERO
         for t in range(iterations):
-            if IS_EVEN and t == 0:
-                walk_first(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
-            else:
-                walk(record, held, x, w, prior, prior, prior, t, n, l, first, count, lane, N)
+            walk(record, held, x, w, prior, t, n, l, first, count, lane, N)
             join(record, shared)
             settle(held, ELEMENTS, 2 * ELEMENTS, record, lane)
             squash(v, held, ELEMENTS)
             for e in range(ELEMENTS):
                 held[e] += v[e]
         if inside and leads:
-            for m in range(M):
-                for j in range(J):
-                    if n + m < N and has_parent(lane, j):
-                        to = (((n + m) * P + parent(lane, j)) * L + l) * E3
-                        for e in range(OWN):
-                            y[at(to + element(lane, e))] = write(v[(m * J + j) * OWN + e])
+            write(y, v, n, l, lane, N)
 
     return routing_whole_kernel
 

@@ -7,11 +7,11 @@ Thread mapping of the kernel: one thread an element. Neighbouring threads write 
 
 from functools import cache
 
-from numbacaps.device.instructions import let_next_start, load_run, local_array
+from numbacaps.device.instructions import let_next_start
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import SIMULATED, at, cuda
-from numbacaps.routing.votes import make_capsule, make_element, make_parent, run_of
+from numbacaps.routing.votes import make_capsule, make_read_votes, run_of
 
 THREADS = 32 if SIMULATED else 256  # of a block
 
@@ -58,22 +58,11 @@ def make_write_votes(shape):
 @cache
 def make_written(shape):
     """Device function ``votes`` that reads them, as those of :mod:`numbacaps.routing.votes`, from x."""
-    g, sums = shape.geometry, shape.sums
-    M, J, OWN, run = shape.images, shape.parents, shape.own, run_of(shape)
-    (parent, _), element = make_parent(shape), make_element(shape)
-    L, P, E3, CHILDREN = map(specialized, (g.L, g.P, g.E3, shape.children))
-    M, J, RUNS, RUN, OWN = map(specialized, (M, J, OWN // run, run, OWN))
+    g = shape.geometry
+    L, P, CHILDREN = map(specialized, (g.L, g.P, shape.children))
 
     @cuda.jit(device=True, forceinline=True)
-    def votes(V, x, w, n, l, i, lane, N):
-        loaded = local_array(RUN, sums)
-        for m in range(M):
-            for j in range(J):
-                vote = ((min(n + m, N - 1) * L + l) * CHILDREN + i) * P + parent(lane, j)
-                for k in range(RUNS):
-                    from_x = at(vote * E3 + element(lane, k * RUN))
-                    load_run(RUN, loaded, x, from_x)
-                    for e in range(RUN):
-                        V[(m * J + j) * OWN + k * RUN + e] = loaded[e]
+    def number(n, p, l, i):
+        return ((n * L + l) * CHILDREN + i) * P + p
 
-    return votes
+    return make_read_votes(shape, run_of(shape), number)

@@ -34,15 +34,6 @@ def _passes(g, stored=False, dtype=np.float32, precision="auto", **form):
     return passes.DynamicPasses(g, np.dtype(dtype), Options(**form), stored, precision=precision)
 
 
-def _without_logits(g, rng, **form):
-    """Operands, and what they should give."""
-    given = support.operands(g, rng, em=False)
-    given["logits"][:] = 0
-    wanted = support.want_dynamic(g, given, **form)
-    del given["logits"], wanted.gradients["logits"]
-    return given, wanted
-
-
 @pytest.mark.slow(but=["images-parents*", "positions-children*"])
 @pytest.mark.tiers("simulator", "gpu")
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def test_votes_that_are_written_first(case, over, has_logits, rng):
     given = support.operands(g, rng, em=False)
     wanted = support.want_dynamic(g, given, **form)
     if not has_logits:
-        given, wanted = _without_logits(g, rng, **form)
+        given, wanted = support.without_logits(g, rng, **form)
     support.check(g, given, wanted, algorithm="ieee", **form)
 
 
@@ -68,7 +59,7 @@ def test_gradients_on_tensor_cores_read_the_states(iterations, rng):
     g = CASES["images"]
     one = _passes(g, iterations=iterations)
     assert one.cluster and one.gradient_warps and not one.warps
-    given, wanted = _without_logits(g, rng, iterations=iterations)
+    given, wanted = support.without_logits(g, rng, iterations=iterations)
     support.check(g, given, wanted, 2e-5, algorithm="fused", iterations=iterations)
 
 

@@ -27,15 +27,6 @@ def _passes(g, **form):
     return passes.DynamicPasses(g, np.dtype(np.float32), Options(**form), stored=True)
 
 
-def _without_logits(g, rng, **form):
-    """Operands, and what they should give."""
-    given = support.operands(g, rng, em=False)
-    given["logits"][:] = 0
-    wanted = support.want_dynamic(g, given, **form)
-    del given["logits"], wanted.gradients["logits"]
-    return given, wanted
-
-
 @pytest.mark.slow(but=["*share*-parents-3-False"])
 @pytest.mark.tiers("simulator", "gpu")
 @pytest.mark.parametrize(
@@ -53,7 +44,7 @@ def test_stored_votes(case, over, iterations, detach, rng):
     one = _passes(g, **form)
     assert one.is_whole and one.is_whole_backward(has_logits=False)
     assert not one.is_whole_backward(has_logits=True)
-    given, wanted = _without_logits(g, rng, **form)
+    given, wanted = support.without_logits(g, rng, **form)
     support.check(g, given, wanted, algorithm="stored", **form)
 
 
@@ -74,7 +65,7 @@ def test_more_iterations_than_a_lane_holds(rng):
     g, form = CASES["lanes share a parent"], {"iterations": 12}
     one = _passes(g, **form)
     assert one.is_whole and (SIMULATED or not one.is_whole_backward(has_logits=False))
-    given, wanted = _without_logits(g, rng, **form)
+    given, wanted = support.without_logits(g, rng, **form)
     support.check(g, given, wanted, algorithm="stored", **form)
 
 

@@ -73,6 +73,15 @@ def want_dynamic(g, given, iterations=3, softmax_over="parents", detach=False, k
     return Wanted((_capsules(g, found), _couplings(g, found, given["logits"])), gradients)
 
 
+def without_logits(g, rng, **form):
+    """Operands of dynamic routing without logits, and what they should give."""
+    given = operands(g, rng, em=False)
+    given["logits"][:] = 0
+    wanted = want_dynamic(g, given, **form)
+    del given["logits"], wanted.gradients["logits"]
+    return given, wanted
+
+
 def want_em(g, given, iterations=3, lam=1.0, normalise="window", detach=False):
     """What EM routing gives."""
     given = {name: np.float64(array) for name, array in given.items()}

@@ -52,8 +52,10 @@ def make_added(fragments):
 
 
 def _make_add(together):
-    """Device function ``add(total, partial, first, apart, parts)``: adds ``together`` parts whose loads are under way together,
-    as long as there are so many, then a fourth as many.
+    """Device function ``add(total, partial, first, apart, parts)``: the total with ``parts`` numbers added to it.
+
+    It loads ``together`` of them before it adds them, so that their loads overlap. The rest, fewer than that, is loaded in
+    groups of a fourth of the size, and so on.
     """
     TOGETHER = specialized(together)
     add_the_rest = _make_add(together // 4) if together > 1 else _nothing_more

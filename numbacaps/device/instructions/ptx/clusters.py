@@ -13,17 +13,17 @@ from numbacaps.device.instructions.ptx.inline import (
     pointer_to,
 )
 
-# All threads of a cluster wait for each other, and see what the others have written to shared memory.
+# All threads of a cluster wait for each other. Afterwards each sees what the others wrote before.
 cluster_meet = instruction(
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", CLUSTERS
 )
 
-# The same where nothing that was written has to be seen: a block that leaves takes its shared memory with it.
+# The same without that memory order. At a kernel's end it keeps a block's shared memory until all blocks are done with it.
 cluster_leave = instruction(
     "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;", CLUSTERS
 )
 
-# Barriers (mbarrier) that a thread has made are there for all of the cluster, once that meets.
+# Makes the mbarriers that a thread has initialised visible to the cluster; its threads meet behind it.
 fence_barriers = instruction("fence.mbarrier_init.release.cluster;", CLUSTERS)
 
 
@@ -31,9 +31,9 @@ fence_barriers = instruction("fence.mbarrier_init.release.cluster;", CLUSTERS)
 def copy_to_block(typing_context, rank, array, index, size, barrier):
     """Copy ``size`` bytes of a shared array, from an index on, to where the cluster's block of that rank has it.
 
-    That block's barrier (mbarrier) at the same address counts the bytes in. Who waits there finds them: no fence is needed,
-    and the L1 cache keeps what it has. Index and size are of multiples of 16 bytes, and who has written the array has made it
-    known by ``fence_proxy_async`` and a barrier.
+    The other block's mbarrier at the same address counts the bytes that arrive. A thread that has waited for that mbarrier sees
+    the copied bytes without a fence, so its L1 cache is not invalidated. The copy begins at a multiple of 16 bytes and takes a
+    multiple of 16 bytes. Before it, the threads that wrote the array call ``fence_proxy_async`` and meet at a barrier.
     """
 
     def codegen(context, builder, signature, arguments):
