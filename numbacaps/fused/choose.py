@@ -374,16 +374,17 @@ def choose(job, rung=None, tile=None):
 
 def choose_unpacked(job):
     """What :func:`choose` chooses among the rungs that read the arrays as they lie, and ``mma_sync``."""
-    chosen = _of_images(job)
-    if not job.terms or job.activation or not has_warpgroups() or SIMULATED:
+    chosen = _without_lines(job)
+    few = job.product.K < _FEWEST_K or job.activation
+    if few or not job.terms or not has_warpgroups() or SIMULATED:
         return chosen
     lines = _possible(_warp_specialized_lines, job)
-    few = lines and chosen.predicted and much_faster(lines.predicted, [chosen])
-    return lines if few else chosen
+    wins = lines and (not chosen.predicted or much_faster(lines.predicted, [chosen]))
+    return lines if wins else chosen
 
 
-def _of_images(job):
-    """The same, but for lines."""
+def _without_lines(job):
+    """What is chosen where a product's rows are images."""
     fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])
@@ -425,7 +426,7 @@ def _clear(job):
 
 
 def _on_hopper(job):
-    """The choice of the rungs whose copies are TMA's; None where none of them is possible."""
+    """The choice of the rungs whose copies are TMA's and whose rows are images; None where none of them is possible."""
     if not job.terms or not has_warpgroups() or SIMULATED:
         return None
     fast = _possible(_warp_specialized, job)

@@ -124,6 +124,24 @@ def test_packed_pixels(case, forward, launcher, rng):
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
 
 
+@pytest.mark.parametrize("warpgroups", [1, 2, 3, 4, 7])
+def test_a_block_asks_for_registers_that_it_has(warpgroups):
+    """What it has at its launch, in steps of 8 a thread: a warpgroup that asks for more waits for ever."""
+    tile = bulk_tiles.BulkTile(warpgroups, 1, 1, 1, 8)
+    most = 65536 // (128 * (warpgroups + 1)) // 8 * 8 * (warpgroups + 1)
+    asked = bulk_tiles.PRODUCER_REGISTERS + warpgroups * tile.registers
+    assert asked <= most and (tile.registers == 240 or asked > most - 8 * warpgroups)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 2, 1, 16), (2, 1, 2, 1, 16), (1, 1, 1, 1, 12), (8, 1, 1, 1, 8)]
+)
+def test_tiles_that_no_block_can_share_are_refused(sizes):
+    product = implicit_gemm.forward(Geometry(1, 2, 3, 3, 5, 2, 2, 1, 4, 4, 4))
+    for one in product, in_lines(product, 1, np.dtype(np.float32)):
+        assert "no block of" in bulk_tiles.why_not(bulk_tiles.BulkTile(*sizes), one, 1, 1)
+
+
 @pytest.mark.slow
 def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, rng):
     quick = replace(bulk_tiles.GH100, first_cycles=0)  # or no wave of so few cycles would be cut

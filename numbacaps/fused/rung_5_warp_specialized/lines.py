@@ -1,16 +1,17 @@
-"""Few images: the rows of a product are neighbouring pixels of a line, where otherwise they are images.
+"""Few images: a product's rows are neighbouring pixels of a line, where otherwise they are images.
 
-A warpgroup's product has 64 rows. The kernel fills them with images and D1, so of one image with D1 of 1 it would have one
-row of use. Here images and columns have changed places: a product's rows are the pixels of a line, and a tile's column is an
-image. The windows of neighbouring pixels overlap, and so do their slots in a box:
+A warpgroup's product has 64 rows. The kernel fills them with images and D1. One image with D1 of 1 fills one row.
 
-    pixel ow and tap kw read column  ow*stride + kw*dilation - padding  of the gathered array,
+Here images and columns change places. A product's rows are the pixels of a line, and a tile's column is an image. Pixel
+ow at tap kw reads column
 
-so a box is a run of columns, and a tap further is the same rows of slots some columns further. What lies over an edge is
-zero, as TMA fills it in.
+    ow*stride + kw*dilation - padding
 
-Where there is one channel and D1 is 1, its elements are cut into channels of 32 bytes, so that a step of k need not have
-all of them. Such are the votes that are summed over a window, of whose convolution g counts the channels.
+of the gathered array. So a box is a run of columns, in which neighbouring pixels share what their windows share. The next
+tap is some columns further in the same box. Over an edge TMA fills in zeros.
+
+Where there is one channel and D1 is 1, its elements are cut into channels of 32 bytes. So a step of k need not have all of
+them in shared memory. Votes that are summed over a window are such a convolution: there g counts the channels.
 """
 
 from dataclasses import replace

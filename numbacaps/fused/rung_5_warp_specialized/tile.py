@@ -47,9 +47,14 @@ class BulkTile:
 
     @property
     def registers(self):
-        """What a thread that multiplies may have: what the copying ones leave of the multiprocessor's."""
-        left = H100.registers // WARPGROUP - PRODUCER_REGISTERS
+        """What a thread that multiplies may have: what the copying ones leave of the block's, which all have alike at first."""
+        left = self._at_first * (self.warpgroups + 1) - PRODUCER_REGISTERS
         return min(MOST_SET_REGISTERS, left // self.warpgroups // 8 * 8)
+
+    @property
+    def _at_first(self):
+        """Registers of a thread as the assembler hands them out."""
+        return H100.registers // self.threads // 8 * 8
 
     def __str__(self):
         return (
@@ -65,7 +70,7 @@ class Box:
     Attributes
     ----------
     images, rows, columns, channels : int
-        Sizes; rows and columns are the slots of a tile's patch, of whole rows a few more where banks would conflict.
+        Sizes; in lines images are the pixels of a line; rows and columns are the slots of a tile's patch, of whole rows a few more where banks would conflict.
     pixel : int
         D1*D elements of a pixel.
     whole_rows : bool
@@ -136,7 +141,8 @@ class Box:
         """(sizes, strides, box) for :func:`numbacaps.device.tensor_map.tensor_map`.
 
         The axes are (g and pixel's element, image, column, row, channel); where rows are fetched whole the
-        columns are part of the first one. In lines they are (g and pixel's element, column, image, row, channel).
+        columns are part of the first one. In lines they are (g and pixel's element, column, image, row, channel), and the
+        product knows how many images there are.
         """
         p = product.pixels
         image, (row, column) = p.gathered[0], p.unit
@@ -212,6 +218,7 @@ _LINES = (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)
 MOST_DIFFERENTIATED = 4  # pixels of a warpgroup whose activation's gradient the kernel can compute
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
+MOST_THREADS = 1024  # of a block
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
@@ -248,6 +255,8 @@ def why_not(tile, product, G, terms):
     p = product.pixels
     if product.taps == 0:
         return "no window reaches here"
+    if tile.TW % tile.PW or tile.BN % 8 or tile.threads > MOST_THREADS:
+        return f"no block of {tile.threads} threads shares {tile.TW} columns by {tile.PW}, and {tile.BN} columns by 8"
     if p.D1 > BM:
         return f"D1 is {p.D1}, more than {BM} rows"
     if p.in_lines and tile.TW > 1:
