@@ -37,16 +37,17 @@ def draw(rows):
     count, width = len({row["workload"] for row in rows}), 3.9
     sheet = Sheet(
         0.9 + len(found) * (width + 0.55),
-        5.6,
+        5.9,
         "Speed over geometries drawn at random",
         (
-            f"{count} geometries; the library: one conv2d through the fold, operands in place, its faster layout",
+            f"{count} geometries; the library: one conv2d through the fold,",
+            "operands in place, its faster layout",
             "in the legend: 5th percentile / median of the library's time over ours",
         ),
         rows,
     )
     for i, wanted in enumerate(found):
-        axes = sheet.panel(0.8 + i * (width + 0.55), 1.65, width, 3.2, wanted)
+        axes = sheet.panel(0.8 + i * (width + 0.55), 1.95, width, 3.2, wanted)
         axes.axvline(1, color="black", lw=1.3)
         for name, values in found[wanted].items():
             low, _, middle, _ = summary(values)
