@@ -36,6 +36,7 @@ _SIDE_BY_SIDE = [
 _MARKED = ["--collect-only", "-q", "-m", "sanitize", "tests"]
 _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
+_CORES = 16  # of the host, for each process that shares a tool's cases
 
 
 def _has_either(case):
@@ -130,9 +131,26 @@ def sanitized(tool):
     # Libraries ask the driver for functions it may lack; that is no error of a kernel's.
     options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
     cases = chosen(marked(), (TOOLS | MORE_TOOLS)[tool])
-    status, output, seconds = _run([found, *options, *_PYTEST, "-q", *cases])
+    count = max(1, min(os.cpu_count() // _CORES, len(cases)))
+    with ThreadPoolExecutor(count) as side_by_side:
+        shares = (cases[i::count] for i in range(count))
+        runs = [[found, *options, *_PYTEST, "-q", *share] for share in shares]
+        return together(list(side_by_side.map(_run, runs)))
+
+
+def together(runs):
+    """What processes say of a tool's cases that they have shared: the worst status, and what its process says last.
+
+    Parameters
+    ----------
+    runs : list of (exit status, output, seconds)
+    """
+    every = [counts(output) for _, output, _ in runs]
+    status, output, _ = max(runs, key=lambda run: abs(run[0]))
     summary = summary[-1] if (summary := re.findall(_SUMMARY, output)) else None
-    return counts(output) | {"status": status, "summary": summary, "seconds": seconds}
+    found = {what: sum(one[what] for one in every) for what in every[0]}
+    seconds = max(seconds for *_, seconds in runs)
+    return found | {"status": status, "summary": summary, "seconds": seconds}
 
 
 def main():

@@ -43,6 +43,19 @@ def test_every_marked_test_has_a_case_under_every_tool():
     assert found["racecheck"] == [cases[0], *cases[2::2]]
 
 
+def test_processes_share_the_cases_of_a_tool():
+    clean = 0, "========= ERROR SUMMARY: 0 errors\n=== 5 passed in 3.20s ===", 3
+    found = record_gpu.together([clean, clean])
+    assert found["passed"] == 10 and found["status"] == 0 and found["seconds"] == 3
+    assert found["summary"] == "ERROR SUMMARY: 0 errors"
+    errors = 9, "========= ERROR SUMMARY: 2 errors\n=== 1 failed, 4 passed in 4.20s ===", 4
+    killed = -9, "", 2
+    found = record_gpu.together([clean, errors])
+    assert (found["passed"], found["failed"], found["status"]) == (9, 1, 9)
+    assert found["summary"] == "ERROR SUMMARY: 2 errors" and found["seconds"] == 4
+    assert record_gpu.together([clean, killed])["status"] == -9
+
+
 @pytest.mark.slow
 def test_marked_tests_are_found(monkeypatch):
     monkeypatch.setattr(record_gpu, "_MARKED", [*record_gpu._MARKED[:-1], "tests/routing"])
