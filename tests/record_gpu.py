@@ -16,7 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from experiments.measuring import provenance
+from experiments.measuring import cards, provenance
 from numbacaps.device.target import SIMULATED
 from tests.support.ended import terminated_as_by_ctrl_c
 
@@ -77,11 +77,11 @@ def counts(output):
     return found
 
 
-def _run(command):
-    """(exit status, output, seconds) of a command whose output is shown as it comes."""
-    begin = time.monotonic()
+def _run(command, number=0):
+    """(exit status, output, seconds) of a command whose output is shown as it comes; its number chooses the GPU."""
+    begin, how = time.monotonic(), {"env": os.environ | cards.turned(number), "text": True}
     process = subprocess.Popen(
-        command, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how
     )
     _running.append(process)
     lines = []
@@ -135,7 +135,7 @@ def sanitized(tool):
     with ThreadPoolExecutor(count) as side_by_side:
         shares = (cases[i::count] for i in range(count))
         runs = [[found, *options, *_PYTEST, "-q", *share] for share in shares]
-        return together(list(side_by_side.map(_run, runs)))
+        return together(list(side_by_side.map(_run, runs, range(count))))
 
 
 def together(runs):
