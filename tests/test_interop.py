@@ -107,6 +107,30 @@ def test_a_cupy_array_holds_the_memory_of_a_result(rng):
     del others
 
 
+@pytest.mark.parametrize("non_blocking", [None, False, True])
+def test_a_result_lies_in_cupy_s_pool(non_blocking, rng):
+    """On its current stream; on another one the pool would hand memory on too early."""
+    cupy = pytest.importorskip("cupy")
+    (x, w, _), (want, *_) = _problem(rng)
+    streams = [
+        cupy.cuda.Stream.null
+        if non_blocking is None
+        else cupy.cuda.Stream(non_blocking=non_blocking)
+        for _ in range(2)
+    ]
+    with streams[0]:
+        x, w = cupy.asarray(x), cupy.asarray(w)
+        capsule_conv2d(x, w, stride=2)
+        pool = cupy.get_default_memory_pool()
+        before = pool.used_bytes()
+        y = capsule_conv2d(x, w, stride=2)
+        assert pool.used_bytes() - before >= y.nbytes
+        before = pool.used_bytes()
+        other = capsule_conv2d(x, w, stride=2, stream=streams[1])
+        assert (pool.used_bytes() == before) == (non_blocking is not None)
+        _close([y, other], [want, want])
+
+
 def test_what_cupy_runs_next_waits_for_a_call_on_another_stream(rng):
     """The host does not."""
     cupy = pytest.importorskip("cupy")

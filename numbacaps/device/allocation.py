@@ -1,13 +1,14 @@
 """New device arrays, made in a small part of the time that Numba's own ``device_array`` takes.
 
-What Numba derives from a shape, and the allocator, are looked up once and kept. If an operand is a PyTorch tensor,
-memory comes from PyTorch's pool, which neither calls the driver nor waits for the GPU. That holds on PyTorch's
+What Numba derives from a shape, and the allocator, are looked up once and kept. If an operand is PyTorch's or CuPy's,
+memory comes from that library's pool, which neither calls the driver nor waits for the GPU. That holds on the library's
 current stream alone: the pool reuses memory in the order of that stream's work.
 """
 
 from functools import lru_cache
 
-from numbacaps.device.streams import torch_stream
+from numbacaps.device.cupy_arrays import cupy_stream, is_cupy, memory_of_pool
+from numbacaps.device.streams import DEFAULT, torch_stream
 from numbacaps.device.target import SIMULATED, cuda, current_device
 from numbacaps.device.tensors import is_on_gpu, memory_beside
 
@@ -35,11 +36,22 @@ def new_array(shape, dtype, stream, beside=None):
         return cuda.device_array(shape, dtype, stream=stream)
     array, context = object.__new__(DeviceNDArray), _context(current_device())
     array.__dict__.update(_described(shape, dtype), stream=stream)
-    if is_on_gpu(beside) and torch_stream(beside) == (int(stream) if stream else 0):
-        array.gpu_data = _held(context, memory_beside(beside, array.alloc_size))
-    else:
-        array.gpu_data = context.memalloc(array.alloc_size)
+    nbytes, found = (
+        array.alloc_size,
+        _of_pool(beside, int(stream) if stream else 0, array.alloc_size),
+    )
+    array.gpu_data = context.memalloc(nbytes) if found is None else _held(context, nbytes, *found)
     return array
+
+
+def _of_pool(beside, stream, nbytes):
+    """(address, owner) of memory from the pool of an array's library; None where it has none for a stream."""
+    names = (0, DEFAULT) if stream in (0, DEFAULT) else (stream,)
+    if is_on_gpu(beside):
+        return memory_beside(beside, nbytes) if torch_stream(beside) in names else None
+    if is_cupy(beside):
+        return memory_of_pool(nbytes) if cupy_stream() in names else None
+    return None
 
 
 @lru_cache(_KEPT)
@@ -54,9 +66,9 @@ def _context(device):
     return cuda.current_context()
 
 
-def _held(context, tensor):
-    """The memory of a tensor as Numba's arrays hold it."""
-    return MemoryPointer(context, binding.CUdeviceptr(tensor.data_ptr()), tensor.numel(), tensor)
+def _held(context, nbytes, address, owner):
+    """Memory of another library as Numba's arrays hold it."""
+    return MemoryPointer(context, binding.CUdeviceptr(address), nbytes, owner)
 
 
 KEPT = _described, _context

@@ -16,5 +16,6 @@ def is_on_gpu(array):
 
 
 def memory_beside(tensor, nbytes):
-    """A tensor of ``nbytes`` bytes on the same GPU, allocated by PyTorch for its current stream."""
-    return tensor.new_empty(nbytes, dtype=sys.modules["torch"].uint8)
+    """(address, owner) of memory on a tensor's GPU, allocated by PyTorch for its current stream."""
+    memory = tensor.new_empty(nbytes, dtype=sys.modules["torch"].uint8)
+    return memory.data_ptr(), memory

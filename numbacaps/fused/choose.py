@@ -37,6 +37,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
 )
+from numbacaps.fused.rung_5_warp_specialized.lines import LinesLauncher, in_lines
 from numbacaps.fused.rung_5_warp_specialized.packed_launcher import PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
@@ -48,7 +49,11 @@ _PACKING_AROUND = 15_000  # cycles more by which packed pixels must win
 _WRITTEN = 10  # bytes of the result that a multiprocessor writes a cycle, behind warp_specialized
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 _STORED = 1  # cycles of a multiprocessor for an element of the result, where pixels are packed
-TMA = ("warp_specialized", "swap_ab")  # rungs whose copies are TMA's, of arrays as they lie
+TMA = (
+    "warp_specialized",
+    "warp_specialized_lines",
+    "swap_ab",
+)  # rungs whose copies are TMA's, of arrays as they lie
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,21 @@ def _refuse_without_wgmma(job, rung):
 
 def _warp_specialized(job, tile=None):
     _refuse_without_wgmma(job, "warp_specialized")
-    terms = job.terms
-    counted = warp_specialized_tiles.counted(job.product, job.dtype)
+    return _persistent(
+        "warp_specialized", WarpSpecializedLauncher, job, job.product, job.images, tile
+    )
+
+
+def _warp_specialized_lines(job, tile=None):
+    _refuse_without_wgmma(job, "warp_specialized_lines")
+    product, columns = job.product, job.product.pixels.columns
+    lines = in_lines(product, job.images, job.dtype)
+    return _persistent("warp_specialized_lines", LinesLauncher, job, lines, columns, tile)
+
+
+def _persistent(rung, launcher, job, read, images, tile):
+    """The choice of rung 5 for a job that it reads as another product of so many images."""
+    terms, counted = job.terms, warp_specialized_tiles.counted(read, job.dtype)
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
     _refuse_many_images(job)
@@ -186,39 +204,58 @@ def _warp_specialized(job, tile=None):
         chosen, why = _tile_of(warp_specialized_tiles.BulkTile, tile), "asked for"
         _refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
     else:
-        which = counted, job.images, job.G, terms, multiprocessors()
+        which = counted, images, job.G, terms, multiprocessors()
         chosen, why = warp_specialized_tiles.choose_tile(*which)
         _refuse(None if chosen else why)
-    if warp_specialized_tiles.tiles_of(chosen, counted, job.images, job.G) >= _MOST_COUNTED:
+    if warp_specialized_tiles.tiles_of(chosen, counted, images, job.G) >= _MOST_COUNTED:
         raise NotPossible(f"{_MOST_COUNTED} tiles or more, which are counted in 32 bits")
     how = chosen, why, terms, job.activation, job.follows
-    make = partial(WarpSpecializedLauncher, *job.operands, *how, looked=job.looked)
-    which = chosen, counted, job.images, job.G, terms, multiprocessors()
+    make = partial(launcher, *job.operands, *how, looked=job.looked)
+    which = chosen, counted, images, job.G, terms, multiprocessors()
     written = job.product.M(job.images) * job.product.N * job.G * job.dtype.itemsize
     takes = warp_specialized_tiles.cycles(*which) + written / (_WRITTEN * multiprocessors())
-    return Choice("warp_specialized", make, chosen, takes, why)
+    return Choice(rung, make, chosen, takes, why)
 
 
 def _warp_specialized_packed(job, tile=None):
     return packed_together([job], tile)
 
 
+def _warp_specialized_lines_packed(job, tile=None):
+    return packed_in_lines_together([job], tile)
+
+
 def packed_together(jobs, tile=None):
     """Products of one gathered array and one kernel by TMA, of pixels that are packed once for all."""
+    return _packed(
+        "warp_specialized_packed", WarpSpecializedLauncher, jobs, _warp_specialized, tile
+    )
+
+
+def packed_in_lines_together(jobs, tile=None):
+    """The same in lines."""
+    how = LinesLauncher, jobs, _warp_specialized_lines, tile
+    return _packed("warp_specialized_lines_packed", *how)
+
+
+def _packed(rung, launcher, jobs, unpacked, tile):
+    """The choice of products whose pixels are packed, and which the rung ``unpacked`` computes then."""
     job = jobs[0]
     if job.activation is not None:
-        raise NotPossible("warp_specialized_packed takes no activation")
-    _refuse_without_wgmma(job, "warp_specialized_packed")
+        raise NotPossible(f"{rung} takes no activation")
+    _refuse_without_wgmma(job, rung)
     _refuse(why_not_packed(job.product, job.G, job.dtype))
     products = [one.product for one in jobs]
     read = [of_capsules(product, job.G, job.dtype) for product in products]
-    found = [_warp_specialized(replace(job, product=one), tile) for one in read]
+    found = [unpacked(replace(job, product=one), tile) for one in read]
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
     takes += sum(one.predicted for one in found) + job.result * _STORED / multiprocessors()
     how = [(one.tile, one.why) for one in found]
-    make = partial(PackedLauncher, products, *job.operands[1:], how, job.terms, job.looked)
-    return Choice("warp_specialized_packed", make, found[0].tile, takes, found[0].why)
+    make = partial(
+        PackedLauncher, launcher, products, *job.operands[1:], how, job.terms, job.looked
+    )
+    return Choice(rung, make, found[0].tile, takes, found[0].why)
 
 
 def _swap_ab(job, tile=None):
@@ -300,7 +337,9 @@ GATHERING = {
     "mma_sync": _mma_sync,
     "wgmma": _wgmma,
     "warp_specialized": _warp_specialized,
+    "warp_specialized_lines": _warp_specialized_lines,
     "warp_specialized_packed": _warp_specialized_packed,
+    "warp_specialized_lines_packed": _warp_specialized_lines_packed,
     "swap_ab": _swap_ab,
 }
 
@@ -335,6 +374,17 @@ def choose(job, rung=None, tile=None):
 
 def choose_unpacked(job):
     """What :func:`choose` chooses among the rungs that read the arrays as they lie, and ``mma_sync``."""
+    chosen = _without_lines(job)
+    few = job.product.K < _FEWEST_K or job.activation
+    if few or not job.terms or not has_warpgroups() or SIMULATED:
+        return chosen
+    lines = _possible(_warp_specialized_lines, job)
+    wins = lines and (not chosen.predicted or much_faster(lines.predicted, [chosen]))
+    return lines if wins else chosen
+
+
+def _without_lines(job):
+    """What is chosen where a product's rows are images."""
     fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation and much_faster(found.predicted, [fastest])
@@ -362,7 +412,10 @@ def packed_if_much_faster(jobs, chosen):
     on_hopper = jobs[0].terms and has_warpgroups() and not SIMULATED
     if not on_hopper or jobs[0].activation or any(one.rung in TMA for one in chosen):
         return None
-    found = _possible(packed_together, jobs) if all(one.predicted for one in chosen) else None
+    if not all(one.predicted for one in chosen):
+        return None
+    ways = [_possible(way, jobs) for way in (packed_together, packed_in_lines_together)]
+    found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
     return found if found and much_faster(found.predicted + _PACKING_AROUND, chosen) else None
 
 
@@ -373,7 +426,7 @@ def _clear(job):
 
 
 def _on_hopper(job):
-    """The choice of the rungs whose copies are TMA's; None where none of them is possible."""
+    """The choice of the rungs whose copies are TMA's and whose rows are images; None where none of them is possible."""
     if not job.terms or not has_warpgroups() or SIMULATED:
         return None
     fast = _possible(_warp_specialized, job)

@@ -18,6 +18,7 @@ from numbacaps.fused.choose import (
     mma_sync_together,
     much_faster,
     packed_if_much_faster,
+    packed_in_lines_together,
     packed_together,
     register_tile,
 )
@@ -30,7 +31,11 @@ from numbacaps.fused.rung_3_register_tiles.tile import TILES
 COLUMNS = "col2im"  # by which columns and their sum are asked for
 RUNGS = (*GATHERING, COLUMNS)
 _PACK = ("wgmma", *TMA)  # the kernel, each for itself
-_TOGETHER = {"mma_sync": mma_sync_together, "warp_specialized_packed": packed_together}
+_TOGETHER = {
+    "mma_sync": mma_sync_together,
+    "warp_specialized_packed": packed_together,
+    "warp_specialized_lines_packed": packed_in_lines_together,
+}
 _ADDED = 4  # bytes of columns and results read and written a cycle: guessed
 _TAP = 100  # cycles that a thread waits for a column, of some that are under way together
 

@@ -47,6 +47,8 @@ class Pixels:
         Rows and columns of the gathered array.
     steps : tuple of int
         Elements from one g to the next of the gathered array, the kernel and the other array.
+    in_lines : bool
+        Images and columns have changed places (:mod:`numbacaps.fused.rung_5_warp_specialized.lines`).
     """
 
     rows: int
@@ -60,6 +62,7 @@ class Pixels:
     left: tuple
     extent: tuple
     steps: tuple
+    in_lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,9 +229,10 @@ class Product:
         """
         p = self.pixels
         gathered, unit = (tuple(step // count for step in steps) for steps in (p.gathered, p.unit))
+        steps = p.steps[0] // count, *p.steps[1:]
         return replace(
             self,
-            pixels=replace(p, gathered=gathered, unit=unit),
+            pixels=replace(p, gathered=gathered, unit=unit, steps=steps),
             D=self.D // count,
             channel_steps=(self.channel_steps[0] // count, self.channel_steps[1]),
         )

@@ -10,7 +10,9 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _MAIN = """
 import gc
+import sys
 import weakref
+from types import SimpleNamespace
 from experiments import ahead
 
 ahead.pretend((9, 0), 132)
@@ -62,6 +64,27 @@ assert memory() is not None  # a part of an array holds all of it
 del part
 gc.collect()
 assert memory() is None
+
+
+class Memory:
+    def __init__(self, nbytes):
+        self.ptr = 4096 * len(made) + 4096
+        made.append((self.ptr, nbytes))
+
+
+class Array:
+    pass
+
+
+now = SimpleNamespace(ptr=0)  # CuPy's current stream; the default one is 0 or 1 to those who take it
+of_cupy = SimpleNamespace(alloc=Memory, get_current_stream=lambda: now)
+sys.modules["cupy"] = SimpleNamespace(ndarray=Array, cuda=of_cupy)
+for theirs in (0, 7):
+    now.ptr = theirs
+    for ours in (0, 1, 7, 8):
+        made.clear()
+        array = new_array((8,), np.dtype(np.float32), ours, Array())
+        assert made == ([(describe("y", array).address, 32)] if max(ours, 1) == max(theirs, 1) else [])
 """
 
 

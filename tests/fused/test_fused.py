@@ -303,6 +303,40 @@ def test_packed_pixels(case, dtype, precision, rng):
     )
 
 
+# Few images, whose lines fill the rows of products: strides, dilations, edges, groups, lines that are longer than a product
+# has rows; votes that are summed over a window; odd capsules, whose pixels are packed first.
+_LINES = {
+    "few": Geometry(3, 11, 19, 17, 13, 3, 2, 1, 4, 4, 4, (2, 1), (1, 0)),
+    "long": Geometry(1, 5, 9, 6, 150, 3, 3, 1, 4, 8, 8, 1, 1),
+    "steps": Geometry(2, 7, 33, 15, 40, 3, 3, 1, 4, 4, 4, (1, 2), (2, 1), (2, 1)),
+    "groups": Geometry(2, 5, 6, 9, 30, 2, 3, 3, 3, 8, 8, (2, 1), (0, 1), (1, 2)),
+    "sums": Geometry(1, 5, 4, 40, 37, 5, 5, 1, 1, 32, 32, 1, 2).of_channels,
+    **_SANITIZED,
+}
+_PACKED_LINES = {
+    "sevens": Geometry(2, 11, 7, 17, 33, 3, 2, 1, 7, 7, 7, (2, 1), (1, 0)),
+    "groups": Geometry(1, 5, 6, 9, 11, 2, 3, 3, 3, 9, 5, (2, 1), (0, 1), (1, 2)),
+}
+
+
+@pytest.mark.slow(but=["few-*", "sums-*-tf32x3", "packed groups-*-tf32"])
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "tf32"), ("float32", "tf32x3"), ("float16", "ieee"), ("bfloat16", "ieee")],
+)
+@pytest.mark.parametrize("case", [*_LINES, *(f"packed {case}" for case in _PACKED_LINES)])
+def test_lines(case, dtype, precision, rng):
+    _skip_without_tf32()
+    rung, g = "warp_specialized_lines", _LINES.get(case)
+    if g is None:
+        rung, g = f"{rung}_packed", _PACKED_LINES[case.removeprefix("packed ")]
+    rungs = tuple((one, rung, None) for one in ("forward", "backward_input"))
+    explained = _check_passes(g, dtype, precision, rng, rungs).explain()
+    assert all(f"{one}: {rung} " in explained for one in ("forward", "backward_input")), explained
+
+
 # What the kernel in registers tells apart: capsules' rows of 32, 64 and 128 bytes, strides, dilations, edges, groups,
 # columns that fill no warpgroup, d1 that fills no 8 rows, odd capsules of the result, more images than blocks.
 SWAPPED = {

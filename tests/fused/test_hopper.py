@@ -24,6 +24,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
     WarpSpecializedSplitK,
 )
+from numbacaps.fused.rung_5_warp_specialized.lines import LinesLauncher, in_lines
 from numbacaps.fused.rung_5_warp_specialized.packed_launcher import PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.flat import FlatSwapped
@@ -62,6 +63,33 @@ def test_gathered(case, forward, rng):
     _gather(g, name, terms, forward, rng)
 
 
+# Lines that fill no 64 rows, or more; strides, dilations, edges, taps that run backwards over a stride, several images,
+# groups, d1 that fills no 8 rows; one channel, cut into some, of which one box has not all.
+LINES = {
+    "a line": (Geometry(1, 2, 3, 3, 5, 2, 2, 1, 4, 4, 4), "float32", 1),
+    "longer": (Geometry(2, 3, 3, 3, 19, 2, 3, 1, 4, 4, 4, 1, 1), "float32", 1),
+    "steps": (Geometry(2, 2, 3, 3, 9, 2, 3, 1, 3, 4, 4, (1, 2), (0, 1), (1, 3)), "float32", 1),
+    "strides": (Geometry(1, 2, 2, 7, 8, 3, 3, 1, 2, 4, 4, (2, 3), (1, 2)), "float32", 1),
+    "groups": (Geometry(2, 3, 2, 4, 4, 2, 2, 2, 3, 8, 4, (2, 1), (0, 1), (1, 2)), "float32", 1),
+    "cut": (Geometry(2, 1, 3, 3, 5, 2, 3, 2, 1, 24, 8, 1, (0, 1)), "float32", 3),
+    "three terms": (Geometry(2, 2, 2, 4, 4, 2, 2, 1, 16, 4, 4), "float32", 3),
+    "float16": (Geometry(2, 3, 4, 4, 5, 2, 2, 1, 2, 8, 8), "float16", 1),
+    "cut float16": (Geometry(1, 1, 2, 3, 4, 2, 2, 2, 1, 32, 16, 1, (1, 0)), "float16", 1),
+    "bfloat16": (Geometry(2, 3, 3, 4, 4, 2, 2, 1, 8, 8, 8, (1, 1), (1, 0)), "bfloat16", 1),
+}
+
+
+@pytest.mark.slow(but=["steps-True", "cut-False"])
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("case", LINES)
+def test_lines(case, forward, rng):
+    """The tile that is chosen, and one of several warpgroups."""
+    g, name, terms = LINES[case]
+    _gather(g, name, terms, forward, rng, launcher=LinesLauncher)
+    least = bulk_tiles.BulkTile(3, 1, 1, 1, 16), "the test's"
+    _gather(g, name, terms, forward, rng, least, launcher=LinesLauncher)
+
+
 # Odd capsules, whose pixels are packed first: strides, groups, edges; channels of several boxes, filled up or not.
 PACKED = {
     "threes": (Geometry(5, 4, 4, 3, 4, 2, 2, 1, 3, 3, 3), "float32", 1),
@@ -74,22 +102,44 @@ PACKED = {
 }
 
 
-@pytest.mark.slow(but=["threes-True"])
+_LAUNCHERS = {"images": WarpSpecializedLauncher, "lines": LinesLauncher}
+
+
+@pytest.mark.slow(but=["threes-True-*"])
+@pytest.mark.parametrize("launcher", _LAUNCHERS.values(), ids=_LAUNCHERS)
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("case", PACKED)
-def test_packed_pixels(case, forward, rng):
+def test_packed_pixels(case, forward, launcher, rng):
     g, name, terms = PACKED[case]
     dtype = dtype_of(name)
     x, w, dy = operands(g, name, rng)
     products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
-    read = [bulk_tiles.counted(of_capsules(one, g.G, dtype), dtype) for one in products]
-    how = [bulk_tiles.choose_tile(one, g.N, g.G, terms, multiprocessors()) for one in read]
-    gather = PackedLauncher(products, g.N, g.G, dtype, how, terms)
+    seen = [of_capsules(one, g.G, dtype) for one in products]
+    how = [_chosen(launcher, one, g, dtype, terms) for one in seen]
+    gather = PackedLauncher(launcher, products, g.N, g.G, dtype, how, terms)
     result = nan((dy if forward else x).size, dtype)
     arrays = (to_device(array.ravel()) for array in (x if forward else dy, w))
     gather(*arrays, result, 0, nan(gather.packed, np.float32))
     which = 0 if forward else 1
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2, 3, 4, 7])
+def test_a_block_asks_for_registers_that_it_has(warpgroups):
+    """What it has at its launch, in steps of 8 a thread: a warpgroup that asks for more waits for ever."""
+    tile = bulk_tiles.BulkTile(warpgroups, 1, 1, 1, 8)
+    most = 65536 // (128 * (warpgroups + 1)) // 8 * 8 * (warpgroups + 1)
+    asked = bulk_tiles.PRODUCER_REGISTERS + warpgroups * tile.registers
+    assert asked <= most and (tile.registers == 240 or asked > most - 8 * warpgroups)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 2, 1, 16), (2, 1, 2, 1, 16), (1, 1, 1, 1, 12), (8, 1, 1, 1, 8)]
+)
+def test_tiles_that_no_block_can_share_are_refused(sizes):
+    product = implicit_gemm.forward(Geometry(1, 2, 3, 3, 5, 2, 2, 1, 4, 4, 4))
+    for one in product, in_lines(product, 1, np.dtype(np.float32)):
+        assert "no block of" in bulk_tiles.why_not(bulk_tiles.BulkTile(*sizes), one, 1, 1)
 
 
 @pytest.mark.slow
@@ -102,7 +152,7 @@ def test_columns_of_three_tiles_whose_last_wave_is_cut_into_parts(monkeypatch, r
     assert "the last 2 tiles of 1x1" in str(gather)
 
 
-def _gather(g, name, terms, forward, rng, chosen=None):
+def _gather(g, name, terms, forward, rng, chosen=None, launcher=WarpSpecializedLauncher):
     """Check a pass, in the tile that is chosen for it or in this one."""
     dtype = dtype_of(name)
     x, w, dy = operands(g, name, rng)
@@ -110,9 +160,8 @@ def _gather(g, name, terms, forward, rng, chosen=None):
     result = nan((dy if forward else x).size, dtype)
     gathered, kernel = (to_device(a.ravel()) for a in (x if forward else dy, w))
     for product in products:
-        counted = bulk_tiles.counted(product, dtype)
-        found = bulk_tiles.choose_tile(counted, g.N, g.G, terms, multiprocessors())
-        gather = WarpSpecializedLauncher(product, g.N, g.G, dtype, *(chosen or found), terms)
+        found = _chosen(launcher, product, g, dtype, terms)
+        gather = launcher(product, g.N, g.G, dtype, *(chosen or found), terms)
         packed = nan(gather.packed, np.float32)
         stream, arrays = launch_stream(0), (gathered, kernel, result, packed)
         read, factor, wanted, room = map(as_argument, arrays)
@@ -121,6 +170,15 @@ def _gather(g, name, terms, forward, rng, chosen=None):
     which = 0 if forward else 1
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
     return gather
+
+
+def _chosen(launcher, product, g, dtype, terms):
+    """(tile, why) for what a launcher of rung 5 reads as a product."""
+    images = g.N
+    if launcher is LinesLauncher:
+        product, images = in_lines(product, g.N, dtype), product.pixels.columns
+    which = bulk_tiles.counted(product, dtype), images, g.G, terms, multiprocessors()
+    return bulk_tiles.choose_tile(*which)
 
 
 # Images that stay one turn, or two and change places; warpgroups that share channels, or rows that do not come out
@@ -244,12 +302,15 @@ def _told_alike(have, want):
     assert not np.isfinite(want).all() and (tiny & (want != 0)).any()
 
 
-@pytest.mark.slow(but=["odd-forward", "groups-backward_input", "narrow-backward_input"])
+@pytest.mark.slow(
+    but=["odd-forward-images", "groups-backward_input-*", "narrow-backward_input-images"]
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator adds by NumPy
+@pytest.mark.parametrize("launcher", _LAUNCHERS.values(), ids=_LAUNCHERS)
 @pytest.mark.parametrize("wanted", ["forward", "backward_input"])
 @pytest.mark.parametrize("case", LOOKED)
-def test_what_cannot_be_told_is_summed_again(case, wanted, rng):
-    _check_looked(LOOKED[case], wanted, rng, packed=case == "packed")
+def test_what_cannot_be_told_is_summed_again(case, wanted, launcher, rng):
+    _check_looked(LOOKED[case], wanted, rng, packed=case == "packed", launcher=launcher)
 
 
 @pytest.mark.slow
@@ -263,7 +324,7 @@ def test_what_cannot_be_told_is_summed_again_in_parts_of_tiles(monkeypatch, rng)
     assert "the last 2 tiles of 1x1" in str(gather)
 
 
-def _check_looked(g, wanted, rng, chosen=None, packed=False):
+def _check_looked(g, wanted, rng, chosen=None, packed=False, launcher=WarpSpecializedLauncher):
     """Check a pass that looks through its results, in the tile that is chosen for it or in this one; its launchers."""
     forward, dtype = wanted == "forward", np.dtype(np.float32)
     products = [implicit_gemm.forward(g)] if forward else implicit_gemm.backward_input(g)
@@ -275,16 +336,15 @@ def _check_looked(g, wanted, rng, chosen=None, packed=False):
         RegisterTilesLauncher(product, g.N, g.G, dtype)(gathered, kernel, want, 0, None)
 
     def tile_of(product):
-        return bulk_tiles.choose_tile(product, g.N, g.G, 3, multiprocessors())
+        return _chosen(launcher, product, g, dtype, 3)
 
     which, looked = (g.N, g.G, dtype), (wanted, g)
     if packed:
-        seen = [bulk_tiles.counted(of_capsules(one, g.G, dtype), dtype) for one in products]
-        made = [PackedLauncher(products, *which, [tile_of(one) for one in seen], 3, looked)]
+        tiles = [tile_of(of_capsules(one, g.G, dtype)) for one in products]
+        made = [PackedLauncher(launcher, products, *which, tiles, 3, looked)]
     else:
         made = [
-            WarpSpecializedLauncher(one, *which, *(chosen or tile_of(one)), 3, looked=looked)
-            for one in products
+            launcher(one, *which, *(chosen or tile_of(one)), 3, looked=looked) for one in products
         ]
     for gather in made:
         gather(gathered, kernel, have, 0, nan(gather.packed, np.float32))

@@ -297,6 +297,29 @@ def test_layers_of_the_published_network_stay_on_hoppers_rungs(dtype, precision,
         assert found in ("warp_specialized", "swap_ab"), g
 
 
+_ONE = Geometry(1, 16, 16, 56, 56, 3, 3, 1, 4, 4, 4, 1, 1)
+_FEW_ODD = Geometry(1, 6, 62, 51, 51, 9, 9, 1, 7, 7, 7)
+_SUMMED = Geometry(1, 16, 4, 128, 128, 5, 5, 1, 1, 32, 32, 1, 2).of_channels  # over a window
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_lines_of_few_images_fill_hoppers_products(dtype, precision, of_capability):
+    lines = "warp_specialized_lines"
+    cases = (
+        (_ONE, lines),
+        (_SUMMED, lines),
+        (_FEW_ODD, f"{lines}_packed"),
+        (_EM, "warp_specialized"),
+    )
+    for capability in (9, 0), (8, 0), (10, 0):
+        of_capability(capability)
+        for g, rung in cases:
+            wanted = rung if capability == (9, 0) else "mma_sync"
+            assert choose(_job(g, dtype, precision)).rung == wanted
+            if capability == (9, 0):
+                assert _of_the_input(g, dtype, precision) == [wanted]
+
+
 _NINE_RESIDUES = Geometry(1, 5, 2, 27, 27, 3, 3, 1, 15, 15, 15, (3, 3))  # sums of 30 products
 
 

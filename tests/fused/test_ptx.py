@@ -30,6 +30,7 @@ from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reducti
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
 from numbacaps.fused.rung_5_warp_specialized.add_tiles import make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
+from numbacaps.fused.rung_5_warp_specialized.lines import in_lines
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
@@ -206,13 +207,23 @@ _PRODUCTS = {
 }
 
 
+# Votes that are summed over the window, as SegCaps has them.
+_SUMS = Geometry(1, 16, 4, 128, 128, 5, 5, 1, 1, 32, 32, 1, 2).of_channels
+_F4 = np.dtype(np.float32)
+_PRODUCTS |= {
+    "em in lines": in_lines(_PRODUCTS["em"], 8, _F4),
+    "em backward in lines": in_lines(_PRODUCTS["em backward"], 8, _F4),
+    "sums in lines": in_lines(implicit_gemm.forward(_SUMS), 1, _F4),
+    "sums backward in lines": in_lines(implicit_gemm.backward_input(_SUMS)[0], 1, _F4),
+}
+_IN_LINES = [case for case in _PRODUCTS if "lines" in case]
 _MANY_TAPS = Geometry(64, 1, 13, 20, 20, 7, 7, 1, 8, 8, 8, (3, 3), (3, 3))  # for each of 8 columns
 _TILES = {"first": 0, "last": -1}  # of those that the table has for a product
 
 
 @pytest.mark.slow(but=["em-first"])
 @pytest.mark.parametrize("which", _TILES)
-@pytest.mark.parametrize("case", _PRODUCTS)
+@pytest.mark.parametrize("case", [case for case in _PRODUCTS if case not in _IN_LINES])
 def test_warpgroup_products(case, which):
     product, dtype = _PRODUCTS[case], np.dtype(np.float32)
     tiles = warpgroup_tiles.tiles(product, dtype)
@@ -232,7 +243,7 @@ def test_warpgroup_products(case, which):
 @pytest.mark.slow(but=["caps2-1-last"])
 @pytest.mark.parametrize("which", _TILES)
 @pytest.mark.parametrize("terms", [1, 3])
-@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
+@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8", *_IN_LINES])
 def test_bulk_copies(case, terms, which):
     product = _PRODUCTS[case]
     legal = [t for t in bulk_tiles.tiles(product) if not bulk_tiles.why_not(t, product, 1, terms)]
@@ -249,11 +260,12 @@ def test_bulk_copies(case, terms, which):
 
 
 @pytest.mark.slow(but=["em"])
-@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8"])
+@pytest.mark.parametrize("case", ["em", "em backward", "caps2", "caps8", *_IN_LINES])
 def test_results_behind_bulk_copies_that_are_summed_again(case):
     """In float64, behind all products, without a call, before which products would be waited for; the rest is as it was."""
     product = _PRODUCTS[case]
-    tile = bulk_tiles.choose_tile(product, 128, 1, 3, 132)[0]
+    images = product.pixels.extent[1] if product.pixels.in_lines else 128
+    tile = bulk_tiles.choose_tile(product, images, 1, 3, 132)[0]
     looks = "backward_input" if "backward" in case else "forward"
     plain, looking = (
         _ptx(bulk_kernel(product, tile, 3, looks=one), "float32", (9, 0)) for one in ("", looks)

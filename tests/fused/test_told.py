@@ -119,7 +119,9 @@ def test_every_kernel_of_three_terms_looks_through_its_results():
     cases = [(_DX, "mma_sync"), (SMALL["gaps"], "mma_sync"), (_DX, "col2im")]
     if has_warpgroups():
         cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized"))
+        cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized_lines"))
         cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_packed"))
+        cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_lines_packed"))
     for (g, rung), precision in product(cases, ("auto", "tf32x3")):
         text = _plan(g, precision, {"backward_input": rung}).explain()
         text = text[text.index("backward_input") : text.index("backward_kernel")]

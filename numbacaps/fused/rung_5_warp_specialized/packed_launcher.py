@@ -17,7 +17,6 @@ from numbacaps.fused.pixel_packing import (
     round_up,
     seen_as,
 )
-from numbacaps.fused.rung_5_warp_specialized.launcher import WarpSpecializedLauncher
 
 _WORDS = np.dtype(np.float32)
 
@@ -29,6 +28,8 @@ class PackedLauncher(Launcher):
 
     Parameters
     ----------
+    launcher : class
+        Of each product: :class:`WarpSpecializedLauncher`, or that of lines.
     products : sequence of numbacaps.fused.implicit_gemm.Product
         Of one gathered array and one kernel.
     images, G : int
@@ -43,12 +44,12 @@ class PackedLauncher(Launcher):
 
     packs_alone = False  # pixels lie beside it
 
-    def __init__(self, products, images, G, dtype, how, terms, looked=None):
+    def __init__(self, launcher, products, images, G, dtype, how, terms, looked=None):
         self._parts, self._begins, self.packed = [], [], 0
         for product, (tile, why) in zip(products, how):
             follows, read = bool(self._parts), of_capsules(product, G, dtype)
             which = product, images, G, dtype, tile, why, terms
-            made = WarpSpecializedLauncher(*which, follows=follows, read=read, looked=looked)
+            made = launcher(*which, follows=follows, read=read, looked=looked)
             self._parts.append(made)
             self._begins.append(self.packed)
             self.packed += round_up(self._parts[-1].packed, CHUNK // _WORDS.itemsize)
@@ -82,5 +83,6 @@ class PackedLauncher(Launcher):
             part.multiply(*arrays, stream, ahead=True, unpacked=gathered)
 
     def __str__(self):
-        parts = (str(part).removeprefix("warp_specialized ") for part in self._parts)
-        return "warp_specialized_packed " + "; ".join(parts)
+        rung, _ = str(self._parts[0]).split(" ", 1)
+        parts = (str(part).removeprefix(rung).strip() for part in self._parts)
+        return f"{rung}_packed " + "; ".join(parts)

@@ -37,9 +37,10 @@ def make_produce_boxes(spec):
     ROW_STEP, COLUMN_STEP = map(specialized, (pixels.top[0], pixels.left[0]))
     TOP = specialized(pixels.top[1] + window.first[0])
     LEFT = specialized(pixels.left[1] + window.first[1])
-    first_axis = (0, box.pixel, 0) if box.whole_rows else (box.pixel, 0, 1)
+    first_axis = (0, box.pixel, 0) if box.whole_rows else (pixels.steps[0], 0, 1)
     E_BY_G, E_BY_LEFT, BY_LEFT = map(specialized, first_axis)
     STEPS, CHANNELS = map(specialized, (spec.k_steps, box.channels))
+    IN_LINES = pixels.in_lines
     acquire, advance = make_acquire(spec.box_ring), make_advance(spec.box_ring)
     place_of = make_place_of(spec)
 
@@ -50,12 +51,13 @@ def make_produce_boxes(spec):
         for index in range(first, last, blocks):
             place = place_of(index, first_tile)
             top = place.row * ROW_STEP + TOP
-            left = place.column * COLUMN_STEP + LEFT
+            left = (place.image if IN_LINES else place.column) * COLUMN_STEP + LEFT
             e = place.g * E_BY_G + left * E_BY_LEFT
+            second = left if IN_LINES else place.image
+            third = place.column if IN_LINES else left * BY_LEFT
             for step in range(short(STEPS)):
                 full, to = acquire(shared, start, stage, phase)
-                channel, at_left = step * CHANNELS, left * BY_LEFT
-                tensor_copy(shared, to, box_map, e, place.image, at_left, top, channel, full)
+                tensor_copy(shared, to, box_map, e, second, third, top, step * CHANNELS, full)
                 stage, phase = advance(stage, phase)
 
     return produce_boxes

@@ -47,9 +47,14 @@ class BulkTile:
 
     @property
     def registers(self):
-        """What a thread that multiplies may have: what the copying ones leave of the multiprocessor's."""
-        left = H100.registers // WARPGROUP - PRODUCER_REGISTERS
+        """What a thread that multiplies may have: what the copying ones leave of the block's, which all have alike at first."""
+        left = self._at_first * (self.warpgroups + 1) - PRODUCER_REGISTERS
         return min(MOST_SET_REGISTERS, left // self.warpgroups // 8 * 8)
+
+    @property
+    def _at_first(self):
+        """Registers of a thread as the assembler hands them out."""
+        return H100.registers // self.threads // 8 * 8
 
     def __str__(self):
         return (
@@ -65,11 +70,14 @@ class Box:
     Attributes
     ----------
     images, rows, columns, channels : int
-        Sizes; rows and columns are the slots of a tile's patch, of whole rows a few more where banks would conflict.
+        Sizes; in lines images are the pixels of a line; rows and columns are the slots of a tile's patch, of whole rows a few more where banks would conflict.
     pixel : int
         D1*D elements of a pixel.
     whole_rows : bool
         A row's pixels follow each other, as they do in the array; otherwise all images of a pixel.
+    between : int
+        In lines (:mod:`numbacaps.fused.rung_5_warp_specialized.lines`), columns of slots from one row of the product, or D1
+        of them, to the next: these share the columns that windows share. Otherwise 0.
     """
 
     images: int
@@ -78,35 +86,40 @@ class Box:
     channels: int
     pixel: int
     whole_rows: bool
+    between: int = 0
 
     @classmethod
     def of(cls, product, G, tile):
         """The box of a :class:`numbacaps.fused.implicit_gemm.Product` and a tile."""
         p = product.pixels
         rows, columns = Window.of(product).patch(p, tile)
-        pixel = p.D1 * product.D
+        pixel, at_once = p.D1 * product.D, BM // p.D1
+        channels = tile.DEPTH * _K // gcd(_K, product.D)
+        if p.in_lines:
+            between = p.left[0]
+            columns += (at_once - 1) * between
+            return cls(at_once, rows, columns, channels, pixel, False, between)
         whole_rows = G == 1 and pixel * _FLOAT < _LINE and columns * pixel <= LARGEST_BOX
         whole_rows = whole_rows and row_reach(p, columns) * pixel < 2**31  # TMA's coordinates
         more = columns + 4 // gcd(4, pixel)  # runs stay multiples of 16 bytes
         if whole_rows and columns * pixel % (_BANKS // 2) == 0 and more * pixel <= LARGEST_BOX:
             columns = more  # or images would begin at the same banks
-        channels = tile.DEPTH * _K // gcd(_K, product.D)
-        return cls(BM // p.D1, rows, columns, channels, pixel, whole_rows)
+        return cls(at_once, rows, columns, channels, pixel, whole_rows)
 
     @property
     def image_step(self):
-        """From one image to the next."""
-        return self.pixel * (self.columns if self.whole_rows else 1)
+        """From one image to the next; in lines from one pixel of the result."""
+        return self.pixel * (self.columns if self.whole_rows else self.between or 1)
 
     @property
     def column_step(self):
         """From one column of slots to the next."""
-        return self.pixel * (1 if self.whole_rows else self.images)
+        return self.pixel * (1 if self.whole_rows or self.between else self.images)
 
     @property
     def row_step(self):
         """From one row of slots to the next."""
-        return self.pixel * self.images * self.columns
+        return self.pixel * self.columns * (1 if self.between else self.images)
 
     @property
     def channel_step(self):
@@ -121,18 +134,25 @@ class Box:
     @property
     def copied_rows(self):
         """Runs of elements that lie together in the array."""
-        return self.images * self.rows * self.channels * (1 if self.whole_rows else self.columns)
+        runs = self.channels * self.rows * (1 if self.whole_rows else self.columns)
+        return runs * (1 if self.between else self.images)
 
     def tensor(self, product, images, G):
         """(sizes, strides, box) for :func:`numbacaps.device.tensor_map.tensor_map`.
 
         The axes are (g and pixel's element, image, column, row, channel); where rows are fetched whole the
-        columns are part of the first one.
+        columns are part of the first one. In lines they are (g and pixel's element, column, image, row, channel), and the
+        product knows how many images there are.
         """
         p = product.pixels
         image, (row, column) = p.gathered[0], p.unit
         height, width = p.extent
         channel = product.channel_steps[0]
+        if self.between:
+            elements = (G - 1) * p.steps[0] + self.pixel
+            sizes = (elements, width, p.columns, height, product.channels)
+            strides = (column, p.gathered[2], row, channel)
+            return sizes, strides, (self.pixel, self.columns, 1, self.rows, self.channels)
         if self.whole_rows:
             sizes = (width * column, images, 1, height, product.channels)
             strides = (image, row, row, channel)
@@ -193,9 +213,12 @@ _SHAPES = (
     (1, 2, 1),
     (1, 1, 1),
 )
+# In lines, where a tile's one column is an image.
+_LINES = (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)
 MOST_DIFFERENTIATED = 4  # pixels of a warpgroup whose activation's gradient the kernel can compute
 _DEPTHS = (8, 4, 2, 1)
 _MOST_COLUMNS = 128  # of a tile
+MOST_THREADS = 1024  # of a block
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
 _NARROWER = 0.85
@@ -222,7 +245,7 @@ def tiles(product):
     return [
         BulkTile(*shape, depth, columns)
         for columns in sorted(widths, reverse=True)
-        for shape in _SHAPES
+        for shape in (_LINES if product.pixels.in_lines else _SHAPES)
         for depth in _DEPTHS
     ]
 
@@ -232,12 +255,16 @@ def why_not(tile, product, G, terms):
     p = product.pixels
     if product.taps == 0:
         return "no window reaches here"
+    if tile.TW % tile.PW or tile.BN % 8 or tile.threads > MOST_THREADS:
+        return f"no block of {tile.threads} threads shares {tile.TW} columns by {tile.PW}, and {tile.BN} columns by 8"
     if p.D1 > BM:
         return f"D1 is {p.D1}, more than {BM} rows"
-    if G * p.D1 * product.D >= 2**31 or p.gathered[0] >= 2**38:
-        return "strides are too large for TMA"
+    if p.in_lines and tile.TW > 1:
+        return f"tiles of {tile.TW} images; in lines they have one"
     box = Box.of(product, G, tile)
-    _, strides, sizes = box.tensor(product, 1, G)
+    (elements, *_), strides, sizes = box.tensor(product, 1, G)
+    if elements >= 2**31 or max(strides) >= 2**38:
+        return "strides are too large for TMA"
     if sizes[0] % 4 or any(stride % 4 for stride in strides):
         return f"runs of {sizes[0]} elements, or steps of {strides}, are no multiples of 16 bytes"
     step, left = p.left[0], p.left[1] + Window.of(product).first[1]
