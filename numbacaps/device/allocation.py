@@ -5,6 +5,7 @@ memory comes from that library's pool, which neither calls the driver nor waits 
 current stream alone: the pool reuses memory in the order of that stream's work.
 """
 
+import sys
 from functools import lru_cache
 
 from numbacaps.device.cupy_arrays import cupy_stream, is_cupy, memory_of_pool
@@ -36,22 +37,14 @@ def new_array(shape, dtype, stream, beside=None):
         return cuda.device_array(shape, dtype, stream=stream)
     array, context = object.__new__(DeviceNDArray), _context(current_device())
     array.__dict__.update(_described(shape, dtype), stream=stream)
-    nbytes, found = (
-        array.alloc_size,
-        _of_pool(beside, int(stream) if stream else 0, array.alloc_size),
-    )
+    nbytes, own, found = array.alloc_size, int(stream) if stream else DEFAULT, None
+    if is_on_gpu(beside):
+        if (torch_stream(beside) or DEFAULT) == own:
+            found = memory_beside(beside, nbytes)
+    elif "cupy" in sys.modules and is_cupy(beside) and (cupy_stream() or DEFAULT) == own:
+        found = memory_of_pool(nbytes)
     array.gpu_data = context.memalloc(nbytes) if found is None else _held(context, nbytes, *found)
     return array
-
-
-def _of_pool(beside, stream, nbytes):
-    """(address, owner) of memory from the pool of an array's library; None where it has none for a stream."""
-    names = (0, DEFAULT) if stream in (0, DEFAULT) else (stream,)
-    if is_on_gpu(beside):
-        return memory_beside(beside, nbytes) if torch_stream(beside) in names else None
-    if is_cupy(beside):
-        return memory_of_pool(nbytes) if cupy_stream() in names else None
-    return None
 
 
 @lru_cache(_KEPT)

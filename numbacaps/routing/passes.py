@@ -231,11 +231,11 @@ class Passes:
         partial = self._partial_shape(self.shape, self.forward_form)
         return found | {"packed": self._packed_shape, "partial": partial}
 
-    def backward_shapes(self, has_logits=True, has_dx=True):
-        """Workspace of the backward pass."""
+    def backward_shapes(self, has_logits=True, has_dx=True, has_dw=False):
+        """Workspace of the backward pass; ``has_dw`` where it writes all of dw, at once."""
         if self.is_on_warps(has_logits):
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
-            return self.gradient_warps.shapes | {"columns": columns}
+            return self.gradient_warps.shapes(has_dw) | {"columns": columns}
         if self.is_whole_backward(has_logits):
             return {}
         g, splits = self.shape.geometry, self.splits

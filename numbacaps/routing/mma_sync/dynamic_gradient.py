@@ -12,7 +12,8 @@ factor's are four apart, but a sum may take its terms in any order. For dw the p
 Thread mapping: a block has some children at a time, a group of warps each, and walks over rows of places. The children's kernels
 stay in shared memory; the inputs and what is read of the parents come a row of places at a time. Steps are counted children by
 children, and each block has equally many of them, so a block may end in the middle of some children's places and the next one goes on:
-of their dw each has a part, which :func:`make_add_parts` adds in the order of the blocks.
+of their dw each has a part, which :func:`make_add_parts` adds in the order of the blocks. The first part lies in dw itself, unless
+there are sums in it that go on.
 """
 
 import math
@@ -311,7 +312,7 @@ def make_write_columns(owners):
 
 @cache
 def make_write_part(owners):
-    """Device function ``write_part(parts, own, part, q, warp)``: a lane's elements of the dw of child ``q``."""
+    """Device function ``write_part(dw, in_dw, parts, own, part, q, warp)``: a lane's elements of the dw of child ``q``."""
     g, f = owners.tile.geometry, owners.tile.fragments
     P, Q, E2, D2, D3 = map(specialized, (g.P, g.Q, g.E2, g.D2, g.D3))
     TILES, BESIDE, SPLIT = map(specialized, (f.tiles, f.beside, f.split))
@@ -319,9 +320,10 @@ def make_write_part(owners):
     PAIRS, STEPS = map(specialized, (owners.pairs, owners.steps))
 
     @cuda.jit(device=True, forceinline=True)
-    def write_part(parts, own, part, q, warp):
+    def write_part(dw, in_dw, parts, own, part, q, warp):
         lane = short(cuda.threadIdx.x % 32)
         column = lane // 4
+        before = max(part - in_dw, 0) * P
         for pair in range(PAIRS):
             for half in range(2):
                 tile = 2 * pair + half
@@ -332,8 +334,12 @@ def make_write_part(owners):
                         for k in range(2):
                             d2 = n * 8 + 2 * (lane % 4) + k
                             if d2 < D2:
-                                to = ((part * P + p) * Q + q) * E2 + d2 * D3 + d3
-                                parts[at(to)] = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                                element = d2 * D3 + d3
+                                value = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                                if part < in_dw:
+                                    dw[at((p * Q + q) * E2 + element)] = value
+                                else:
+                                    parts[at(((before + p) * Q + q) * E2 + element)] = value
 
     return write_part
 
@@ -428,9 +434,11 @@ def make_dynamic_gradient(owners):
         w,  # in   (P, Q, E2)
         held,  # in   (rows of places, arrays, words): ds of the first iteration, A times log2(e) and ds of the others
         columns,  # out  (N, L, Q, E1)
-        parts,  # out  (parts, P, Q, E2)
+        dw,  # out  (P, Q, E2), where parts are in it
+        parts,  # out  (parts, P, Q, E2), the others
         places,  # N * L
         count,  # steps of a block
+        in_dw,  # parts that lie in dw: 1 or 0
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # kernels, stages, where warps meet
         V, own = local_array(ELEMENTS, np.float32), local_array(OWN, np.float32)
@@ -493,7 +501,7 @@ def make_dynamic_gradient(owners):
                 cuda.syncthreads()  # the next stage has arrived, and all threads have read this one
             part = cuda.blockIdx.x - now // rows * rows // count
             if q < Q:
-                write_part(parts, own, part, q, warp)
+                write_part(dw, in_dw, parts, own, part, q, warp)
             now += steps
 
     return routing_dynamic_gradient_kernel
@@ -511,11 +519,12 @@ def make_add_parts(g, children):
     @kept_on_disk
     @cuda.jit
     def routing_add_parts_kernel(
-        parts,  # in   (parts, P, Q, E2)
+        parts,  # in   (parts, P, Q, E2), those that do not lie in dw
         dw,  # in and out  (P, Q, E2)
         rows,  # steps that the children of a block take
         count,  # steps of a block
-        more,  # dw goes on from what is there
+        in_dw,  # parts that lie in dw: 1 or 0
+        more,  # dw goes on from what is there: that part, or other sums
     ):
         some, total = local_array(RUN, np.float32), local_array(RUN, np.float32)
         i = cuda.grid(1) * RUN
@@ -525,7 +534,7 @@ def make_add_parts(g, children):
         last = short(first + rows - 1) // short(count) - first // short(count)
         for k in range(RUN):
             total[k] = dw[at(i + k)] if more else np.float32(0)
-        for part in range(last + 1):
+        for part in range(last + 1 - in_dw):
             load_run(RUN, some, parts, part * np.int64(SIZE) + i)
             for k in range(RUN):
                 total[k] += some[k]

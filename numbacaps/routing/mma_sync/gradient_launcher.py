@@ -5,7 +5,6 @@ where it counts, then A and ds of each of the others.
 """
 
 from dataclasses import replace
-from functools import cached_property
 from math import gcd
 
 from numbacaps.device import gpu
@@ -119,16 +118,15 @@ class DynamicGradient(Warps):
         """Parts of dw."""
         return parts_of_dw(self._rows, self._each)
 
-    @cached_property
-    def shapes(self):
-        """Workspace by name."""
+    def shapes(self, in_dw):
+        """Workspace by name; the first of the parts of dw may lie in dw."""
         g, f = self.geometry, self.tile.fragments
-        rows = self._grid[0] * self.tile.rows
+        rows, parts = self._grid[0] * self.tile.rows, self.of_dw - in_dw
         return {
             "partial": (self.parts, self.places, g.P, g.E3),
             "held": (rows, self._owners.arrays, dynamic.words_behind(f, 1)),
             "later": (self.places, g.P, g.E3),
-            "parts_of_dw": (self.of_dw, g.P, g.Q, g.E2),
+            "parts_of_dw": (parts, g.P, g.Q, g.E2) if parts else (1,),
         }
 
     def _first_of(self, t):
@@ -153,8 +151,8 @@ class DynamicGradient(Warps):
         dy : device array (N, P, L, E)
         columns : device array (N, L, Q, E1)
         dw : device array (P, Q, E2), or None
-        room : dict of device arrays of ``shapes``
-            "held" is zeros where something is filled up.
+        room : dict of device arrays of ``shapes(in_dw)``
+            "held" is zeros where something is filled up. The first part lies in dw where that is written anew.
         more : bool
             dw goes on from what is there.
         stream : Numba stream
@@ -169,13 +167,15 @@ class DynamicGradient(Warps):
             self._pass(kernel, tile, arguments, 1, stream)
             self._slope(t - 1, False, states, dy, room, stream, early=True)
         owners = replace(self._owners, tile=replace(self._owners.tile, runs=tile.runs))
-        grid = ceil_div(self._rows * self._groups, self._each)
-        arguments = (x, w, held, columns, room["parts_of_dw"], self.places, self._each)
+        grid, parts = ceil_div(self._rows * self._groups, self._each), room["parts_of_dw"]
+        in_dw = int(dw is not None and not more)
+        to = dw if in_dw else parts
+        arguments = (x, w, held, columns, to, parts, self.places, self._each, in_dw)
         how = {"shared": owners.shared_bytes, "early": True}
         run(make_dynamic_gradient(owners), grid, owners.tile.threads, arguments, stream, **how)
-        if dw is not None:
+        if dw is not None and self.of_dw > in_dw:
             g, kernel = self.geometry, make_add_parts(self.geometry, owners.children)
-            arguments = (room["parts_of_dw"], dw, self._rows, self._each, int(more))
+            arguments = (parts, dw, self._rows, self._each, in_dw, int(more or in_dw))
             grid = ceil_div(dw.size // gcd(g.E2, 4), _THREADS)
             run(kernel, grid, _THREADS, arguments, stream)
 
