@@ -37,7 +37,7 @@ def new_array(shape, dtype, stream, beside=None):
         return cuda.device_array(shape, dtype, stream=stream)
     array, context = object.__new__(DeviceNDArray), _context(current_device())
     array.__dict__.update(_described(shape, dtype), stream=stream)
-    nbytes, own, found = array.alloc_size, int(stream) if stream else DEFAULT, None
+    nbytes, own, found = array.alloc_size, (int(stream) if stream else 0) or DEFAULT, None
     if is_on_gpu(beside):
         if (torch_stream(beside) or DEFAULT) == own:
             found = memory_beside(beside, nbytes)

@@ -231,11 +231,11 @@ class Passes:
         partial = self._partial_shape(self.shape, self.forward_form)
         return found | {"packed": self._packed_shape, "partial": partial}
 
-    def backward_shapes(self, has_logits=True, has_dx=True, has_dw=False):
-        """Workspace of the backward pass; ``has_dw`` where it writes all of dw, at once."""
+    def backward_shapes(self, has_logits=True, has_dx=True, has_dw=True, has_more=True):
+        """Workspace of the backward pass; ``has_more`` where it adds to what other parts of the batch have left in dw."""
         if self.is_on_warps(has_logits):
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
-            return self.gradient_warps.shapes(has_dw) | {"columns": columns}
+            return self.gradient_warps.shapes(has_dw, has_more) | {"columns": columns}
         if self.is_whole_backward(has_logits):
             return {}
         g, splits = self.shape.geometry, self.splits

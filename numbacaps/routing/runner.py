@@ -271,7 +271,7 @@ class Runner:
                 room = self._arrays(passes, passes.forward_shapes(has_logits, False), stream)
                 out = [self._in_dtype(array) for array in scratch.values()]
                 self._forward(passes, own, w, operands, images, out, room, stream, True)
-            how = has_logits, dx is not None, dw is not None and self.part >= self.geometry.N
+            how = has_logits, dx is not None, dw is not None, self.part < self.geometry.N
             room = self._arrays(passes, passes.backward_shapes(*how), stream)
             d_out = [gradient[images] for gradient in d_results]
             to = None if dx is None else dx[images]

@@ -76,15 +76,20 @@ class Array:
     pass
 
 
+class Default:  # Numba's object for the default stream is true, and 0 as an int
+    def __int__(self):
+        return 0
+
+
 now = SimpleNamespace(ptr=0)  # CuPy's current stream; the default one is 0 or 1 to those who take it
 of_cupy = SimpleNamespace(alloc=Memory, get_current_stream=lambda: now)
 sys.modules["cupy"] = SimpleNamespace(ndarray=Array, cuda=of_cupy)
 for theirs in (0, 7):
     now.ptr = theirs
-    for ours in (0, 1, 7, 8):
+    for ours in (0, Default(), 1, 7, 8):
         made.clear()
         array = new_array((8,), np.dtype(np.float32), ours, Array())
-        assert made == ([(describe("y", array).address, 32)] if max(ours, 1) == max(theirs, 1) else [])
+        assert made == ([(describe("y", array).address, 32)] if max(int(ours), 1) == max(theirs, 1) else [])
 """
 
 

@@ -303,6 +303,17 @@ def test_packed_pixels(case, dtype, precision, rng):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("rows", [12, 13, 17])
+def test_windows_of_more_rows_than_a_ring_has(rows, precision, rng):
+    _skip_without_tf32()
+    g = Geometry(64, 16, 16, 32, 8, rows, 1, 1, 4, 4, 4, 1, (rows // 2, 0))
+    rungs = tuple((one, "warp_specialized", None) for one in ("forward", "backward_input"))
+    _check_passes(g, "float32", precision, rng, rungs)
+
+
 # Few images, whose lines fill the rows of products: strides, dilations, edges, groups, lines that are longer than a product
 # has rows; votes that are summed over a window; odd capsules, whose pixels are packed first.
 _LINES = {
@@ -311,6 +322,7 @@ _LINES = {
     "steps": Geometry(2, 7, 33, 15, 40, 3, 3, 1, 4, 4, 4, (1, 2), (2, 1), (2, 1)),
     "groups": Geometry(2, 5, 6, 9, 30, 2, 3, 3, 3, 8, 8, (2, 1), (0, 1), (1, 2)),
     "sums": Geometry(1, 5, 4, 40, 37, 5, 5, 1, 1, 32, 32, 1, 2).of_channels,
+    "high": Geometry(1, 16, 16, 29, 128, 13, 1, 1, 4, 4, 4, 1, (6, 0)),  # more rows than a ring
     **_SANITIZED,
 }
 _PACKED_LINES = {

@@ -52,6 +52,7 @@ GATHERED = {
     "three terms": (Geometry(5, 2, 2, 4, 4, 2, 2, 1, 16, 4, 4), "float32", 3),
     "float16": (Geometry(33, 3, 4, 4, 5, 2, 2, 1, 2, 4, 4), "float16", 1),
     "bfloat16": (Geometry(9, 3, 3, 4, 4, 2, 2, 1, 8, 8, 4, (1, 1), (1, 0)), "bfloat16", 1),
+    "more rows of taps than a ring has": (Geometry(5, 3, 2, 6, 3, 4, 1, 1, 4, 4, 4), "float32", 1),
 }
 
 
@@ -76,6 +77,7 @@ LINES = {
     "float16": (Geometry(2, 3, 4, 4, 5, 2, 2, 1, 2, 8, 8), "float16", 1),
     "cut float16": (Geometry(1, 1, 2, 3, 4, 2, 2, 2, 1, 32, 16, 1, (1, 0)), "float16", 1),
     "bfloat16": (Geometry(2, 3, 3, 4, 4, 2, 2, 1, 8, 8, 8, (1, 1), (1, 0)), "bfloat16", 1),
+    "more rows of taps than a ring has": (Geometry(1, 3, 2, 6, 5, 5, 1, 1, 4, 4, 4), "float32", 1),
 }
 
 
@@ -124,6 +126,22 @@ def test_packed_pixels(case, forward, launcher, rng):
     _check(result, oracle(g, x, w, dy)[which], sums(g)[which], name, terms)
 
 
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("rows", [2, 3, 4, 11, 13, 40])
+def test_a_ring_has_the_rows_of_taps_that_a_thread_waits_for(rows, terms, monkeypatch):
+    """A thread gives none back before all of a batch have come."""
+    monkeypatch.setattr(bulk_tiles, "_MOST_TAP_ROWS", 12)
+    g, t, found = Geometry(1, 4, 4, rows, 50, rows, 1, 1, 4, 4, 4), bulk_tiles, 0
+    for product in implicit_gemm.forward(g), in_lines(implicit_gemm.forward(g), 1, np.dtype("f4")):
+        for tile in t.tiles(product):
+            if t.why_not(tile, product, 1, terms) is None:
+                box = t.Box.of(product, 1, tile)
+                rings = t.Rings.of(product, box, tile, terms)
+                assert t.batch_rows(tile, product, box, terms) <= rings.tap_rows
+                found += 1
+    assert found
+
+
 @pytest.mark.parametrize("warpgroups", [1, 2, 3, 4, 7])
 def test_a_block_asks_for_registers_that_it_has(warpgroups):
     """What it has at its launch, in steps of 8 a thread: a warpgroup that asks for more waits for ever."""
@@ -140,6 +158,7 @@ def test_tiles_that_no_block_can_share_are_refused(sizes):
     product = implicit_gemm.forward(Geometry(1, 2, 3, 3, 5, 2, 2, 1, 4, 4, 4))
     for one in product, in_lines(product, 1, np.dtype(np.float32)):
         assert "no block of" in bulk_tiles.why_not(bulk_tiles.BulkTile(*sizes), one, 1, 1)
+        assert "264 columns" in bulk_tiles.why_not(bulk_tiles.BulkTile(1, 1, 1, 1, 264), one, 1, 1)
 
 
 @pytest.mark.slow

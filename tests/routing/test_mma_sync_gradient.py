@@ -76,7 +76,9 @@ def test_blocks_that_end_in_the_middle(each, monkeypatch, rng):
     g = Geometry(40, 5, 3, 1, 1, 1, 1, 1, 1, 3, 2)
     made = _passes(g, iterations=2).gradient_warps
     assert made.of_dw == {1: 3, 2: 2, 5: 2}[each]
-    assert made.shapes(1)["parts_of_dw"][0] == made.of_dw - 1  # the first lies in dw
+    parts = {how: made.shapes(*how)["parts_of_dw"] for how in ((1, 1), (1, 0), (0, 0))}
+    assert [shape[0] for shape in parts.values()] == [made.of_dw, made.of_dw - 1, 1]
+    assert len(parts[0, 0]) == 1  # and of none there is no part
     _check(g, rng, iterations=2)
 
 

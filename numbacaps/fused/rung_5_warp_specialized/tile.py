@@ -217,7 +217,8 @@ _SHAPES = (
 _LINES = (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)
 MOST_DIFFERENTIATED = 4  # pixels of a warpgroup whose activation's gradient the kernel can compute
 _DEPTHS = (8, 4, 2, 1)
-_MOST_COLUMNS = 128  # of a tile
+_MOST_COLUMNS = 128  # of a tile that is chosen
+_WIDEST = 256  # columns of one product of a warpgroup
 MOST_THREADS = 1024  # of a block
 _PARTS = 8  # into which columns are cut beyond what they must be
 # Of the cycles: worth a narrower tile, for which the first operand comes once more.
@@ -255,6 +256,8 @@ def why_not(tile, product, G, terms):
     p = product.pixels
     if product.taps == 0:
         return "no window reaches here"
+    if tile.BN > _WIDEST:
+        return f"{tile.BN} columns, of which a product of a warpgroup has {_WIDEST} at the most"
     if tile.TW % tile.PW or tile.BN % 8 or tile.threads > MOST_THREADS:
         return f"no block of {tile.threads} threads shares {tile.TW} columns by {tile.PW}, and {tile.BN} columns by 8"
     if p.D1 > BM:
@@ -283,9 +286,13 @@ def why_not(tile, product, G, terms):
 
 
 def batch_rows(tile, product, box, terms):
-    """Rows of taps whose fragments a thread holds at once: all if they fit, or one; None if not even one."""
+    """Rows of taps whose fragments a thread holds at once: all if they fit, or one; None if not even one.
+
+    A thread waits for all of them before it gives one back, so a ring has to have as many.
+    """
     for count in (Window.of(product).taps[0], 1):
         few = count == 1 or _fragments(tile, product, box, count) <= _UNROLLED[terms]
+        few = few and count <= _MOST_TAP_ROWS
         few = few and products_of_batch(tile, product, box, terms, count) <= _MOST_PRODUCTS
         if few and _registers(tile, product, box, terms, count) <= tile.registers:
             return count

@@ -439,6 +439,7 @@ def make_dynamic_gradient(owners):
         places,  # N * L
         count,  # steps of a block
         in_dw,  # parts that lie in dw: 1 or 0
+        kept,  # all parts; 0 where nobody asks for dw
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # kernels, stages, where warps meet
         V, own = local_array(ELEMENTS, np.float32), local_array(OWN, np.float32)
@@ -500,7 +501,7 @@ def make_dynamic_gradient(owners):
                 cp_async_wait(0)
                 cuda.syncthreads()  # the next stage has arrived, and all threads have read this one
             part = cuda.blockIdx.x - now // rows * rows // count
-            if q < Q:
+            if q < Q and part < kept:
                 write_part(dw, in_dw, parts, own, part, q, warp)
             now += steps
 

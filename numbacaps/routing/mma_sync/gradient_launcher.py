@@ -118,10 +118,10 @@ class DynamicGradient(Warps):
         """Parts of dw."""
         return parts_of_dw(self._rows, self._each)
 
-    def shapes(self, in_dw):
-        """Workspace by name; the first of the parts of dw may lie in dw."""
+    def shapes(self, has_dw, has_more):
+        """Workspace by name, where dw is wanted or not, and goes on from sums that it holds or not."""
         g, f = self.geometry, self.tile.fragments
-        rows, parts = self._grid[0] * self.tile.rows, self.of_dw - in_dw
+        rows, parts = self._grid[0] * self.tile.rows, self.of_dw - (not has_more) if has_dw else 0
         return {
             "partial": (self.parts, self.places, g.P, g.E3),
             "held": (rows, self._owners.arrays, dynamic.words_behind(f, 1)),
@@ -151,7 +151,7 @@ class DynamicGradient(Warps):
         dy : device array (N, P, L, E)
         columns : device array (N, L, Q, E1)
         dw : device array (P, Q, E2), or None
-        room : dict of device arrays of ``shapes(in_dw)``
+        room : dict of device arrays of ``shapes``
             "held" is zeros where something is filled up. The first part lies in dw where that is written anew.
         more : bool
             dw goes on from what is there.
@@ -170,7 +170,8 @@ class DynamicGradient(Warps):
         grid, parts = ceil_div(self._rows * self._groups, self._each), room["parts_of_dw"]
         in_dw = int(dw is not None and not more)
         to = dw if in_dw else parts
-        arguments = (x, w, held, columns, to, parts, self.places, self._each, in_dw)
+        kept = 0 if dw is None else self.of_dw
+        arguments = (x, w, held, columns, to, parts, self.places, self._each, in_dw, kept)
         how = {"shared": owners.shared_bytes, "early": True}
         run(make_dynamic_gradient(owners), grid, owners.tile.threads, arguments, stream, **how)
         if dw is not None and self.of_dw > in_dw:
