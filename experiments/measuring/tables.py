@@ -255,23 +255,25 @@ def _fused(data):
 
 
 def _beside_fold(rows, layout, words):
-    """A row for each workload: ours in that layout, the fold, and their ratio, in each class."""
-    if not rows:
-        return ""
-    header, cells, ratios = ["workload"], [], {}
+    """A row for each workload: ours in that layout, the fold, and their ratio, in each class whose every precision was measured."""
+    header, every, ratios = ["workload"], [], {}
     for name, _, _ in _CLASSES:
         header += [f"{name}: conv2d ms", "fused ms", "ratio"]
     for workload in distinct(rows, "workload"):
-        cells.append([workload])
+        every.append([workload])
         for name, ours, theirs in _CLASSES:
             group = at(rows, workload=workload)
             best = _least(group, FOLD, (theirs,), ("nchw", "channels_last"))
-            fused = _least(group, "fused", ours, (layout,))
-            if best and fused:
+            times = [_least(group, "fused", (one,), (layout,)) for one in ours]
+            if best and all(times):
+                fused = min(times)
                 ratios.setdefault(name, []).append(best / fused)
-                cells[-1] += [digits(best), digits(fused), digits(best / fused)]
+                every[-1] += [digits(best), digits(fused), digits(best / fused)]
             else:
-                cells[-1] += ["not measured"] * 3
+                every[-1] += ["not measured"] * 3
+    cells = [row for row in every if set(row[1:]) != {"not measured"}]
+    if not cells:
+        return ""
     means = ["geometric mean"]
     for name, _, _ in _CLASSES:
         found = ratios.get(name)
