@@ -79,8 +79,8 @@ def capsule_conv2d(
     array (N, P, OH, OW, *T3)
         ``out`` if given; else a NumPy array where ``x`` is one, a CuPy array where it is one, and a Numba device array for all
         others on the device. CuPy's current stream is ordered behind the call.
-        For PyTorch tensors, on PyTorch's current stream, it lies in memory of PyTorch's pool: as with a tensor, who
-        uses it on another stream holds it until that has passed.
+        For PyTorch tensors, on PyTorch's current stream, it lies in memory of PyTorch's pool, for CuPy arrays, on CuPy's, in
+        CuPy's: as with theirs, who uses it on another stream holds it until that has passed.
         OH = (H + 2*padding - dilation*(KH-1) - 1) // stride + 1, OW likewise. Empty for N = 0.
 
     Raises

@@ -34,6 +34,7 @@ PRESETS = {
         "5, one image, 1x1, stride 2": _alike(5, 1, 32, 32, 14, 1, 2),
         "1 x 8 to 8 x 16, 5x5": _square(8, 16, 16, 28, 1, 1, 8, 16, K=5),
         "3, 5x5, stride 2": _alike(3, 8, 32, 32, 28, 5, 2),
+        "3, fewer channels, 5x5, stride 2": _alike(3, 8, 16, 16, 28, 5, 2),
         "3, 3x3": _alike(3, 8, 16, 16, 28, 3, 1),
         "5, few channels, 5x5, stride 2": _alike(5, 128, 4, 8, 14, 5, 2),
         "5, small images, 5x5, stride 2": _alike(5, 32, 16, 16, 8, 5, 2),
