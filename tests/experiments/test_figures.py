@@ -562,6 +562,7 @@ def test_fused_table_by_hand(tmp_path):
         how = {"algorithm": "torch_fold", "precision": "ieee", "layout": "capsule"}
         rows.append(row("fused", workload, cells, 0.01, **how))  # not in place: not compared
         rows.append(row("fused", workload, cells, 0.1, algorithm="fused"))
+        rows.append(row("fused", workload, cells, 0.2, algorithm="fused", precision="tf32x3"))
     rows.append(row("fused", "em", cells, 0.2, algorithm="fused", precision="tf32"))
     half = {"precision": "float16", "dtype": "float16"}
     rows.append(row("fused", "em", cells, 0.015, algorithm="fused", **half))
@@ -581,6 +582,11 @@ def test_fused_table_by_hand(tmp_path):
     unmeasured = " | ".join(["not measured"] * 6)
     assert f"| caps2 | 0.800 | 0.100 | 8.00 | {unmeasured} |" in made
     assert "| geometric mean |  |  | 4.90 |  |  | 0.500 |  |  | 2.00 |" in made
+    without = [one for one in rows if (one["workload"], one["precision"]) != ("em", "tf32x3")]
+    without = [one for one in without if one["workload"] == "em" or one["algorithm"] != "fused"]
+    made = tables(load_all(write(tmp_path / "without", {"fused": without})))["fused"].splitlines()
+    em = "| em | not measured | not measured | not measured | 0.100 | 0.200 | 0.500 | 0.0300 | 0.0150 | 2.00 |"
+    assert em in made and not any("caps2" in line for line in made)
 
 
 def test_rungs_table_by_hand(tmp_path):
