@@ -195,7 +195,11 @@ def _warp_specialized_lines(job, tile=None):
 
 
 def _persistent(rung, launcher, job, read, images, tile):
-    """The choice of rung 5 for a job that it reads as another product of so many images."""
+    """The choice of rung 5.
+
+    ``read`` is the product that its kernel computes: the job's own, or in lines the one with images and columns exchanged.
+    ``images`` are those of that product.
+    """
     terms, counted = job.terms, warp_specialized_tiles.counted(read, job.dtype)
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")

@@ -439,7 +439,7 @@ def make_dynamic_gradient(owners):
         places,  # N * L
         count,  # steps of a block
         in_dw,  # parts that lie in dw: 1 or 0
-        kept,  # all parts; 0 where nobody asks for dw
+        kept,  # parts that are written: all, or 0 where dw is not wanted
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # kernels, stages, where warps meet
         V, own = local_array(ELEMENTS, np.float32), local_array(OWN, np.float32)
