@@ -8,13 +8,14 @@ one of float32 (tf32x3): both operands are split, and low(a) * low(b) is left ou
 
 import numpy as np
 
-from numbacaps.device.instructions import TF32_NEARER, cut_tf32
+from numbacaps.device.instructions import TF32_NEARER, cut_tf32, unroll_loops
 from numbacaps.device.target import cuda
 
 
 @cuda.jit(device=True, forceinline=True)
 def clear(values, count):
     """Zeros."""
+    unroll_loops()
     for i in range(count):
         values[i] = np.float32(0)
 
@@ -22,6 +23,7 @@ def clear(values, count):
 @cuda.jit(device=True, forceinline=True)
 def add(sums, values, count):
     """``values`` added to ``sums``, element by element."""
+    unroll_loops()
     for i in range(count):
         sums[i] += values[i]
 

@@ -28,6 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from numbacaps.device.target import SIMULATED
+from numbacaps.device.unrolled import with_loops_unrolled
 
 WRITTEN = {}  # names of functions to what writes LLVM's text of one, of its whole name and its number
 _numbers = count()
@@ -102,7 +103,7 @@ def _valued(text):
 
 
 def _introduce():
-    """Tell Numba the type of a constant, and NVVM its value."""
+    """Tell Numba the type of a constant, and NVVM its value and which loops it unrolls."""
     from numba.core import types
     from numba.cuda.cudadrv import nvvm
     from numba.cuda.typing.typeof import typeof_impl
@@ -115,7 +116,7 @@ def _introduce():
 
     def compile_valued(texts, **options):
         texts = [texts] if isinstance(texts, str) else texts
-        return compile_ir([_valued(text) for text in texts], **options)
+        return compile_ir([with_loops_unrolled(_valued(text)) for text in texts], **options)
 
     nvvm.compile_ir = compile_valued
 

@@ -1,6 +1,7 @@
 """How the input's gradient is computed: a launch for every residue of the stride, one for all, or columns and their sum."""
 
 from dataclasses import astuple, replace
+from math import prod
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from numbacaps.fused.choose import (
 )
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
+from numbacaps.fused.parts import PartsLauncher
 from numbacaps.fused.precision import chosen_for, has_tensor_cores
 from numbacaps.fused.rung_3_register_tiles.columns import ColumnsLauncher
 from numbacaps.fused.rung_3_register_tiles.tile import TILES
@@ -143,13 +145,25 @@ def _possible(how, *arguments):
 
 def _columns(job, geometry, tile=None):
     """Columns and col2im: by the warps' tensor cores, or by ordinary arithmetic."""
-    size, product = col2im.columns_of(geometry), implicit_gemm.input_columns(geometry)
-    if 4 * size > col2im.MOST_BYTES:
-        raise NotPossible(f"columns of {4 * size} bytes; {COLUMNS} takes {col2im.MOST_BYTES}")
+    images = col2im.images_at_once(geometry)
+    if not images:
+        one = 4 * col2im.columns_of(geometry.of_one_image)
+        raise NotPossible(f"an image's columns of {one} bytes; {COLUMNS} takes {col2im.MOST_BYTES}")
+    parts, geometry = geometry.N // images, replace(geometry, N=images)
+    looked = (job.looked[0], geometry) if job.looked else None
+    job = replace(job, images=images, result=job.result // parts, looked=looked)
     if job.result > col2im.MOST_ELEMENTS:
         raise NotPossible(f"{job.result} elements; {COLUMNS} takes {col2im.MOST_ELEMENTS}")
+    size, product = col2im.columns_of(geometry), implicit_gemm.input_columns(geometry)
     made = _columns_by_warps if job.terms else _columns_by_registers
-    return made(job, geometry, product, size, tile)
+    chosen = made(job, geometry, product, size, tile)
+    if parts == 1:
+        return chosen
+
+    def make():
+        return PartsLauncher(chosen.launcher(), parts, prod(geometry.output_shape), job.result)
+
+    return replace(chosen, launcher=make, predicted=parts * chosen.predicted)
 
 
 def _columns_by_warps(job, geometry, product, size, tile):

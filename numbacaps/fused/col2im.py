@@ -5,7 +5,8 @@
 
 Gathered, a pixel of dx takes all taps of its residue, zeros for those outside of dy, and has C*D2 columns, which fill a
 tile badly where they are few. Here nothing is multiplied in vain and columns are many, but they are written and
-read: M * KH*KW*C*D2 numbers of float32 lie in the workspace. Every sum has the same order each time.
+read: M * KH*KW*C*D2 numbers of float32 lie in the workspace, where they are many of some images after the others. Every sum
+has the same order each time.
 """
 
 from functools import cache
@@ -26,7 +27,7 @@ from numbacaps.fused import anew
 from numbacaps.fused.anew import SUMS
 from numbacaps.fused.told import is_told
 
-MOST_BYTES = 256 << 20  # of columns
+MOST_BYTES = 512 << 20  # of the columns of as many images as are taken at once
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
 _TOGETHER = 3  # taps whose loads are under way together
@@ -76,6 +77,13 @@ def columns_of(geometry):
     """Elements of all columns."""
     g = geometry
     return g.N * g.L * g.G * g.D1 * g.Q * g.D2
+
+
+def images_at_once(geometry):
+    """Images whose columns take at most :data:`MOST_BYTES`, the same number each time; 0 where those of one take more."""
+    g = geometry
+    most = MOST_BYTES // (4 * columns_of(g) // g.N)
+    return max((n for n in range(1, g.N + 1) if n <= most and g.N % n == 0), default=0)
 
 
 @cuda.jit(device=True, inline="always")

@@ -10,6 +10,7 @@ numbers of everyday sizes do not need it.
 
 import numpy as np
 
+from numbacaps.device.instructions import unroll_loops
 from numbacaps.device.target import cuda
 
 # A low part has 2^-136's multiples; a result keeps 24 bits above it.
@@ -25,9 +26,10 @@ def is_told(value):
     return (magnitude <= _LARGEST) & ((magnitude >= SMALLEST) | (magnitude == _ZERO))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True, forceinline=True)
 def all_told(acc, sums):
     """Whether each of a thread's sums can be told."""
+    unroll_loops()
     told = True
     for i in range(sums):
         told &= is_told(acc[i])

@@ -116,6 +116,17 @@ def test_splits_of_the_columns(splits, rng, monkeypatch):
     np.testing.assert_array_equal(first, _checked(g, "float32", launch, np.random.default_rng(5)))
 
 
+@pytest.mark.parametrize("kind", ["ordinary", "float32", "three terms", "float16"])
+def test_parts_of_the_images(kind, monkeypatch):
+    """Where the columns of all are too many; the same bits as at once."""
+    g = Geometry(6, 2, 3, 4, 5, 2, 3, 1, 2, 3, 5, stride=2)
+    at_once = _checked(g, kind, _made(g, kind), np.random.default_rng(7))
+    monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(replace(g, N=4)))
+    launch = _made(g, kind)
+    assert "in 2 parts" in str(launch)
+    np.testing.assert_array_equal(at_once, _checked(g, kind, launch, np.random.default_rng(7)))
+
+
 def test_columns_are_no_packed_kernel():
     g = SMALL["primes"]
     rungs = {"backward_input": ("col2im", (8, 8, 4, 2, 2) if SIMULATED else (64, 16, 8, 4, 2))}
@@ -133,8 +144,8 @@ def test_what_columns_are_not_for(monkeypatch):
     few = [replace(jobs[0], result=col2im.MOST_ELEMENTS + 1)]
     with pytest.raises(NotPossible, match=f"takes {col2im.MOST_ELEMENTS}"):
         choose_input.choose_input(few, g, choose_input.COLUMNS)
-    monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(g) - 1)
-    with pytest.raises(NotPossible, match="columns of"):
+    monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(g.of_one_image) - 1)
+    with pytest.raises(NotPossible, match="an image's columns of"):
         choose_input.choose_input(jobs, g, choose_input.COLUMNS)
 
 

@@ -322,6 +322,35 @@ def test_flat_versions():
     assert "ld.global.v2" in swapped and "ld.shared.f32" not in swapped
 
 
+# A product of many taps, and the largest tiles that took as many registers as there are; the sums of all lay in memory once.
+_LARGE = {
+    "eight pixels, three terms": (
+        Geometry(10, 1, 9, 64, 64, 5, 5, 1, 11, 11, 8, (2, 2)),
+        bulk_tiles.BulkTile(2, 8, 8, 1, 16),
+        3,
+    ),
+    "many runs": (
+        Geometry(8, 4, 7, 4, 4, 4, 4, 1, 12, 12, 12).without_window,
+        bulk_tiles.BulkTile(1, 1, 1, 4, 24),
+        3,
+    ),
+    "wide, three taps": (
+        Geometry(16, 16, 2, 20, 20, 5, 5, 1, 8, 8, 8, (2, 2)),
+        bulk_tiles.BulkTile(2, 2, 2, 1, 128),
+        1,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _LARGE)
+def test_large_tiles_stay_in_registers(case):
+    g, tile, terms = _LARGE[case]
+    product = implicit_gemm.backward_input(g)[0]
+    assert not bulk_tiles.why_not(tile, product, 1, terms)
+    _check(_ptx(bulk_kernel(product, tile, terms), "float32", (9, 0)), "bulk_wgmma", "float32")
+
+
 @pytest.mark.slow
 @pytest.mark.slow(but=["3"])
 @pytest.mark.parametrize("terms", [1, 3])

@@ -100,6 +100,7 @@ tensor_copy = chosen.tensor_copy
 to_bfloat16 = chosen.to_bfloat16
 to_tf32 = chosen.to_tf32
 unforeseen = chosen.unforeseen
+unroll_loops = chosen.unroll_loops
 wait_for_last = chosen.wait_for_last
 wgmma = chosen.wgmma
 wgmma_fragment = chosen.wgmma_fragment

@@ -10,6 +10,7 @@ from numbacaps.device.instructions import (
     descriptor_strides,
     load_run,
     local_array,
+    unroll_loops,
 )
 from numbacaps.device.ring import make_look_ahead
 from numbacaps.device.specialization import specialized
@@ -22,11 +23,18 @@ def make_own_rows(spec):
     It has a row of the product, and the eighth row below it, which lie at ``row_at`` and ``below_at``; runs of k's
     lie at ``run_at``. ``late`` lanes have the two rows the other way round.
     """
-    box, RUN = spec.box, spec.run
+    box, run = spec.box, spec.run
     D, D1, FILLED = map(specialized, (spec.D, spec.pixels.D1, spec.filled_rows))
     IMAGE_AT, CHANNEL_AT = map(specialized, (box.image_step, box.channel_step))
-    RUNS = specialized(2 * spec.k_groups // RUN)
+    RUN, RUNS = map(specialized, (run, 2 * spec.k_groups // run))
     ROUNDED = spec.dtype.itemsize == 4
+
+    @cuda.jit(device=True, forceinline=True)
+    def find_runs(run_at, lane):
+        unroll_loops()
+        for i in range(RUNS):
+            k = (i * 4 + lane % 4) * RUN
+            run_at[i] = k // D * CHANNEL_AT + k % D
 
     @cuda.jit(device=True, inline="always")  # it makes an array
     def own_rows(thread):
@@ -42,9 +50,7 @@ def make_own_rows(spec):
         late = not ROUNDED and thread.lane & 2 > 0
         if late:
             row_at, below_at = below_at, row_at
-        for i in range(RUNS):
-            k = (i * 4 + thread.lane % 4) * RUN
-            run_at[i] = k // D * CHANNEL_AT + k % D
+        find_runs(run_at, thread.lane)
         return run_at, row_at, below_at, late
 
     return own_rows
@@ -57,16 +63,17 @@ def make_load_batch(spec):
     loaded once for all taps and pixels that read it: of each 8 k's and column of slots four elements.
     """
     box, window = spec.box, spec.window
-    RUN, groups = spec.run, spec.k_groups
-    GROUPS, RUNS = map(specialized, (groups, 2 * groups // RUN))
+    run, groups = spec.run, spec.k_groups
+    GROUPS, RUN, RUNS = map(specialized, (groups, run, 2 * groups // run))
     COLUMNS_IN, BATCH = map(specialized, (spec.columns_in, spec.batch_rows))
     ROW_AT, COLUMN_AT = map(specialized, (box.row_step, box.column_step))
     TAP_TOP, TAP_DOWN = map(specialized, (window.start[0], window.step[0]))
 
     @cuda.jit(device=True, forceinline=True)
     def load_batch(to, shared, slots, own):
+        unroll_loops()
         run_at, row_at, below_at, _ = own
-        values = cuda.local.array(RUN, np.float32)
+        values = local_array(RUN, np.float32)
         for r in range(BATCH):
             slot_row = slots + (TAP_TOP + r * TAP_DOWN) * ROW_AT
             for i in range(RUNS):
@@ -89,6 +96,7 @@ def make_prepare(spec):
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(high, low, loaded, own):
+        unroll_loops()
         late = own[3]
         for i in range(FRAGMENTS):
             if SPLIT:
@@ -125,6 +133,7 @@ def make_multiply_batch(spec):
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_batch(sums, fragments, shared, start, taps):
+        unroll_loops()
         acc, part = sums
         high, low = fragments
         for chain in range(CHAINS):

@@ -10,6 +10,7 @@ from numbacaps.device.instructions import (
     local_array,
     permuted_bytes,
     short,
+    unroll_loops,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait,
@@ -23,7 +24,6 @@ from numbacaps.device.ring import (
 )
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.device.unrolled import make_in_quarters
 from numbacaps.fused.rung_5_warp_specialized.split_k_transpose import (
     HIGH_HALVES,
     LATE_HIGH,
@@ -137,6 +137,7 @@ def make_load_column(spec):
 
     @cuda.jit(device=True, forceinline=True)
     def load_column(fragment, shared, which, group, column):
+        unroll_loops()
         slots, apart, late, _, batch = which
         first = (group * COLUMNS_IN + column) * 4
         for i in range(4):
@@ -175,16 +176,17 @@ def make_multiply_batch(spec):
     multiply, load_column = FRAGMENT_PRODUCTS[spec.dtype.name], make_load_column(spec)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_pixels(arguments, begin, end):
-        acc, part, fragment, shared, which = arguments
+    def multiply_pixels(acc, part, fragment, shared, which):
+        unroll_loops()
         _, _, _, matrices, batch = which
-        for pixel in range(begin, end):
+        for pixel in range(PW):
             # Columns that the pixel before it does not read; that one is multiplied meanwhile.
             if not SPLIT:
-                new = pixel * COLUMN_STEP + COLUMNS_KEPT if pixel > 0 else 0
                 for group in range(GROUPS):
-                    for column in range(new, (pixel + 1) * COLUMN_STEP + COLUMNS_KEPT):
-                        load_column(fragment, shared, which, group, column)
+                    for j in range(COLUMN_STEP + COLUMNS_KEPT):
+                        if pixel == 0 or j >= COLUMNS_KEPT:
+                            column = pixel * COLUMN_STEP + j
+                            load_column(fragment, shared, which, group, column)
                 wgmma_fence()
             for tap in range(TAP_COLUMNS):
                 for group in range(GROUPS):
@@ -202,10 +204,9 @@ def make_multiply_batch(spec):
                         multiply(BN, acc, s, fragment, k, shared, high, 1)
             wgmma_commit()
 
-    multiply_all = make_in_quarters(multiply_pixels, tile.PW)
-
     @cuda.jit(device=True, forceinline=True)
     def multiply_low(part, fragment, shared, which):
+        unroll_loops()
         _, _, _, matrices, batch = which
         for i in range(FRAGMENTS):
             fragment[i] = low_tf32(fragment[i])
@@ -223,12 +224,13 @@ def make_multiply_batch(spec):
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_batch(acc, part, fragment, shared, which):
+        unroll_loops()
         if SPLIT:  # which would take more registers while it multiplies
             for group in range(GROUPS):
                 for column in range(COLUMNS_IN):
                     load_column(fragment, shared, which, group, column)
             wgmma_fence()
-        multiply_all((acc, part, fragment, shared, which))
+        multiply_pixels(acc, part, fragment, shared, which)
         wgmma_wait()
         if SPLIT:
             multiply_low(part, fragment, shared, which)

@@ -17,9 +17,6 @@ HELPER_REGISTERS = 32  # of a thread that transposes or copies
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
-# Up to these numbers the compiler unrolls a thread's loops; beyond them its elements of x lie in local memory. The first counts
-# elements of x, in three terms. The second counts products of a quarter of the pixels (numbacaps.device.unrolled), in one term.
-_MOST_FRAGMENTS, _MOST_OF_A_QUARTER = 96, 6
 _MOST_WARPGROUPS = 7  # that multiply
 _MOST_GROUPS = 4  # of 8 k's in a box
 BARRIERS = 256  # bytes at the beginning of the shared memory
@@ -205,10 +202,6 @@ def why_not(tile, product, G, terms):
         return f"{of_dy.channels} channels of {p.D1} x {D3} do not fill warps evenly"
     if Rings.of(product, tile, G, terms) is None:
         return f"boxes of {of_x.bytes} and {of_dy.bytes} bytes are too much shared memory"
-    if terms > 1 and _fragments(tile, product) > _MOST_FRAGMENTS:
-        return f"{_fragments(tile, product)} elements of x a thread"
-    if terms == pair == 1 and ceil_div(tile.PW, 4) * tile.GROUPS > _MOST_OF_A_QUARTER:
-        return f"{tile.PW} pixels of {tile.GROUPS * tile.K} at once"
     registers = _registers(tile, product, terms)
     if registers > tile.registers:
         return f"{registers} registers a thread, more than {tile.registers}"

@@ -13,11 +13,8 @@ _BANKS = 32  # of shared memory, an element each
 _LINE = 64  # bytes that a pixel should have to be fetched by itself
 PRODUCER_REGISTERS = 24  # of a producer's thread
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
-# Elements of a thread's fragments up to which the compiler unrolls what is done to each, by terms. It keeps
-# others in memory.
-_UNROLLED = {1: 128, 3: 80}
-# And products of a batch, of which a tap of three terms has two: of 60 it kept all sums in memory, and took 26 times as long.
-_MOST_PRODUCTS = 54
+_FEW_PLACES = 8  # of a thread's runs of k's, which are among these
+_MOST_PRODUCTS = 54  # of a batch, of which a tap of three terms has two: the code is as long, and more were not measured
 _MOST_TAP_ROWS = 12  # of a ring
 BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
 
@@ -291,8 +288,7 @@ def batch_rows(tile, product, box, terms):
     A thread waits for all of them before it gives one back, so a ring has to have as many.
     """
     for count in (Window.of(product).taps[0], 1):
-        few = count == 1 or _fragments(tile, product, box, count) <= _UNROLLED[terms]
-        few = few and count <= _MOST_TAP_ROWS
+        few = count <= _MOST_TAP_ROWS
         few = few and products_of_batch(tile, product, box, terms, count) <= _MOST_PRODUCTS
         if few and _registers(tile, product, box, terms, count) <= tile.registers:
             return count
@@ -331,7 +327,9 @@ def _registers(tile, product, box, terms, rows):
     split = 2 if terms > 1 else 1
     sums = tile.PW * tile.BN // 2 * split
     fragments = _fragments(tile, product, box, rows)
-    return sums + fragments * (split + ahead(tile, terms)) + _OTHER_REGISTERS[terms]
+    places = 2 * (box.channels * product.D // _K) // run(product.D)
+    others = _OTHER_REGISTERS[terms] + max(0, places - _FEW_PLACES)
+    return sums + fragments * (split + ahead(tile, terms)) + others
 
 
 def _fragments(tile, product, box, rows):

@@ -38,6 +38,7 @@ from numbacaps.device.instructions import (
     shared_address,
     short,
     shuffle,
+    unroll_loops,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
@@ -45,7 +46,6 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
-from numbacaps.device.unrolled import make_in_quarters
 from numbacaps.routing.mma_sync.dynamic import make_slopes, words_behind
 from numbacaps.routing.mma_sync.sharing import words_of_sharing, words_of_totals
 from numbacaps.routing.mma_sync.stage import (
@@ -188,14 +188,15 @@ def make_reach(owners):
     f = owners.tile.fragments
     TILES, SCALARS, IMAGES, BESIDE = map(specialized, (f.tiles, f.scalars, f.images, f.beside))
     OF_ARRAY, TURNS = map(specialized, (words_behind(f, 1), owners.turns))
+    BLOCKS = specialized(f.down * f.tiles)
     EVEN, WHOLE, FIRST = owners.has_even, owners.is_whole, specialized(int(owners.has_even))
     ZERO, SHARE = np.float32(0), specialized_float32(1 / f.P)
 
     @cuda.jit(device=True, forceinline=True)
-    def some_blocks(arguments, begin, end):
-        V, C, db, shared, parents = arguments
+    def reach(V, C, db, shared, parents):
+        unroll_loops()
         four, dV = local_array(4, np.float32), local_array(4, np.float32)
-        for block in range(begin, end):
+        for block in range(BLOCKS):
             for k in range(4):
                 dV[k] = ZERO
             if EVEN:
@@ -214,12 +215,6 @@ def make_reach(owners):
                         dV[k] += db[of_scalar + k // 2 % IMAGES] * four[k]
             for k in range(4):
                 V[block * 4 + k] = dV[k]
-
-    blocks = make_in_quarters(some_blocks, f.down * f.tiles)
-
-    @cuda.jit(device=True, forceinline=True)
-    def reach(V, C, db, shared, parents):
-        blocks((V, C, db, shared, parents))
 
     return reach
 
@@ -350,16 +345,16 @@ def make_kernel_gradient(owners):
     f = owners.tile.fragments
     DOWN, TILES, STEPS = map(specialized, (f.down, f.tiles, owners.steps))
     ROWS, PITCH, DEPTH = map(specialized, (f.rows, f.pitch, f.depth))
-    OF_X, HALF = map(specialized, (2 * owners.steps, f.is_half))
+    OF_X, HALF, PAIRS = map(specialized, (2 * owners.steps, f.is_half, owners.pairs))
     ZERO = np.float32(0)
     multiply = make_multiply(f)
 
     @cuda.jit(device=True, forceinline=True)
-    def some_pairs(arguments, begin, end):
-        own, dV, x, i, side = arguments
+    def add_pairs(own, dV, x, i, side):
+        unroll_loops()
         a, b = local_array(4, np.float32), local_array(2, np.float32)
         rows = local_array(2, np.float32)
-        for pair in range(begin, end):
+        for pair in range(PAIRS):
             for half in range(2):
                 tile = 2 * pair + half
                 if tile < TILES:
@@ -371,8 +366,6 @@ def make_kernel_gradient(owners):
             for step in range(STEPS):
                 b[0], b[1] = x[2 * step], x[2 * step + 1]
                 multiply(own, (pair * STEPS + step) * 4, a, b)
-
-    pairs = make_in_quarters(some_pairs, owners.pairs)
 
     @cuda.jit(device=True, forceinline=True)
     def add(own, dV, shared, input):
@@ -388,7 +381,7 @@ def make_kernel_gradient(owners):
                         word = short(input + place * PITCH + row * DEPTH + d2 % DEPTH)
                         is_there = HALF == 0 or d2 < DEPTH
                         x[2 * step + k] = shared[at(word)] if is_there else ZERO
-                pairs((own, dV, x, i, side))
+                add_pairs(own, dV, x, i, side)
 
     return add
 

@@ -60,6 +60,7 @@ from numbacaps.device.instructions.ptx.registers import (
     to_bfloat16,
     to_tf32,
     unforeseen,
+    unroll_loops,
 )
 from numbacaps.device.instructions.ptx.tensor_cores import (
     FRAGMENT_PRODUCTS,

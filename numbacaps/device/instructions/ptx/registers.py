@@ -1,11 +1,12 @@
 """PTX on registers: rounding, conversions, shuffles, fast functions, and how many registers a warpgroup has."""
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
-from numbacaps.device.instructions.ptx.inline import F32, I32, I64, asm, library, with_number
+from numbacaps.device.instructions.ptx.inline import F32, I32, I64, VOID, asm, library, with_number
 from numbacaps.device.target import cuda
+from numbacaps.device.unrolled import MARK
 
 # A warpgroup takes registers of the block's pool, or gives them back: each of its threads then has N.
 more_registers = with_number("setmaxnreg.inc.sync.aligned.u32 {};")
@@ -44,6 +45,18 @@ def unforeseen(typing_context, value):
         return asm(builder, I32, arguments, "mov.b32 $0, $1;", "=r,r")
 
     return types.int32(types.int32), codegen
+
+
+@intrinsic
+def unroll_loops(typing_context):
+    """All loops of the device function that calls it are unrolled (:mod:`numbacaps.device.unrolled`)."""
+
+    def codegen(context, builder, signature, arguments):
+        mark = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VOID, []), MARK)
+        builder.call(mark, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

@@ -62,6 +62,7 @@ from numbacaps.device.instructions.simulated.registers import (
     to_bfloat16,
     to_tf32,
     unforeseen,
+    unroll_loops,
 )
 from numbacaps.device.instructions.simulated.tensor_cores import (
     FRAGMENT_PRODUCTS,
