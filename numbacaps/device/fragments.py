@@ -15,7 +15,6 @@ from numbacaps.device.target import cuda
 @cuda.jit(device=True, forceinline=True)
 def clear(values, count):
     """Zeros."""
-    unroll_loops()
     for i in range(count):
         values[i] = np.float32(0)
 

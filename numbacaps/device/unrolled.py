@@ -5,12 +5,13 @@ unrolled. The compiler unrolls short loops alone, and keeps the arrays of others
 12 times as long. So a device function says at its beginning that its loops are to be unrolled::
 
     @cuda.jit(device=True, forceinline=True)
-    def clear(values, count):
+    def add(sums, values, count):
         unroll_loops()
         ...
 
 That holds for loops that stand in the function, or that Numba inlines into it, and whose number of turns is known when the
-kernel is compiled. In LLVM's text the call marks the function; :func:`with_loops_unrolled` takes the mark away, and puts what tells
+kernel is compiled. They are unrolled early, so LLVM may unroll a loop around them, too, which is to be looked for: one whose number of turns is
+:func:`~numbacaps.device.instructions.unforeseen` stays as it is. In LLVM's text the call marks the function; :func:`with_loops_unrolled` takes the mark away, and puts what tells
 LLVM behind the jump back of each loop.
 """
 

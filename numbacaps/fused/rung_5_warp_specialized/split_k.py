@@ -46,7 +46,6 @@ from numbacaps.fused.rung_5_warp_specialized.split_k_consumer import make_consum
 from numbacaps.fused.rung_5_warp_specialized.split_k_producer import make_produce
 from numbacaps.fused.rung_5_warp_specialized.split_k_spec import Part
 from numbacaps.fused.rung_5_warp_specialized.split_k_tile import (
-    HELPER_REGISTERS,
     TRANSPOSE_WARPS,
 )
 from numbacaps.fused.rung_5_warp_specialized.split_k_transpose import make_transpose
@@ -60,8 +59,10 @@ def make_bulk_reduction(spec):
     ----------
     spec : numbacaps.fused.rung_5_warp_specialized.split_k_spec.ReductionSpec
     """
-    CONSUMERS, REGISTERS = spec.consumer_warps, spec.tile.registers
-    PRODUCER_WARP = CONSUMERS + TRANSPOSE_WARPS
+    tile, consumers = spec.tile, spec.consumer_warps
+    CONSUMERS, PRODUCER_WARP = map(specialized, (consumers, consumers + TRANSPOSE_WARPS))
+    REGISTERS, HELPERS = map(specialized, (tile.registers, tile.helper_registers))
+    THREADS = specialized(tile.threads)
     init_x, init_dy, init_transposed = map(
         make_init, (spec.x_ring, spec.dy_ring, spec.transposed_ring)
     )
@@ -70,7 +71,7 @@ def make_bulk_reduction(spec):
     ALL_SUMS, STRIP_ROWS = map(specialized, (spec.sums, spec.strips.rows))
 
     @kept_on_disk
-    @cuda.jit(launch_bounds=(spec.tile.threads, 1))
+    @cuda.jit(launch_bounds=(THREADS, 1))
     def bulk_reduction_kernel(
         partial,  # out  as :mod:`numbacaps.fused.rung_5_warp_specialized.add_tiles` reads it
         beside,  # not read: behind two arrays the maps lie as TMA wants them
@@ -90,7 +91,7 @@ def make_bulk_reduction(spec):
         let_next_start()  # up to where it waits for the sums
         cuda.syncthreads()
         if warp >= CONSUMERS:
-            fewer_registers(HELPER_REGISTERS)
+            fewer_registers(HELPERS)
             if warp == PRODUCER_WARP:
                 if lane == 0:
                     wait_for_last()  # both arrays are there

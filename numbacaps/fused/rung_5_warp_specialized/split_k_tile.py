@@ -13,7 +13,10 @@ from numbacaps.fused.rung_5_warp_specialized.split_k_box import (
 from numbacaps.fused.rung_5_warp_specialized.tile import row_reach
 
 _FLOAT = 4  # bytes
-HELPER_REGISTERS = 32  # of a thread that transposes or copies
+_HELPER_REGISTERS, _ENOUGH = (
+    32,
+    64,
+)  # of a thread that transposes or copies, at least and at the most
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
@@ -52,8 +55,19 @@ class ReductionTile:
     @property
     def registers(self):
         """What a thread that multiplies may have: what the others leave of the block's."""
-        all_of_them = H100.registers // self.threads // 8 * 8 * (self.tap_rows + 1)
-        return min(MOST_SET_REGISTERS, (all_of_them - HELPER_REGISTERS) // self.tap_rows // 8 * 8)
+        left = self._at_first * (self.tap_rows + 1) - _HELPER_REGISTERS
+        return min(MOST_SET_REGISTERS, left // self.tap_rows // 8 * 8)
+
+    @property
+    def helper_registers(self):
+        """What a thread that transposes or copies may have: what those that multiply leave."""
+        left = self._at_first * (self.tap_rows + 1) - self.registers * self.tap_rows
+        return min(left, _ENOUGH)
+
+    @property
+    def _at_first(self):
+        """Registers of a thread as the assembler hands them out."""
+        return H100.registers // self.threads // 8 * 8
 
     def sums(self, taps):
         """Sums of all threads that multiply, of this many columns of the window."""
