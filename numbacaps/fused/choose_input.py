@@ -116,11 +116,12 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         apart = [*cleared, *apart]
         return [columns] if columns and _are_fewer_launches(columns, apart) else apart
     apart_on_hopper = all(one.rung in TMA for one in apart)
+    not_timed = 4 * col2im.columns_of(geometry) > col2im.TIMED_BYTES
 
     def wins(one, before):
-        """Whether one launch beats ``before``; TMA's rungs have models of their own."""
-        if before is apart and apart_on_hopper:
-            return much_faster(one.predicted, apart)
+        """Whether one launch beats ``before``; TMA's rungs have models of their own, and many columns were not timed."""
+        if before is apart and apart_on_hopper or one is columns and not_timed:
+            return all(each.predicted for each in before) and much_faster(one.predicted, before)
         return one.predicted < sum(each.predicted or 0 for each in before)
 
     best = apart

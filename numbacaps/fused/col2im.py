@@ -28,6 +28,7 @@ from numbacaps.fused.anew import SUMS
 from numbacaps.fused.told import is_told
 
 MOST_BYTES = 512 << 20  # of the columns of as many images as are taken at once
+TIMED_BYTES = 256 << 20  # of all columns, up to which the models were compared with times
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
 _TOGETHER = 3  # taps whose loads are under way together

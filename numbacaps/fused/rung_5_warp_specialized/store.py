@@ -17,7 +17,6 @@ from numbacaps.device.instructions import (
     store_pair,
     store_quad,
     store_words,
-    unroll_loops,
 )
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
@@ -60,7 +59,6 @@ def make_store_tile(spec):
 
     @cuda.jit(device=True, forceinline=True)
     def store_tile(acc, results, place, thread):
-        unroll_loops()
         c, activated, images = results
         h, first_n = place.row + thread.row, place.n_tile * BN + thread.lane % 4 * 2
         if DIFFERENTIATES:
