@@ -165,8 +165,8 @@ FAULTS = [
     Fault(
         "a thread waits for more rows of taps than a ring has",
         "numbacaps/fused/rung_5_warp_specialized/tile.py",
-        "few = few and count <= _MOST_TAP_ROWS",
-        "few = few and count <= 99",
+        "few = count <= _MOST_TAP_ROWS",
+        "few = count <= 99",
         f"{_HOPPER} -k more",
     ),
     Fault(
