@@ -23,9 +23,9 @@ from numbacaps.fused.choose import (
     packed_together,
     register_tile,
 )
+from numbacaps.fused.micro_batches import MicroBatchLauncher, begins, images_at_once
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync.tile import LAUNCH
-from numbacaps.fused.parts import PartsLauncher
 from numbacaps.fused.precision import chosen_for, has_tensor_cores
 from numbacaps.fused.rung_3_register_tiles.columns import ColumnsLauncher
 from numbacaps.fused.rung_3_register_tiles.tile import TILES
@@ -146,25 +146,31 @@ def _possible(how, *arguments):
 
 def _columns(job, geometry, tile=None):
     """Columns and col2im: by the warps' tensor cores, or by ordinary arithmetic."""
-    images = col2im.images_at_once(geometry)
-    if not images:
-        one = 4 * col2im.columns_of(geometry.of_one_image)
-        raise NotPossible(f"an image's columns of {one} bytes; {COLUMNS} takes {col2im.MOST_BYTES}")
-    parts, geometry = geometry.N // images, replace(geometry, N=images)
+    of_image = 4 * col2im.columns_of(geometry.of_one_image)
+    images, most = geometry.N, col2im.MOST_BYTES // of_image
+    at_once = images_at_once(geometry, job.dtype.itemsize, most)
+    if not at_once:
+        raise NotPossible(
+            f"columns of {images} images, {of_image} bytes each; {COLUMNS} takes {col2im.MOST_BYTES} at once, "
+            f"of images that begin at multiples of 16 bytes"
+        )
+    geometry = replace(geometry, N=at_once)
     looked = (job.looked[0], geometry) if job.looked else None
-    job = replace(job, images=images, result=job.result // parts, looked=looked)
+    job = replace(job, images=at_once, result=job.result // images * at_once, looked=looked)
     if job.result > col2im.MOST_ELEMENTS:
         raise NotPossible(f"{job.result} elements; {COLUMNS} takes {col2im.MOST_ELEMENTS}")
     size, product = col2im.columns_of(geometry), implicit_gemm.input_columns(geometry)
     made = _columns_by_warps if job.terms else _columns_by_registers
     chosen = made(job, geometry, product, size, tile)
-    if parts == 1:
+    if at_once == images:
         return chosen
 
     def make():
-        return PartsLauncher(chosen.launcher(), parts, prod(geometry.output_shape), job.result)
+        sizes = (prod(shape[1:]) for shape in (geometry.output_shape, geometry.input_shape))
+        return MicroBatchLauncher(chosen.launcher(), images, at_once, *sizes)
 
-    return replace(chosen, launcher=make, predicted=parts * chosen.predicted)
+    predicted = len(begins(images, at_once)) * chosen.predicted
+    return replace(chosen, launcher=make, predicted=predicted)
 
 
 def _columns_by_warps(job, geometry, product, size, tile):

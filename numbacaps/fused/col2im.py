@@ -5,8 +5,8 @@
 
 Gathered, a pixel of dx takes all taps of its residue, zeros for those outside of dy, and has C*D2 columns, which fill a
 tile badly where they are few. Here nothing is multiplied in vain and columns are many, but they are written and
-read: M * KH*KW*C*D2 numbers of float32 lie in the workspace, where they are many of some images after the others. Every sum
-has the same order each time.
+read: M * KH*KW*C*D2 numbers of float32 lie in the workspace; where that would be too much,
+a few images at a time (:mod:`numbacaps.fused.micro_batches`). Every sum has the same order each time.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ from numbacaps.fused import anew
 from numbacaps.fused.anew import SUMS
 from numbacaps.fused.told import is_told
 
-MOST_BYTES = 512 << 20  # of the columns of as many images as are taken at once
+MOST_BYTES = 480 << 20  # of a micro-batch's columns
 TIMED_BYTES = 256 << 20  # of all columns, up to which the models were compared with times
 MOST_ELEMENTS = 2**31 - THREADS  # of dx, which threads count in 32 bits
 ELEMENTS = 4  # of a thread
@@ -78,13 +78,6 @@ def columns_of(geometry):
     """Elements of all columns."""
     g = geometry
     return g.N * g.L * g.G * g.D1 * g.Q * g.D2
-
-
-def images_at_once(geometry):
-    """Images whose columns take at most :data:`MOST_BYTES`, the same number each time; 0 where those of one take more."""
-    g = geometry
-    most = MOST_BYTES // (4 * columns_of(g) // g.N)
-    return max((n for n in range(1, g.N + 1) if n <= most and g.N % n == 0), default=0)
 
 
 @cuda.jit(device=True, inline="always")

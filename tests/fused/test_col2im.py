@@ -10,7 +10,7 @@ import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.target import SIMULATED
-from numbacaps.fused import choose_input, col2im, implicit_gemm
+from numbacaps.fused import choose_input, col2im, implicit_gemm, micro_batches
 from numbacaps.fused.choose import Job, NotPossible
 from numbacaps.fused.clear import ClearLauncher
 from numbacaps.fused.mma_sync import launcher
@@ -43,7 +43,9 @@ def tensor_cores():
 
 def _jobs(g, dtype, precision):
     products, size = implicit_gemm.backward_input(g), g.N * g.C * g.H * g.W * g.E1
-    return [Job(one, g.N, g.G, dtype_of(dtype), precision, result=size) for one in products]
+    looked = ("backward_input", g) if precision == "tf32x3" else None
+    how = {"result": size, "looked": looked}
+    return [Job(one, g.N, g.G, dtype_of(dtype), precision, **how) for one in products]
 
 
 def _word(dtype, precision):
@@ -116,15 +118,53 @@ def test_splits_of_the_columns(splits, rng, monkeypatch):
     np.testing.assert_array_equal(first, _checked(g, "float32", launch, np.random.default_rng(5)))
 
 
+def _of_infinity(g, kind, launch):
+    """The gradient where an element of the last image's dy is infinite, and three terms can tell nothing that it reaches."""
+    dtype, _ = _KINDS[kind]
+    x, w, dy = operands(g, dtype, np.random.default_rng(7))
+    dy[-1, 0] = np.inf
+    result, room = nan(x.size, x.dtype), nan(max(4, launch.packed), np.float32)
+    launch(*(to_device(array.ravel()) for array in (dy, w)), result, 0, room)
+    return result.copy_to_host()
+
+
 @pytest.mark.parametrize("kind", ["ordinary", "float32", "three terms", "float16"])
-def test_parts_of_the_images(kind, monkeypatch):
-    """Where the columns of all are too many; the same bits as at once."""
-    g = Geometry(6, 2, 3, 4, 5, 2, 3, 1, 2, 3, 5, stride=2)
-    at_once = _checked(g, kind, _made(g, kind), np.random.default_rng(7))
-    monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(replace(g, N=4)))
+@pytest.mark.parametrize("images, most", [(6, 4), (10, 4)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the simulator warns of infinities
+def test_micro_batches(images, most, kind, monkeypatch):
+    """Where the columns of all are too many: the same bits as at once; the last one has images that another had, too."""
+    g = Geometry(images, 2, 4, 4, 4, 2, 2, 1, 2, 4, 4, stride=2)
+    whole = _made(g, kind)
+    at_once = _checked(g, kind, whole, np.random.default_rng(7)), _of_infinity(g, kind, whole)
+    monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(replace(g, N=most)))
     launch = _made(g, kind)
-    assert "in 2 parts" in str(launch)
-    np.testing.assert_array_equal(at_once, _checked(g, kind, launch, np.random.default_rng(7)))
+    assert f"for each of {-(-images // most)} micro-batches" in str(launch)
+    found = _checked(g, kind, launch, np.random.default_rng(7)), _of_infinity(g, kind, launch)
+    for have, want in zip(found, at_once):
+        np.testing.assert_array_equal(have, want)
+    if kind == "three terms":
+        assert np.isinf(found[1]).any()
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("images", [1, 6, 8, 12, 127, 256])
+@pytest.mark.parametrize("elements", [(1, 1), (2, 6), (5, 7)])
+def test_micro_batches_begin_where_16_bytes_are_copied_at_once(elements, images, itemsize):
+    of_x, of_dy = elements
+    g = Geometry(images, of_x, of_dy, 3, 3, 3, 3, 1, 1, 3, 1)
+    sizes = [array[0].size * itemsize for array in map(np.empty, (g.input_shape, g.output_shape))]
+    found = 0
+    for most in range(1, images):
+        at_once = micro_batches.images_at_once(g, itemsize, most)
+        if at_once:
+            firsts = micro_batches.begins(images, at_once)
+            assert at_once <= most and firsts[-1] + at_once == images
+            assert all(first * size % 16 == 0 for first in firsts for size in sizes)
+            covered = {n for first in firsts for n in range(first, first + at_once)}
+            assert covered == set(range(images)) and len(firsts) * at_once <= 2 * images
+            found += 1
+    assert micro_batches.images_at_once(g, itemsize, images) == images
+    assert found or images % 2 or images < 16
 
 
 def test_columns_are_no_packed_kernel():
@@ -145,7 +185,7 @@ def test_what_columns_are_not_for(monkeypatch):
     with pytest.raises(NotPossible, match=f"takes {col2im.MOST_ELEMENTS}"):
         choose_input.choose_input(few, g, choose_input.COLUMNS)
     monkeypatch.setattr(col2im, "MOST_BYTES", 4 * col2im.columns_of(g.of_one_image) - 1)
-    with pytest.raises(NotPossible, match="an image's columns of"):
+    with pytest.raises(NotPossible, match=f"columns of {g.N} images"):
         choose_input.choose_input(jobs, g, choose_input.COLUMNS)
 
 

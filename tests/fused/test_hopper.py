@@ -149,6 +149,10 @@ def test_a_block_asks_for_registers_that_it_has(warpgroups):
     most = 65536 // (128 * (warpgroups + 1)) // 8 * 8 * (warpgroups + 1)
     asked = bulk_tiles.PRODUCER_REGISTERS + warpgroups * tile.registers
     assert asked <= most and (tile.registers == 240 or asked > most - 8 * warpgroups)
+    tile = bulk_reduction_tiles.ReductionTile(warpgroups, 1, 1, 8)
+    helpers, others = tile.helper_registers, tile.registers
+    assert helpers + warpgroups * others <= most and helpers % 8 == others % 8 == 0
+    assert 32 <= helpers <= most // (warpgroups + 1)  # none are asked for, and those are enough
 
 
 @pytest.mark.parametrize(

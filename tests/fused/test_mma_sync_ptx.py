@@ -16,7 +16,8 @@ from numbacaps import Geometry
 from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import gpu
 from numbacaps.device.bfloat16 import dtype_of
-from numbacaps.fused import implicit_gemm
+from numbacaps.fused import choose_input as choosing
+from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.choose import Job, choose, choose_split_k, register_tile
 from numbacaps.fused.choose_input import choose_input
@@ -265,6 +266,17 @@ def test_long_sums_are_columns_where_splits_have_no_place(capability, of_capabil
     assert _of_the_input(g, "float32", "tf32x3") == ["col2im"]
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_windows_of_the_input_are_columns(capability, of_capability, monkeypatch):
+    """Of 961 taps of a residue 64 reach an output. Columns that were not timed have to be faster by a clear margin."""
+    of_capability(capability)
+    g = Geometry(64, 2, 32, 62, 62, 62, 62, 1, 2, 2, 2, (2, 2), (7, 7))
+    assert 4 * col2im.columns_of(g) > col2im.TIMED_BYTES
+    assert _of_the_input(g, "float32", "tf32x3") == ["col2im"]
+    monkeypatch.setattr(choosing, "much_faster", lambda *of: False)
+    assert _of_the_input(g, "float32", "tf32x3") != ["col2im"]
+
+
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
 def test_large_products_of_odd_capsules_are_packed_for_hopper(dtype, precision, of_capability):
     g = Geometry(64, 11, 23, 23, 23, 5, 5, 1, 2, 14, 11)
@@ -354,7 +366,9 @@ def test_few_columns_of_many_residues_are_columns_of_taps_in_three_terms(
         assert chosen.rung == "col2im" and chosen.tile in tile.TILES[3]
     others = (
         replace(_FEW_COLUMNS, P=4, stride=(1, 1)),  # one launch
-        replace(_FEW_COLUMNS, N=2048, H=96, W=96),  # columns take too much room
+        replace(
+            _FEW_COLUMNS, N=2048, H=96, W=96
+        ),  # columns of 2.6 GB take longer to add than launches
         Geometry(32, 1, 8, 28, 28, 3, 3, 1, 1, 1, 8, (1, 1), (2, 2)),
     )
     for g in others:

@@ -218,6 +218,7 @@ _PRODUCTS |= {
 }
 _IN_LINES = [case for case in _PRODUCTS if "lines" in case]
 _MANY_TAPS = Geometry(64, 1, 13, 20, 20, 7, 7, 1, 8, 8, 8, (3, 3), (3, 3))  # for each of 8 columns
+_FIVE_ROWS = implicit_gemm.forward(Geometry(32, 25, 6, 48, 48, 5, 5, 1, 8, 8, 8, (2, 2)))
 _TILES = {"first": 0, "last": -1}  # of those that the table has for a product
 
 
@@ -322,7 +323,7 @@ def test_flat_versions():
     assert "ld.global.v2" in swapped and "ld.shared.f32" not in swapped
 
 
-# A product of many taps, and the largest tiles that took as many registers as there are; the sums of all lay in memory once.
+# Large tiles whose sums or fragments lay in local memory as long as the compiler chose which loops to unroll.
 _LARGE = {
     "eight pixels, three terms": (
         Geometry(10, 1, 9, 64, 64, 5, 5, 1, 11, 11, 8, (2, 2)),
@@ -417,6 +418,27 @@ def test_bulk_copies_of_the_kernel_gradient_of_two_bytes(case, dtype):
     _check(text, "bulk_reduction", "float32")
     assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
     assert "prmt.b32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
+
+
+# One pixel at a time, whose columns lay in local memory; and all that fit a thread's registers.
+_LARGE_REDUCTIONS = {
+    "one pixel": (_FIVE_ROWS, bulk_reduction_tiles.ReductionTile(5, 1, 1, 16, 2), "float16", 1),
+    "most pixels": (_PRODUCTS["em"], None, "float32", 1),
+    "most pixels, three terms": (_PRODUCTS["em"], None, "float32", 3),
+}
+
+
+@pytest.mark.slow(but=["one pixel"])
+@pytest.mark.parametrize("case", _LARGE_REDUCTIONS)
+def test_large_tiles_of_the_kernel_gradient_stay_in_registers(case):
+    product, tile, dtype, terms = _LARGE_REDUCTIONS[case]
+    t, pair = bulk_reduction_tiles, 4 // dtype_of(dtype).itemsize
+    tiles = [tile] if tile else t.tiles(product)
+    legal = [one for one in tiles if not t.why_not(one, product, 1, terms)]
+    tile = max(legal, key=lambda one: one.PW * one.GROUPS)
+    kernel = bulk_gradient_kernel(product, tile, 32, terms, dtype_of(dtype))
+    assert tile.PAIR == pair
+    _check(_ptx(kernel, "float32", (9, 0)), "bulk_reduction", "float32")
 
 
 @pytest.mark.slow(but=["em-float32-32", "em-float32-1"])

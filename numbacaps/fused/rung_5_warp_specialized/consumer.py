@@ -10,7 +10,6 @@ from numbacaps.device.fragments import add, clear
 from numbacaps.device.instructions import (
     local_array,
     short,
-    unforeseen,
     wait_for_last,
     wgmma_commit,
     wgmma_fence,
@@ -86,7 +85,7 @@ def make_consume(spec):
             if AHEAD == 1:
                 wait_box(shared, start, box, box_phase)
                 load_batch(loaded, shared, first_slot + box * PITCH, own)
-            for step in range(unforeseen(short(STEPS))):  # the code of one step
+            for step in range(short(STEPS)):
                 if AHEAD == 0:
                     wait_box(shared, start, box, box_phase)
                 for batch in range(BATCHES):

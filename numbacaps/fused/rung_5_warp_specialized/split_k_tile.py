@@ -13,10 +13,8 @@ from numbacaps.fused.rung_5_warp_specialized.split_k_box import (
 from numbacaps.fused.rung_5_warp_specialized.tile import row_reach
 
 _FLOAT = 4  # bytes
-_HELPER_REGISTERS, _ENOUGH = (
-    32,
-    64,
-)  # of a thread that transposes or copies, at least and at the most
+# Of a thread that transposes or copies, at least and at the most.
+_FEWEST_HELPER_REGISTERS, _MOST_HELPER_REGISTERS = 32, 64
 TRANSPOSE_WARPS = 3  # of the last warpgroup; its last warp is the producer
 # Of a thread that multiplies, besides sums and fragments, by terms.
 _OTHER_REGISTERS = {1: 28, 3: 32}
@@ -55,14 +53,14 @@ class ReductionTile:
     @property
     def registers(self):
         """What a thread that multiplies may have: what the others leave of the block's."""
-        left = self._at_first * (self.tap_rows + 1) - _HELPER_REGISTERS
+        left = self._at_first * (self.tap_rows + 1) - _FEWEST_HELPER_REGISTERS
         return min(MOST_SET_REGISTERS, left // self.tap_rows // 8 * 8)
 
     @property
     def helper_registers(self):
         """What a thread that transposes or copies may have: what those that multiply leave."""
         left = self._at_first * (self.tap_rows + 1) - self.registers * self.tap_rows
-        return min(left, _ENOUGH)
+        return min(left, _MOST_HELPER_REGISTERS)
 
     @property
     def _at_first(self):

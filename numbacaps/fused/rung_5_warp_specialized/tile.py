@@ -14,7 +14,7 @@ _LINE = 64  # bytes that a pixel should have to be fetched by itself
 PRODUCER_REGISTERS = 24  # of a producer's thread
 _OTHER_REGISTERS = {1: 36, 3: 24}  # of a thread, besides sums and fragments, by terms
 _FEW_PLACES = 8  # of a thread's runs of k's, which are among these
-_MOST_PRODUCTS = 54  # of a batch, of which a tap of three terms has two: the code is as long, and more were not measured
+_MOST_PRODUCTS = 54  # of a batch, of which a tap of three terms has two: the code is as long, and more were not measured unrolled
 _MOST_TAP_ROWS = 12  # of a ring
 BARRIERS = 256  # bytes at the beginning of the shared memory, two barriers for each box and tap row
 
