@@ -177,17 +177,21 @@ class Plan(PlanArrays):
         self._rooms.of(stream)  # which outlives what is queued
         self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
 
-    def _where(self, stream, packed=False, room=None):
+    def _where(self, stream, packed=False, room=None, again=False):
         if room is None:
             own = self._rooms.of(stream)  # asked always: it outlives what is queued
             room = self._packed_room if packed else own
         else:
             self._rooms.outlive(stream)
-        return {"stream": stream, "room": room, "packed": packed}
+        return {"stream": stream, "room": room, "packed": packed or again}
 
-    def launch_forward(self, x, w, out, stream, packed=False):
-        """Write the output, without the activation."""
-        self._plain.forward(x, w, out, **self._where(stream, packed))
+    def launch_forward(self, x, w, out, stream, packed=False, again=False):
+        """Write the output, without the activation.
+
+        With ``again`` the pass's last call on this stream had the same ``w``, and what it packed of that is read once more.
+        """
+        again = again and self._plain.packs("forward")
+        self._plain.forward(x, w, out, **self._where(stream, packed, again=again))
 
     def forward_operands(self, x, w, out, stream, packed=False, room=None):
         """:meth:`launch_forward` of operands (:class:`numbacaps.arrays.Operand`) that have been checked.
@@ -238,9 +242,10 @@ class Plan(PlanArrays):
         how = {"stream": stream, "room": self._rooms.of(stream), "sum_window": sum_window}
         self._plain.votes_backward(x, w, dvotes, dx, dw, **how)
 
-    def launch_backward(self, x, w, dy, dx, dw, stream, packed=False):
-        """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""
-        self._plain.backward(x, w, dy, dx, dw, **self._where(stream, packed))
+    def launch_backward(self, x, w, dy, dx, dw, stream, packed=False, again=False):
+        """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted. ``again`` as for :meth:`launch_forward`."""
+        again = again and self._plain.packs("input")
+        self._plain.backward(x, w, dy, dx, dw, **self._where(stream, packed, again=again))
 
     def launch_differentiated(self, w, dy, sums, dx, stream, packed=False):
         """Write what reaches the sums before the input's activation; where the plan ``differentiates``."""

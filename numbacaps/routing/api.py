@@ -12,7 +12,7 @@ from numbacaps.geometry import Pair
 from numbacaps.messages import shown
 from numbacaps.planning import _dtype, _shape
 from numbacaps.product import parse_product
-from numbacaps.routing import host, stored
+from numbacaps.routing import host
 from numbacaps.routing.call import (
     ALGORITHMS,
     Problem,
@@ -22,7 +22,9 @@ from numbacaps.routing.call import (
     rung,
 )
 from numbacaps.routing.options import Options, check_name, options_of
-from numbacaps.routing.runner import Runner, runner_of
+from numbacaps.routing.runner import Runner
+from numbacaps.routing.stored import Children
+from numbacaps.routing.summed import Summed
 from numbacaps.shapes import geometry_of
 
 
@@ -237,8 +239,10 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     if geometry.N == 0:
         raise ValueError("x_shape has N = 0; it takes 1 or more")
     name = rung(form) if algorithm == "auto" else algorithm
-    how = form, name == "stored", None, precision
-    return Runner(geometry, _dtype(dtype), *how).explain()
+    how = _dtype(dtype), form, name == "stored", None, precision
+    if name == "stored" and form.is_summed:
+        return Summed(geometry, how[0], None, lambda band: Runner(band, *how)).explain()
+    return Runner(geometry, *how).explain()
 
 
 # ---- on the device
@@ -257,7 +261,7 @@ def _operands(call):
 def _forward(call, couplings):
     """Results by kernels."""
     g, o = call.geometry, call.problem.options
-    runner = _runner(call)
+    _check_room(call, gradients=False)
     y, shape = call.call.result("y"), (g.N, g.P, g.OH, g.OW)
     a_out = call.room("activations", shape) if o.is_em else None
     found = call.room("couplings", (*shape, *call.children)) if couplings else None
@@ -268,33 +272,37 @@ def _forward(call, couplings):
             results.append(a_out.reshape(g.N, g.P, g.L))
         children = prod(call.children)
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
-        is_stored = call.problem.name == "stored"
-        if is_stored:
-            _, x = _stored(call, x, w)
-        arguments = x, w, operands, results, of_couplings
-        runner.repeated("forward", *arguments, stream=call.stream)
+        if _stores_sums(call):
+            how = operands, *results, of_couplings, call.stream, call.room
+            call.summed.forward(x, w, *how)
+        else:
+            is_stored = call.problem.name == "stored"
+            if is_stored:
+                _, x = _stored(call, x, w)
+            arguments = x, w, operands, results, of_couplings
+            call.runner(g, is_stored).repeated("forward", *arguments, stream=call.stream)
     more = (a_out,) if o.is_em else ()
     more = (*more, found) if couplings else more
     return call.call.deliver(y), *(call.delivered(one) for one in more)
 
 
-def _runner(call):
-    """What runs the call, or refuses it, before anything is allocated; None where there is nothing to run."""
+def _stores_sums(call):
+    return call.problem.name == "stored" and call.problem.options.is_summed
+
+
+def _check_room(call, gradients):
+    """Refuse what no runner takes, before anything is allocated."""
     if call.signature.is_empty:
-        return None
-    p, is_stored = call.problem, call.problem.name == "stored"
-    how = call.geometry, call.signature.dtype, p.options, is_stored
-    call.runner = runner_of(*how, stream=call.stream, precision=p.precision)
-    return call.runner
+        return
+    is_stored = call.problem.name == "stored"
+    bands = call.summed.bands(gradients) if _stores_sums(call) else ()
+    for geometry in [band.geometry for band in bands] or [call.geometry]:
+        call.runner(geometry, is_stored)
 
 
 def _stored(call, x, w):
     """Who makes votes, and the votes."""
-    g, how = call.geometry, (call.geometry, x, w, call.stream)
-    if call.problem.options.is_summed:
-        made = stored.Sums(*how, call.room, call.plan_of_channels())
-    else:
-        made = stored.Children(*how)
+    g, made = call.geometry, Children(call.geometry, x, w, call.stream)
     votes = call.room("votes", (g.N, g.P, g.L, prod(call.children), g.E3))
     made.votes_of(votes)
     return made, votes
@@ -303,7 +311,7 @@ def _stored(call, x, w):
 def _backward(call, needs):
     """Gradients by kernels."""
     g, o = call.geometry, call.problem.options
-    runner = _runner(call)
+    _check_room(call, gradients=True)
     dx = call.call.result("x") if "input" in needs else None
     dw = call.call.result("w") if "kernel" in needs else None
     own = {}
@@ -323,16 +331,19 @@ def _backward(call, needs):
             d_operands = list(own.values())
         to = dx and dx.operand.array.reshape(*g.input_shape)
         of_w = dw and dw.operand.array.reshape(*g.kernel_shape)
-        is_stored = call.problem.name == "stored"
-        how = _operands(call), d_results
-        if is_stored:
+        operands = _operands(call)
+        if _stores_sums(call):
+            how = operands, dy, to, of_w, *d_operands, call.stream, call.room
+            call.summed.backward(*arrays, *how)
+        elif call.problem.name == "stored":
             made, votes = _stored(call, *arrays)
             d_votes = call.room("d_votes", votes.shape)
-            arguments = votes, arrays[1], *how, d_votes, None, d_operands
-            runner.repeated("backward", *arguments, stream=call.stream)
+            arguments = votes, None, operands, d_results, d_votes, None, d_operands
+            call.runner(g, True).repeated("backward", *arguments, stream=call.stream)
             made.gradients_of(d_votes, to, of_w)
         else:
-            runner.repeated("backward", *arrays, *how, to, of_w, d_operands, stream=call.stream)
+            arguments = *arrays, operands, d_results, to, of_w, d_operands
+            call.runner(g, False).repeated("backward", *arguments, stream=call.stream)
     elif own:
         own = {name: call.zeros(array.shape) for name, array in own.items()}
     given = {name: array for name, array in own.items() if call.was_given(name)}

@@ -1,6 +1,7 @@
 """A call of routing: its arguments accepted, its arrays where the algorithm takes them, its results delivered."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from numbacaps.limits import check_limits
 from numbacaps.routing.options import Options, check_activations, check_given, check_name
 from numbacaps.routing.pack import make_unpack
 from numbacaps.routing.passes import run, widen
-from numbacaps.routing.runner import settle
+from numbacaps.routing.runner import runner_of, settle
 from numbacaps.routing.shape import TEAM_THREADS
-from numbacaps.routing.stored import PRODUCT, add_channels, precision_of_sums
+from numbacaps.routing.summed import PRODUCT, Summed, add_channels, precision_of_sums
 from numbacaps.signature import signature_of
 
 ALGORITHMS = ("auto", "fused", "stored", "numpy")
@@ -98,7 +99,7 @@ class RoutingCall:
 
     def __init__(self, arrays, more, problem, stream=None, out=None):
         p = self.problem = problem
-        self.shared, self.runner = False, None
+        self.shared, self.runners = False, []
         if p.options.is_summed:
             arrays = self._of_channels(*arrays)
         self.on_host, outs = p.name == "numpy", {"y": ("out", out)}
@@ -151,8 +152,8 @@ class RoutingCall:
 
     def __exit__(self, *failure):
         self.call.__exit__(*failure)
-        if self.runner is not None:
-            settle(self.runner)
+        for runner in self.runners:
+            settle(runner)
 
     def operand(self, name, default=None):
         """An operand where the algorithm takes it, in the dtype of sums; filled with ``default`` where it is not given."""
@@ -198,9 +199,24 @@ class RoutingCall:
         """A new device array, by default of x's dtype, whatever its name."""
         return self.keep(new_array(shape, dtype or self.signature.dtype, self.stream))
 
-    def plan_of_channels(self):
-        """The plan of the convolution that computes votes which are summed over the window."""
-        g = self.geometry.of_channels
+    def runner(self, geometry, is_stored):
+        """What routes a problem, or refuses it."""
+        p = self.problem
+        how = geometry, self.signature.dtype, p.options, is_stored
+        found = runner_of(*how, stream=self.stream, precision=p.precision)
+        if found not in self.runners:
+            self.runners.append(found)
+        return found
+
+    @cached_property
+    def summed(self):
+        """What routes votes that are summed over the window and stored."""
+        how = self.geometry, self.signature.dtype, self._plan_of_channels
+        return Summed(*how, lambda band: self.runner(band, True))
+
+    def _plan_of_channels(self, band):
+        """The plan of the convolution that computes a band's votes."""
+        g = band.of_channels
         shapes, window = (g.input_shape, g.kernel_shape), (g.stride, g.padding, g.dilation)
         dtype = self.signature.dtype
         how = *window, PRODUCT, "fused", precision_of_sums(dtype, self.problem.precision), None, ""

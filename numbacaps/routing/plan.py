@@ -18,7 +18,7 @@ from numbacaps.product import parse_product
 from numbacaps.routing.api import RoutingGradients
 from numbacaps.routing.call import Problem, children_of, is_shared, shapes_of_operands
 from numbacaps.routing.options import Options, check_given
-from numbacaps.routing.planned import OPERANDS, OnDevice, OnHost, Stored
+from numbacaps.routing.planned import OPERANDS, OnDevice, OnHost, Stored, StoredSums
 from numbacaps.signature import signature_of
 
 _PASSES = "forward", "input", "kernel"
@@ -64,7 +64,8 @@ class RoutingPlan(PlanArrays):
         if found.on_host:
             self._run = OnHost(problem, couplings)
         else:
-            made = Stored if problem.name == "stored" else OnDevice
+            stored = StoredSums if o.is_summed else Stored
+            made = stored if problem.name == "stored" else OnDevice
             is_own = w_shape == shapes["w"]
             self._run = made(g, self.dtype, problem, not is_own, logits, couplings)
         self._run.make_ready()

@@ -6,6 +6,7 @@ Each has ``forward(given, into, stream)`` and ``backward(given, into, stream)``,
 
 import weakref
 from dataclasses import asdict, fields
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -22,7 +23,8 @@ from numbacaps.routing.api import capsule_routing, capsule_routing_backward
 from numbacaps.routing.call import children_of, host_array, shapes_of_operands
 from numbacaps.routing.passes import widen
 from numbacaps.routing.runner import Runner
-from numbacaps.routing.stored import Children, Sums, add_channels, precision_of_sums
+from numbacaps.routing.stored import Children
+from numbacaps.routing.summed import Summed, add_channels, precision_of_sums
 
 OPERANDS = {"dynamic": ("logits",), "em": ("activations", "beta_u", "beta_a")}
 
@@ -61,9 +63,16 @@ class OnDevice:
         self._usual = self._made_usual() if o.is_em else {}
         self._rooms = Rooms(held=self._usual)
         weakref.finalize(self, self._rooms.drop).atexit = False
-        is_stored = problem.name == "stored"
-        how = geometry, dtype, o, is_stored, None, problem.precision
-        self._runner = Runner(*how).within(self._rooms)
+        self._problem = problem
+
+    @cached_property
+    def _runner(self):
+        return self._new_runner(self._geometry)
+
+    def _new_runner(self, geometry):
+        is_stored = self._problem.name == "stored"
+        how = geometry, self._dtype, self._options, is_stored, None, self._problem.precision
+        return Runner(*how).within(self._rooms)
 
     def _made_usual(self):
         """Device arrays of EM routing's operands that are not given, and of the gradient of its activations."""
@@ -186,25 +195,12 @@ class OnDevice:
 
 
 class Stored(OnDevice):
-    """The same where votes are stored: they are computed once a call, and read in every pass."""
+    """The same where votes of all children are stored: they are computed once a call, and read in every pass."""
 
     def __init__(self, geometry, dtype, problem, *how):
         super().__init__(geometry, dtype, problem, *how)
         g = geometry
         self._shapes["votes"] = g.N, g.P, g.L, self._children, g.E3
-        self._plan = None
-        if problem.options.is_summed:
-            precision = precision_of_sums(dtype, problem.precision)
-            self._plan = Plan(g.of_channels, dtype, "fused", precision)
-
-    @property
-    def nbytes(self):
-        return super().nbytes + (self._plan.nbytes if self._plan else 0)
-
-    def make_ready(self):
-        super().make_ready()
-        if self._plan:
-            self._plan.make_ready()
 
     def _read(self):
         return self._stand_in("votes"), None
@@ -214,9 +210,8 @@ class Stored(OnDevice):
 
     def _votes(self, x, w, stream):
         """Who makes votes, and the votes."""
-        how, room = (self._geometry, x, w, stream), self._room(stream)
-        made = Sums(*how, room, self._plan) if self._plan else Children(*how)
-        votes = room("votes", self._shapes["votes"])
+        made = Children(self._geometry, x, w, stream)
+        votes = self._room(stream)("votes", self._shapes["votes"])
         made.votes_of(votes)
         return made, votes
 
@@ -229,6 +224,71 @@ class Stored(OnDevice):
         d_votes = self._room(stream)("d_votes", votes.shape)
         super()._backward(votes, None, operands, d_results, d_votes, None, d_operands, stream)
         made.gradients_of(d_votes, dx, dw)
+
+
+class StoredSums(OnDevice):
+    """The same where votes are summed over the window, and those of a band at a time are stored."""
+
+    def __init__(self, geometry, dtype, problem, *how):
+        super().__init__(geometry, dtype, problem, *how)
+        self._plan_of, self._runner_of = cache(self._new_plan), cache(self._new_runner)
+        self._plans = []
+        self._summed = Summed(geometry, dtype, self._plan_of, self._runner_of)
+
+    def _new_plan(self, band):
+        precision = precision_of_sums(self._dtype, self._problem.precision)
+        made = Plan(band.of_channels, self._dtype, "fused", precision)
+        self._plans.append(made)
+        return made
+
+    @property
+    def nbytes(self):
+        return super().nbytes + sum(plan.nbytes for plan in self._plans)
+
+    def explain(self):
+        return self._summed.explain()
+
+    def make_ready(self):
+        passes = {"forward": self._record_forward, "backward": self._record_backward}
+        geometries = [
+            {band.geometry for band in self._summed.bands(wanted == "backward")}
+            for wanted in passes
+        ]
+        with linked_side_by_side():
+            for record, some in zip(passes.values(), geometries):
+                for band in some:
+                    record(band)
+        for band in set.union(*geometries):
+            self._plan_of(band).make_ready()
+
+    def _record_forward(self, band):
+        couplings = self._part("couplings", band, band.C) if self._has_couplings else None
+        votes, out = self._part("votes", band, band.C, band.E3), self._part("out", band, band.E3)
+        operands = [self._stand_in(name, self._sums) for name in self._names] or [None]
+        self._runner_of(band).record("forward", votes, None, operands, [out], couplings)
+
+    def _record_backward(self, band):
+        votes, dy = self._part("votes", band, band.C, band.E3), self._part("dy", band, band.E3)
+        operands = [self._stand_in(name, self._sums) for name in self._names] or [None]
+        every = [self._stand_in(name) for name in self._names] or [None]
+        for to in [every, [None]]:
+            how = votes, None, operands, [dy], votes, None, to
+            self._runner_of(band).record("backward", *how)
+
+    def _part(self, name, band, *numbers):
+        """A stand-in of a band's part of what every parent has."""
+        return StandIn(name, 0, (band.N, band.P, band.L, *numbers), self._dtype)
+
+    def _of_channels(self, w, stream):
+        """w as if each channel had a kernel: it is read once, when it is laid out beside g."""
+        return repeated(describe("w", w), 1, self._geometry.C) if self._is_shared else w
+
+    def _forward(self, x, w, operands, results, couplings, stream):
+        self._summed.forward(x, w, operands, *results, couplings, stream, self._room(stream))
+
+    def _backward(self, x, w, operands, d_results, dx, dw, d_operands, stream):
+        where = stream, self._room(stream)
+        self._summed.backward(x, w, operands, *d_results, dx, dw, *d_operands, *where)
 
 
 class OnHost:

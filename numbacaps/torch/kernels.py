@@ -40,7 +40,7 @@ _packings = Packings(PLANS)
 cleared_too(lambda: (_plans.clear(), _packings.clear(), _signature.cache_clear()))
 
 
-def convolve(x, w, how):
+def convolve(x, w, how, rooms=None):
     """The output of a capsule convolution.
 
     Parameters
@@ -49,6 +49,8 @@ def convolve(x, w, how):
     how
         stride, padding, dilation, sequences of two int; product, precision; and keep_packed: ``w`` stays as it is, as far
         as its version counter tells, and what is packed of it is kept for the next call.
+    rooms : Rooms, optional
+        Workspaces of calls that have the same ``w``.
 
     Returns
     -------
@@ -66,12 +68,12 @@ def convolve(x, w, how):
         y, out = call.result("y")
         if y.numel():
             operands = call.operand("x", x), call.operand("w", w), out
-            with call.packing(w, keep_packed) as where:
+            with call.packing(w, keep_packed, rooms) as where:
                 call.plan.forward_operands(*operands, call.stream, **where)
         return call.deliver("y", y)
 
 
-def input_gradient(dy, w, x_shape, how):
+def input_gradient(dy, w, x_shape, how, rooms=None):
     """The gradient of x, for that of the output; as :func:`convolve`."""
     *how, keep_packed = how
     with Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
@@ -79,7 +81,7 @@ def input_gradient(dy, w, x_shape, how):
         dx, into = call.result("x")
         if dx.numel():
             operands = None, call.operand("w", w), call.operand("y", dy), into, None
-            with call.packing(w, keep_packed) as where:
+            with call.packing(w, keep_packed, rooms) as where:
                 call.plan.backward_operands(*operands, call.stream, **where)
         return call.deliver("x", dx)
 
@@ -258,8 +260,10 @@ class Call(Place):
         s = self._of
         return Plan(s.geometry, s.dtype, s.algorithm, s.precision, votes=s.votes)
 
-    def packing(self, w, keep):
+    def packing(self, w, keep, rooms=None):
         """A ``with`` block in which the pass is launched: its workspaces, and whether ``w`` lies packed there."""
+        if rooms is not None:
+            return nullcontext(rooms.of(self._key, self.plan.packs(self._wanted)))
         if keep and not self._captured and self.plan.packs(self._wanted):
             key = *self._key, int(self.stream) if self.stream else 0
             return _packings.room(w, key, lambda: _Room(self.device))
@@ -320,6 +324,19 @@ def _permuted(tensor, order):
     """The capsule's axes, the last ones, in another order."""
     lead = tensor.dim() - len(order)
     return tensor.permute(*range(lead), *(lead + axis for axis in order))
+
+
+class Rooms:
+    """Workspaces that calls on one stream take in turns: of those that are alike, and have the same kernel, the first packs it."""
+
+    def __init__(self, device):
+        self._device, self._rooms = device, {}
+
+    def of(self, key, packs):
+        """Those of a kind of calls, which reads a packed copy of the kernel or not; and whether that is there."""
+        packed = packs and key in self._rooms
+        room = self._rooms.setdefault(key, _Room(self._device))
+        return {"packed": packed, "room": room}
 
 
 class _Room:

@@ -1,7 +1,7 @@
 """Routing for PyTorch: an operator with gradients.
 
 On CUDA tensors numbacaps' kernels compute the votes again in every pass, forward and backward, and nothing is saved but
-the operands, and of dynamic routing the parents' states where they are little beside x; votes that are summed over the window are computed once a call, and stored until it ends. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
+the operands, and of dynamic routing the parents' states where they are little beside x; votes that are summed over the window are stored, a band at a time. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
 softmax is.
 """
 
@@ -9,7 +9,7 @@ import torch
 
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
-from numbacaps.routing.call import is_shared, shapes_of_operands
+from numbacaps.routing.call import is_shared, rung, shapes_of_operands
 from numbacaps.routing.options import (
     Options,
     check_activations,
@@ -20,7 +20,7 @@ from numbacaps.routing.options import (
 from numbacaps.routing.runner import kept_states
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
-from numbacaps.torch import routing_kernels as kernels
+from numbacaps.torch import routing_bands, routing_kernels
 from numbacaps.torch.closed import check as _check
 from numbacaps.torch.closed import check_tensors, refuse_tangents
 from numbacaps.torch.fold import _canonical, _in_order
@@ -124,7 +124,7 @@ def _on_cuda(*arguments):
     x, w, more, *form = _of_kernels(given, how)
     if not x.shape[0]:
         return _empty(given, how)
-    y, a, states = kernels.route(x, w, more, *form, how[_KEEPS])
+    y, a, states = _kernels(form[0]).route(x, w, more, *form, how[_KEEPS])
     a = tensors[0].new_empty(0) if a is None else a
     return y.to(tensors[0].dtype), a, _no_states(x) if states is None else states
 
@@ -138,8 +138,14 @@ def _gradient_on_cuda(dy, d_activations, states, *arguments):
         return [torch.zeros_like(tensor) for tensor in given.values()]
     x, w, *others = _of_kernels(given, how)
     states = states if states.numel() else None
-    found = kernels.gradients(x, w, dy.to(x.dtype), d_activations, states, *others)
+    reached = dy.to(x.dtype), d_activations
+    found = _kernels(others[1]).gradients(x, w, *reached, states, *others)
     return [found[name].to(tensor.dtype) for name, tensor in given.items()]
+
+
+def _kernels(options):
+    """Who computes an operator on CUDA tensors."""
+    return routing_bands if rung(options) == "stored" else routing_kernels
 
 
 def _of_kernels(given, how):

@@ -2,8 +2,7 @@
 
 A runner is kept for each kind of call, and what it launches is written down at the first one (:mod:`numbacaps.device.recorded`).
 Each call has a workspace of its own. Operands are widened to the dtype of sums, and results narrowed, by PyTorch and by the
-kernels, so that all of it can be captured. Votes that are summed over the window are tensors of the call's, too
-(:mod:`numbacaps.routing.stored`).
+kernels, so that all of it can be captured. Votes that are summed over the window are those of :mod:`numbacaps.torch.routing_bands`.
 """
 
 from math import prod
@@ -13,16 +12,9 @@ import torch
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.recorded import StandIn
-from numbacaps.routing.call import children_of, rung, shapes_of_operands
+from numbacaps.routing.call import children_of, shapes_of_operands
 from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
-from numbacaps.routing.stored import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
-    PRODUCT,
-    precision_of_sums,
-)
-from numbacaps.torch import kernels
 from numbacaps.torch.kernels import TENSORS, Call
 
 _BEGINS = 256  # bytes, of whose multiples each workspace begins at one
@@ -57,7 +49,7 @@ def route(x, w, more, options, window, precision, keep):
     RuntimeError
         The stream is captured, and there was no such call before.
     """
-    with _call_of(options)(x, w, more, options, window, precision, "forward") as call:
+    with RoutingCall(x, w, more, options, window, precision, "forward") as call:
         y, a = call.new_result("y"), None
         results = [call.array(y, call.parents)]
         if options.is_em:
@@ -73,7 +65,7 @@ def gradients(x, w, dy, d_activations, states, more, options, window, precision)
 
     ``states`` is None where :func:`route` has left none.
     """
-    with _call_of(options)(x, w, more, options, window, precision, "backward") as call:
+    with RoutingCall(x, w, more, options, window, precision, "backward") as call:
         call.check("dy", dy)
         d_results = {"d_activations": d_activations} if options.is_em else {}
         call.check_shapes(d_results)
@@ -86,11 +78,7 @@ def gradients(x, w, dy, d_activations, states, more, options, window, precision)
         return {**call.gradients(), **own}
 
 
-def _call_of(options):
-    return _StoredCall if rung(options) == "stored" else _RoutingCall
-
-
-class _RoutingCall(Call):
+class RoutingCall(Call):
     """A call of routing, ``wanted`` "forward" or "backward"."""
 
     def __init__(self, x, w, more, options, window, precision, wanted):
@@ -200,57 +188,6 @@ class _RoutingCall(Call):
         given = self._more.get(name)
         tensor = _OF_EM[name](self._shapes[name], **how) if given is None else given.to(**how)
         return self.array(tensor, self.seen(name), sums)
-
-
-class _StoredCall(_RoutingCall):
-    """The same of votes that are summed over the window and stored: a convolution of channels that lie beside g."""
-
-    def _decided(self):
-        return Runner(self.geometry, self._of.dtype, self._options, stored=True)
-
-    @property
-    def _how(self):
-        g = self.geometry
-        precision = precision_of_sums(self._of.dtype, self._precision)
-        return g.stride, g.padding, g.dilation, PRODUCT, precision, False
-
-    def operands(self):
-        """The votes, and what the routing takes besides."""
-        self._last = [self._beside_g(*named) for named in (("x", self._x), ("w", self._w))]
-        self._votes = kernels.convolve(*self._last, self._how)
-        return self.array(self._votes, self._seen), None, self.others()
-
-    def into(self):
-        """Where the gradient of the votes is written."""
-        self._d_votes = torch.empty_like(self._votes)
-        return self.array(self._d_votes, self._seen), None
-
-    def gradients(self):
-        """Those of x and w, by name, from that of the votes."""
-        x, w = self._last
-        dx = kernels.input_gradient(self._d_votes, w, x.shape, self._how)
-        dw = kernels.kernel_gradient(x, self._d_votes, w.shape, self._how)
-        return {"x": self._in_order("x", dx), "w": self._in_order("w", dw)}
-
-    @property
-    def _seen(self):
-        """The votes' shape as the passes have it."""
-        g = self.geometry
-        return g.N, g.P, g.L, g.C, g.E3
-
-    def _beside_g(self, which, tensor):
-        """x or w as a tensor of one channel."""
-        s, of = self._of, self.geometry.of_channels
-        ordered = tensor.detach().permute(*range(4), *(4 + axis for axis in s.orders[which]))
-        last = ordered.reshape(s.layouts[which]).permute(CHANNELS_LAST)
-        return last.reshape(of.input_shape if which == "x" else of.kernel_shape)
-
-    def _in_order(self, which, gradient):
-        """The gradient of such a tensor as that of x or w."""
-        N, C, H, W, *capsule = layout = self._of.layouts[which]
-        found = self.new_result(which)
-        found.view(layout).copy_(gradient.view(N, H, W, C, *capsule).permute(CHANNELS_FIRST))
-        return self.deliver(which, found)
 
 
 def memory_of(tensor):

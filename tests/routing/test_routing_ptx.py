@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from numba import from_dtype, types
 from numba.cuda import dispatcher
 
 from numbacaps import Geometry, routing
 from numbacaps.device.target import cuda
+from numbacaps.routing.place import make_place
 from tests.support.routing_kernels import (
     CASES,
     FORMS,
@@ -88,6 +91,18 @@ def test_dtypes(layer, form, dtype, monkeypatch):
 def test_stored_votes(layer, form, monkeypatch):
     kernels = launched(layer, form, "float32", monkeypatch, is_stored=True)
     _check(kernels, "float32", (9, 0))
+
+
+@pytest.mark.parametrize("axes", [1, 5])
+@pytest.mark.parametrize("of_part, of_whole", [("float32", "float32"), ("float32", "float16")])
+def test_what_a_band_has_made_is_placed(of_part, of_whole, axes):
+    """And added to what is there in float32."""
+    arrays = (types.Array(from_dtype(np.dtype(one)), 1, "C") for one in (of_part, of_whole))
+    sizes = types.UniTuple(types.int64, axes)
+    signature = *arrays, types.int64, sizes, sizes, types.int64
+    kernel = make_place(np.dtype(of_part), np.dtype(of_whole))
+    text = _check({"place": (kernel, signature)}, of_whole, (9, 0))["place"]
+    assert "add.rn.f32" in text or "add.f32" in text
 
 
 def test_the_gradient_of_stored_votes(monkeypatch):

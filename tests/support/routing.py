@@ -1,11 +1,13 @@
 """What routing should give: the reference's loops over a batch, in float64 and in the layouts of the public functions."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 import numbacaps
 from numbacaps.geometry import Geometry
+from numbacaps.routing import bands
 from reference import routing
 from reference.compare import ROUTING
 
@@ -46,6 +48,19 @@ def operands_of_sums(g, rng, shared=False):
     if shared:
         made["w"] = made["w"][:, :1].copy()
     return made
+
+
+@contextmanager
+def in_bands(nbytes):
+    """A ``with`` block in which bands of summed votes have room for ``nbytes``."""
+    before = bands._ALWAYS, bands._SHARE
+    bands._ALWAYS, bands._SHARE = nbytes, 1 << 40  # none that operands would give
+    bands.bands_of.cache_clear()
+    try:
+        yield
+    finally:
+        bands._ALWAYS, bands._SHARE = before
+        bands.bands_of.cache_clear()
 
 
 def window(g):

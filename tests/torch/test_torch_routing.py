@@ -8,6 +8,7 @@ import pytest
 
 import numbacaps
 from numbacaps.routing import runner as routing_runner
+from numbacaps.routing.bands import bands_of
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner
 from tests.support import routing as support
@@ -208,6 +209,32 @@ def test_the_cuda_side_computes_the_same(form, given_too, monkeypatch, rng):
     assert not kernels._captured
 
 
+@pytest.mark.parametrize("nbytes", [1, 5000])
+@pytest.mark.parametrize("form", ["sums", "sums over children"])
+def test_the_cuda_side_in_bands(form, nbytes, monkeypatch, rng):
+    """Of an image's rows, or of images; then captured, on new values, with what the first call has decided."""
+    side = OnSimulator(monkeypatch)
+    with support.in_bands(nbytes):
+        for capturing in (False, True):
+            side.capturing = capturing
+            given = _arguments(form, rng)
+            _same(_both("cuda", *given), _both("cpu", *given))
+        assert len(bands_of(support.CASES["window"], 4, True)) > 1
+    kernels.forget_captured()
+
+
+def test_bands_that_are_alike_pack_the_kernel_once():
+    """Those that read no packed copy never have one."""
+    rooms = kernels.Rooms("cpu")
+    found = [
+        rooms.of(*how)
+        for how in (("a", True), ("a", True), ("b", True), ("c", False), ("c", False))
+    ]
+    assert [one["packed"] for one in found] == [False, True, False, False, False]
+    assert found[0]["room"] is found[1]["room"] is not found[2]["room"]
+    assert found[3]["room"] is found[4]["room"]
+
+
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_the_precision_reaches_the_runner(routing, monkeypatch, rng):
     """Each has one of its own; both of a call have the same."""
@@ -365,7 +392,7 @@ def test_the_cuda_side_on_sums_of_other_products(product, monkeypatch, rng):
 
 def test_what_the_cuda_side_refuses(monkeypatch, rng):
     OnSimulator(monkeypatch)
-    monkeypatch.setattr(routing_kernels._RoutingCall, "__enter__", None)  # nothing is launched
+    monkeypatch.setattr(routing_kernels.RoutingCall, "__enter__", None)  # nothing is launched
     (dy, d_out), tensors, how = _arguments("em", rng)
     for i, said in ((2, "activations"), (3, "beta_u"), (4, "beta_a")):
         wrong = [*tensors[:i], tensors[i][..., :1], *tensors[i + 1 :]]
