@@ -12,7 +12,7 @@ from math import prod
 from numbacaps.device.launch import ceil_div
 from numbacaps.geometry import Geometry
 
-_ALWAYS = 16 << 20  # bytes that a band may take in any case
+_ALWAYS = 64 << 20  # bytes that a band may take in any case
 _SHARE = 4  # or this part of operands and results
 _KEPT = 256  # problems
 
@@ -78,7 +78,7 @@ def bands_of(geometry, itemsize, gradients=False):
     Returns
     -------
     tuple of Band
-        One, with everything, where that takes no more than 16 MiB or a quarter of operands and results.
+        One, with everything, where that takes no more than 64 MiB or a quarter of operands and results.
     """
     g, times = geometry, 2 if gradients else 1
     most = max(_ALWAYS, times * g.min_bytes(itemsize) // _SHARE) // (times * itemsize)

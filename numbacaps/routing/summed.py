@@ -14,7 +14,6 @@ from math import prod
 import numpy as np
 
 from numbacaps.arrays import describe
-from numbacaps.device.bfloat16 import bits, stored
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.strided_copy import gather
@@ -223,9 +222,11 @@ class _Call:
             self.place(found, into, CHANNELS_LAST, band.shared * of_row)
 
     def _clear(self, array):
+        """Write zeros, which have the same bits in every dtype."""
         if array.size:
-            kernel, grid = make_clear(stored(self.dtype)), ceil_div(array.size, TEAM_THREADS)
-            run(kernel, grid, TEAM_THREADS, (bits(array), array.size), self.stream)
+            word = np.dtype(f"u{self.dtype.itemsize}")
+            kernel, grid = make_clear(word), ceil_div(array.size, TEAM_THREADS)
+            run(kernel, grid, TEAM_THREADS, (array.view(word), array.size), self.stream)
 
     def _gather(self, array, order, out):
         gather(describe("array", array), order, self.stream, describe("out", out))

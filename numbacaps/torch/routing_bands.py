@@ -18,11 +18,7 @@ def route(x, w, more, options, window, precision, keep):
     given = w, more, options, window, precision
     bands, common, y = _bands(x, given, "forward"), _Common(), None
     for band in bands:
-        with _BandCall(band, _rows_of(x, band), *given, "forward", common) as call:
-            found = call.new_result("y")
-            results = [call.array(found, call.parents)]
-            call.launch("forward", *call.operands(), results, states=None)
-            found = call.deliver("y", found)
+        found = _routed(band, x, given, common)
         if len(bands) == 1:
             return found, None, None
         if y is None:
@@ -31,25 +27,40 @@ def route(x, w, more, options, window, precision, keep):
     return y, None, None
 
 
+def _routed(band, x, given, common):
+    """A band's capsules. The votes live as long as this call."""
+    with _BandCall(band, _rows_of(x, band), *given, "forward", common) as call:
+        found = call.new_result("y")
+        results = [call.array(found, call.parents)]
+        call.launch("forward", *call.operands(), results, states=None)
+        return call.deliver("y", found)
+
+
 def gradients(x, w, dy, d_activations, states, more, options, window, precision):
     """As :func:`numbacaps.torch.routing_kernels.gradients`."""
     given = w, more, options, window, precision
-    bands, common, total = _bands(x, given, "backward", dy), _Common(), {}
-    dx = None
+    bands, common = _bands(x, given, "backward", dy), _Common()
+    dx, total = None, {}
     for band in bands:
-        reached = dy[band.images, :, band.rows]
-        with _BandCall(band, _rows_of(x, band), *given, "backward", common) as call:
-            to = [call.array(call.in_order("y", reached), call.parents)]
-            own = {name: call.new(name) for name in more}
-            of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
-            call.launch("backward", *call.operands(), to, *call.into(), of_own, states=None)
-            found = {**call.gradients(), **own}
+        found = _gradients(band, x, dy, given, common)
         if len(bands) == 1:
             return found
         dx = torch.empty_like(x, memory_format=torch.contiguous_format) if dx is None else dx
         _add_rows(dx, found.pop("x"), band)
         total = {name: total[name].add_(one) if total else one for name, one in found.items()}
     return {"x": dx, **total}
+
+
+def _gradients(band, x, dy, given, common):
+    """What a band gives the operands, by name."""
+    more = given[1]
+    with _BandCall(band, _rows_of(x, band), *given, "backward", common) as call:
+        reached = call.in_order("y", dy[band.images, :, band.rows])
+        to = [call.array(reached, call.parents)]
+        own = {name: call.new(name) for name in more}
+        of_own = [call.array(one, call.seen(name)) for name, one in own.items()] or [None]
+        call.launch("backward", *call.operands(), to, *call.into(), of_own, states=None)
+        return {**call.gradients(), **own}
 
 
 def _bands(x, given, wanted, dy=None):

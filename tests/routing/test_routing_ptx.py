@@ -15,6 +15,7 @@ from numba.cuda import dispatcher
 
 from numbacaps import Geometry, routing
 from numbacaps.device.target import cuda
+from numbacaps.routing.pack import make_clear
 from numbacaps.routing.place import make_place
 from tests.support.routing_kernels import (
     CASES,
@@ -103,6 +104,15 @@ def test_what_a_band_has_made_is_placed(of_part, of_whole, axes):
     kernel = make_place(np.dtype(of_part), np.dtype(of_whole))
     text = _check({"place": (kernel, signature)}, of_whole, (9, 0))["place"]
     assert "add.rn.f32" in text or "add.f32" in text
+
+
+@pytest.mark.parametrize("nbytes", [2, 4, 8])
+def test_rows_of_padding_are_cleared(nbytes):
+    """As words, whatever they are numbers of."""
+    word = np.dtype(f"u{nbytes}")
+    signature = types.Array(from_dtype(word), 1, "C"), types.int64
+    text = _check({"clear": (make_clear(word), signature)}, "float32", (9, 0))["clear"]
+    assert f"st.global.u{8 * nbytes}" in text or f"st.global.b{8 * nbytes}" in text
 
 
 def test_the_gradient_of_stored_votes(monkeypatch):

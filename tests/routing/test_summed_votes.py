@@ -205,11 +205,10 @@ def test_sums_are_stored_unless_somebody_says_otherwise():
     shapes = (1, 16, 128, 128, 1, 32), (4, 1, 5, 5, 32, 32)
     how = {"votes": "sum", "padding": 2}
     said = numbacaps.explain_routing(*shapes, **how)
-    # Bands have a quarter of 48 MB of operands and results, twice as much for what is twice as much backward.
-    assert "forward 16 of 8 output rows of an image, backward 16 of 8" in said
+    assert "forward 4 of 32 output rows of an image, backward 8 of 16" in said
     assert "all together would take 134217728 bytes" in said
-    assert "computed 1 times forward and 1 backward, 3355443200 FLOP each time; stored" in said
-    assert "they take 8388608 bytes" in said and "16 children of each of 1024" in said
+    assert "computed 1 times forward and 1 backward, 13421772800 FLOP each time; stored" in said
+    assert "they take 33554432 bytes" in said and "16 children of each of 4096" in said
     said = numbacaps.explain_routing(*shapes, algorithm="fused", **how)
     # Of each of 25 taps all 25 are computed again by the owners of each 8 (simulator: 16) of 32 rows of w.
     owners = 2 if SIMULATED else 4
