@@ -19,6 +19,7 @@ output ``(N, P, OH, OW, G, D1, D3)``.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -184,7 +185,7 @@ class Geometry:
         how = {"stride": 1, "padding": 0, "dilation": 1}
         return replace(self, H=self.OH, W=self.OW, KH=1, KW=1, **how)
 
-    @property
+    @cached_property
     def of_channels(self):
         """The convolution whose output is the votes summed over the window: what is g to it is (c, g)."""
         return replace(self, C=1, G=self.C * self.G)
