@@ -119,8 +119,7 @@ class Call:
                 "stream is being captured; this function takes one that is not, because a graph reads memory that "
                 "it frees: capture a call of numbacaps.plan(...) or numbacaps.routing_plan(...), which hold it"
             )
-        self._copies = []
-        self._plan = None
+        self._copies, self._plans = [], []
 
     def __enter__(self):
         return self
@@ -128,13 +127,14 @@ class Call:
     def __exit__(self, *_):
         if self._copies:
             keep(self.stream, self._copies, sum(one.nbytes for one in self._copies))
-        if self._plan is not None:
-            settle(self._plan)
+        for plan in self._plans:
+            settle(plan)
 
     def plan(self, signature=None):
         """The plan that runs it, or of another signature a part of it; behind the call it gives back what it does not keep."""
-        self._plan = kept_plan(signature or self.signature, self.stream)
-        return self._plan
+        found = kept_plan(signature or self.signature, self.stream)
+        self._plans.append(found)
+        return found
 
     def operands(self, unread=()):
         """The operands on the device in the kernels' layout; None for those named in ``unread``."""

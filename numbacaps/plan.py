@@ -23,6 +23,8 @@ from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
 from numbacaps.plan_arrays import PlanArrays
 
+_PASSES = "forward", "input", "kernel"
+
 
 class Plan(PlanArrays):
     """The kernels of one capsule convolution, of its gradients and of its votes, ready to be launched.
@@ -135,10 +137,10 @@ class Plan(PlanArrays):
         wanted = self._passes(self._before) if self._before else self._plain
         return wanted if wanted.differentiates else self._plain
 
-    def make_ready(self):
-        """Compile the kernels of every pass and allocate their workspaces; where an algorithm does that at the first call, nothing."""
+    def make_ready(self, passes=_PASSES):
+        """Compile the kernels of some passes and allocate their workspaces; where an algorithm does that at the first call, nothing."""
         with linked_side_by_side():
-            self._plain.make_ready(self._rooms.ahead())
+            self._plain.make_ready(self._rooms.ahead(), passes)
 
     @property
     def activates(self):

@@ -150,12 +150,14 @@ class FusedPasses(Passes):
     def differentiates(self):
         return all(launcher.epilogue.differentiates for launcher in self.input_launchers)
 
-    def make_ready(self, room):
-        """Compile every pass, and allocate its workspace."""
-        for wanted in ("forward", "input"):
-            _, shapes = self._launches(wanted)
-            room[wanted].arguments(shapes, self.sums)
-        room["kernel"].arrays(self.kernel_launcher.partial_shape, self.sums)
+    def make_ready(self, room, passes):
+        """Compile some passes, and allocate their workspaces."""
+        for wanted in passes:
+            if wanted == "kernel":
+                room[wanted].arrays(self.kernel_launcher.partial_shape, self.sums)
+            else:
+                _, shapes = self._launches(wanted)
+                room[wanted].arguments(shapes, self.sums)
 
     def _launches(self, wanted):
         """What a call of a pass, "forward" or "input", launches.

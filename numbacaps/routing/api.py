@@ -274,7 +274,7 @@ def _forward(call, couplings):
         of_couplings = None if found is None else found.reshape(g.N, g.P, g.L, children)
         if _stores_sums(call):
             how = operands, *results, of_couplings, call.stream, call.room
-            call.summed.forward(x, w, *how)
+            call.summed().forward(x, w, *how)
         else:
             is_stored = call.problem.name == "stored"
             if is_stored:
@@ -295,7 +295,7 @@ def _check_room(call, gradients):
     if call.signature.is_empty:
         return
     is_stored = call.problem.name == "stored"
-    bands = call.summed.bands(gradients) if _stores_sums(call) else ()
+    bands = call.summed().bands(gradients) if _stores_sums(call) else ()
     for geometry in [band.geometry for band in bands] or [call.geometry]:
         call.runner(geometry, is_stored)
 
@@ -334,7 +334,7 @@ def _backward(call, needs):
         operands = _operands(call)
         if _stores_sums(call):
             how = operands, dy, to, of_w, *d_operands, call.stream, call.room
-            call.summed.backward(*arrays, *how)
+            call.summed().backward(*arrays, *how)
         elif call.problem.name == "stored":
             made, votes = _stored(call, *arrays)
             d_votes = call.room("d_votes", votes.shape)

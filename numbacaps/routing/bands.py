@@ -104,6 +104,7 @@ def _most_rows(geometry, most):
 
 def _equal(count, most):
     """``count`` things in slices of ``most`` at the most, all as long if that makes them no shorter than half, else about."""
+    most = max(1, min(most, count))
     each = next((n for n in range(most, most // 2, -1) if count % n == 0), None)
     each = each or ceil_div(count, ceil_div(count, most))
     return [slice(first, min(first + each, count)) for first in range(0, count, each)]

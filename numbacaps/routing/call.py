@@ -1,7 +1,6 @@
 """A call of routing: its arguments accepted, its arrays where the algorithm takes them, its results delivered."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -99,7 +98,7 @@ class RoutingCall:
 
     def __init__(self, arrays, more, problem, stream=None, out=None):
         p = self.problem = problem
-        self.shared, self.runners = False, []
+        self.shared, self.runners, self._plans = False, [], {}
         if p.options.is_summed:
             arrays = self._of_channels(*arrays)
         self.on_host, outs = p.name == "numpy", {"y": ("out", out)}
@@ -208,19 +207,23 @@ class RoutingCall:
             self.runners.append(found)
         return found
 
-    @cached_property
     def summed(self):
-        """What routes votes that are summed over the window and stored."""
-        how = self.geometry, self.signature.dtype, self._plan_of_channels
-        return Summed(*how, lambda band: self.runner(band, True))
+        """What routes votes that are summed over the window and stored; the call does not hold it, which holds the call."""
+        how = self._plan_of_channels, lambda band: self.runner(band, True)
+        return Summed(self.geometry, self.signature.dtype, *how)
 
     def _plan_of_channels(self, band):
-        """The plan of the convolution that computes a band's votes."""
+        """The plan of the convolution that computes a band's votes; the same one throughout the call."""
+        if band not in self._plans:
+            self._plans[band] = self.call.plan(self._signature_of_channels(band))
+        return self._plans[band]
+
+    def _signature_of_channels(self, band):
         g = band.of_channels
         shapes, window = (g.input_shape, g.kernel_shape), (g.stride, g.padding, g.dilation)
         dtype = self.signature.dtype
         how = *window, PRODUCT, "fused", precision_of_sums(dtype, self.problem.precision), None, ""
-        return self.call.plan(signature_of(*shapes, dtype, *how))
+        return signature_of(*shapes, dtype, *how)
 
     def zeros(self, shape):
         """The same, of zeros."""

@@ -8,6 +8,9 @@ Thread mapping: one thread an element, consecutive threads on consecutive elemen
 """
 
 from functools import cache
+from math import prod
+
+import numpy as np
 
 from numbacaps.device.bfloat16 import bits
 from numbacaps.device.dtypes import conversions
@@ -48,14 +51,46 @@ def make_place(of_part, of_whole):
     return routing_place_kernel
 
 
+class Part:
+    """Some of a C-contiguous device array, for :func:`place` and for :func:`numbacaps.device.strided_copy.gather`.
+
+    To slice a Numba array takes the host a step for every run of elements that do not lie side by side, a second for some images.
+
+    Parameters
+    ----------
+    array : device array
+    indices : slice
+        Of its first axes.
+
+    Attributes
+    ----------
+    shape, strides : tuple of int
+        Strides in bytes.
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, array, *indices):
+        self.dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+        ranges = [range(count)[some] for count, some in zip(shape, indices)]
+        steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        self.shape = *map(len, ranges), *shape[len(ranges) :]
+        self.strides = tuple(step * self.dtype.itemsize for step in steps)
+        first = sum(one.start * step for one, step in zip(ranges, steps))
+        self._memory = array.reshape(array.size), first
+
+    def memory(self):
+        """As :meth:`numbacaps.arrays.Operand.memory`: all of the array."""
+        return self._memory
+
+
 def place(part, whole, order, stream, seen=0):
     """Write a C-contiguous device array to a place whose axes come in another order.
 
     Parameters
     ----------
     part : device array
-    whole : numbacaps.arrays.Operand
-        The place, a device array of any strides.
+    whole : Part or numbacaps.arrays.Operand
+        The place, of any strides.
     order : tuple of int
         For each axis of the part, which of the place's it is.
     stream : Numba stream

@@ -6,7 +6,7 @@ Each has ``forward(given, into, stream)`` and ``backward(given, into, stream)``,
 
 import weakref
 from dataclasses import asdict, fields
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -69,10 +69,10 @@ class OnDevice:
     def _runner(self):
         return self._new_runner(self._geometry)
 
-    def _new_runner(self, geometry):
+    def _new_runner(self, geometry, most=None):
         is_stored = self._problem.name == "stored"
         how = geometry, self._dtype, self._options, is_stored, None, self._problem.precision
-        return Runner(*how).within(self._rooms)
+        return Runner(*how).within(self._rooms, most)
 
     def _made_usual(self):
         """Device arrays of EM routing's operands that are not given, and of the gradient of its activations."""
@@ -231,35 +231,44 @@ class StoredSums(OnDevice):
 
     def __init__(self, geometry, dtype, problem, *how):
         super().__init__(geometry, dtype, problem, *how)
-        self._plan_of, self._runner_of = cache(self._new_plan), cache(self._new_runner)
-        self._plans = []
-        self._summed = Summed(geometry, dtype, self._plan_of, self._runner_of)
+        self._plans, self._runners, self._most = {}, {}, {}
 
-    def _new_plan(self, band):
-        precision = precision_of_sums(self._dtype, self._problem.precision)
-        made = Plan(band.of_channels, self._dtype, "fused", precision)
-        self._plans.append(made)
-        return made
+    @property
+    def _summed(self):
+        """What runs the calls; it is not held, since it holds this."""
+        how = self._geometry, self._dtype, self._plan_of, self._runner_of
+        return Summed(*how, stays=True)
+
+    def _plan_of(self, band):
+        if band not in self._plans:
+            precision = precision_of_sums(self._dtype, self._problem.precision)
+            self._plans[band] = Plan(band.of_channels, self._dtype, "fused", precision)
+        return self._plans[band]
+
+    def _runner_of(self, band):
+        if band not in self._runners:
+            self._runners[band] = self._new_runner(band, self._most)
+        return self._runners[band]
 
     @property
     def nbytes(self):
-        return super().nbytes + sum(plan.nbytes for plan in self._plans)
+        return super().nbytes + sum(plan.nbytes for plan in self._plans.values())
 
     def explain(self):
         return self._summed.explain()
 
     def make_ready(self):
-        passes = {"forward": self._record_forward, "backward": self._record_backward}
-        geometries = [
-            {band.geometry for band in self._summed.bands(wanted == "backward")}
-            for wanted in passes
-        ]
+        forward, backward = (
+            {band.geometry for band in self._summed.bands(gradients)} for gradients in (False, True)
+        )
         with linked_side_by_side():
-            for record, some in zip(passes.values(), geometries):
-                for band in some:
-                    record(band)
-        for band in set.union(*geometries):
-            self._plan_of(band).make_ready()
+            for band in forward:
+                self._record_forward(band)
+            for band in backward:
+                self._record_backward(band)
+        for band in forward | backward:
+            passes = ("forward", "input", "kernel") if band in backward else ("forward",)
+            self._plan_of(band).make_ready(passes)
 
     def _record_forward(self, band):
         couplings = self._part("couplings", band, band.C) if self._has_couplings else None

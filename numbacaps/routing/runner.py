@@ -118,16 +118,18 @@ class Runner:
         """Give back the workspaces, once the streams have passed the calls that are queued."""
         self._rooms.release()
 
-    def within(self, rooms):
+    def within(self, rooms, most=None):
         """The same runner, on workspaces of the caller's.
 
         Parameters
         ----------
         rooms : numbacaps.device.workspace.Rooms
             Or what has ``rooms.of(stream)[name].arrays({name: shape}, dtype)``.
+        most : dict, optional
+            Of several runners in these rooms the bytes of each workspace, by name, that any of them has written down.
         """
         found = copy(self)
-        found._rooms = rooms
+        found._rooms, found._most = rooms, self._most if most is None else most
         return found
 
     def repeated(self, method, *arguments, stream=0):

@@ -21,7 +21,7 @@ from numbacaps.fused.precision import AUTO, precisions
 from numbacaps.routing.bands import bands_of
 from numbacaps.routing.pack import make_clear, make_unpack
 from numbacaps.routing.passes import run, widen
-from numbacaps.routing.place import place
+from numbacaps.routing.place import Part, place
 from numbacaps.routing.shape import TEAM_THREADS
 
 CHANNELS_LAST = 0, 2, 3, 1, 4, 5, 6  # (N, C, H, W, G, D1, D2) as (N, H, W, C, G, D1, D2)
@@ -45,10 +45,13 @@ class Summed:
     plan_of, runner_of : callable
         Of a band's geometry: the :class:`numbacaps.plan.Plan` of :attr:`numbacaps.geometry.Geometry.of_channels`, and the
         :class:`numbacaps.routing.runner.Runner` of its stored votes.
+    stays : bool
+        The caller's rooms stay from call to call, so they are as large as either pass wants: a graph of one may have their
+        addresses when the other is called first.
     """
 
-    def __init__(self, geometry, dtype, plan_of, runner_of):
-        self.geometry, self.dtype = geometry, dtype
+    def __init__(self, geometry, dtype, plan_of, runner_of, stays=False):
+        self.geometry, self.dtype, self.stays = geometry, dtype, stays
         self.plan_of, self.runner_of = plan_of, runner_of
 
     def bands(self, gradients):
@@ -137,13 +140,14 @@ class _Call:
         self._of, self.bands, self.dtype = of, of.bands(gradients), of.dtype
         self.stream, self.room = stream, room
         self._held, self._again = {}, set()
+        self._others = of.bands(not gradients) if of.stays else ()
         self._kernel = room("w beside g", of.geometry.of_channels.kernel_shape)
-        self._gather(w, CHANNELS_LAST, self._kernel)
+        self._gather(describe("w", w), CHANNELS_LAST, self._kernel)
 
     def memory(self, name, shape_of, band):
         """An array of a band, where the bands before had theirs; ``shape_of`` takes a geometry."""
         if name not in self._held:
-            most = max(prod(shape_of(one.geometry)) for one in self.bands)
+            most = max(prod(shape_of(one.geometry)) for one in (*self.bands, *self._others))
             self._held[name] = self.room(name, (most,))
         shape = shape_of(band.geometry)
         return self._held[name][: prod(shape)].reshape(*shape)
@@ -176,16 +180,12 @@ class _Call:
     def read_rows(self, array, rows, band):
         """Copy a band's positions of an array to that memory."""
         if not band.is_whole:
-            self._gather(array[band.images, :, band.positions], _IN_ORDER, rows)
+            self._gather(_positions(array, band), _IN_ORDER, rows)
 
     def write_rows(self, rows, array, band):
         """And back."""
         if not band.is_whole:
-            self.place(rows, array[band.images, :, band.positions], _IN_ORDER)
-
-    def place(self, part, whole, order, seen=0):
-        """As :func:`numbacaps.routing.place.place`."""
-        place(part, describe("whole", whole), order, self.stream, seen)
+            place(rows, _positions(array, band), _IN_ORDER, self.stream)
 
     def _plan_of(self, band, wanted):
         """A band's plan, and whether a band before it had the same, so that the kernel lies packed for it."""
@@ -208,7 +208,7 @@ class _Call:
                 self._clear(zeros)
             found = rows[first:last]
         if band.height:
-            self._gather(x[band.images, :, band.read], CHANNELS_LAST, found)
+            self._gather(_rows(x, band), CHANNELS_LAST, found)
 
     def _write_input(self, found, dx, band):
         """Write a band's rows of dx, or add them where the bands above have written."""
@@ -218,8 +218,7 @@ class _Call:
             rows = found.reshape(found.size)
             found = rows[band.above * of_row : (band.above + band.height) * of_row]
         if band.height:
-            into = dx[band.images, :, band.read]
-            self.place(found, into, CHANNELS_LAST, band.shared * of_row)
+            place(found, _rows(dx, band), CHANNELS_LAST, self.stream, band.shared * of_row)
 
     def _clear(self, array):
         """Write zeros, which have the same bits in every dtype."""
@@ -229,7 +228,7 @@ class _Call:
             run(kernel, grid, TEAM_THREADS, (array.view(word), array.size), self.stream)
 
     def _gather(self, array, order, out):
-        gather(describe("array", array), order, self.stream, describe("out", out))
+        gather(array, order, self.stream, describe("out", out))
 
 
 class _Sum:
@@ -252,17 +251,18 @@ class _Sum:
 
     def add_part(self):
         """Add what a band has written."""
+        stream = self._call.stream
         if self._wide is None:
-            self._call.place(self.part, self._into, self._order, self._seen)
+            place(self.part, Part(self._into), self._order, stream, self._seen)
         else:
             in_order = tuple(range(len(self._shape)))
-            self._call.place(self.part, self._wide, in_order, self._seen)
+            place(self.part, Part(self._wide), in_order, stream, self._seen)
         self._seen = self.part.size
 
     def finish(self):
         """Write the sum, where it was wide."""
         if self._wide is not None:
-            self._call.place(self._wide, self._into, self._order)
+            place(self._wide, Part(self._into), self._order, self._call.stream)
 
 
 def _counted(bands):
@@ -274,6 +274,16 @@ def _counted(bands):
         else f"{rows.stop - rows.start} output rows of an image"
     )
     return f"{len(bands)} of {what}"
+
+
+def _rows(array, band):
+    """The rows of x or dx that a band reads."""
+    return Part(array, band.images, slice(None), band.read)
+
+
+def _positions(array, band):
+    """A band's positions of an array (N, P, L, numbers)."""
+    return Part(array, band.images, slice(None), band.positions)
 
 
 def _input_shape(geometry):

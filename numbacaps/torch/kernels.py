@@ -2,7 +2,7 @@
 
 Results and workspaces are tensors, so PyTorch counts them, orders their reuse behind the stream, and keeps them for a
 CUDA graph. Nothing waits for the GPU. What a call decides (kernels, tiles, tables of offsets) is kept by its shapes,
-for the last 64 kinds of calls; what a CUDA graph has captured is kept until :func:`forget_captured`. Of kernels that
+for the last 256 kinds of calls; what a CUDA graph has captured is kept until :func:`forget_captured`. Of kernels that
 are said to stay as they are the packed copies are kept (:mod:`numbacaps.torch.packings`); captured calls pack in the graph,
 so a replay reads the kernel as it is then.
 """
@@ -18,6 +18,7 @@ from numbacaps.algorithms.registry import VOTES
 from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import launch_stream, run_as_argument
+from numbacaps.device.instructions import CHUNK
 from numbacaps.device.streams import numba_stream, torch_stream
 from numbacaps.device.target import cuda, current_device
 from numbacaps.kept import PLANS, cleared_too
@@ -33,8 +34,8 @@ _DTYPES = {
     torch.float64: "float64",
 }
 TENSORS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
-_KINDS = 256  # of calls whose signatures are found at once
-_plans = LastUsed(PLANS, 0)  # a plan's own workspaces stay empty
+_KINDS = 256  # of calls that are kept
+_plans = LastUsed(_KINDS, 0)  # a plan's own workspaces stay empty
 _captured = set()
 _packings = Packings(PLANS)
 cleared_too(lambda: (_plans.clear(), _packings.clear(), _signature.cache_clear()))
@@ -262,10 +263,12 @@ class Call(Place):
 
     def packing(self, w, keep, rooms=None):
         """A ``with`` block in which the pass is launched: its workspaces, and whether ``w`` lies packed there."""
+        # Arrays that begin elsewhere than copies want are multiplied by ordinary arithmetic, which packs nothing.
+        is_aligned = all(tensor.data_ptr() % CHUNK == 0 for tensor in self._kept)
         if rooms is not None:
-            return nullcontext(rooms.of(self._key, self.plan.packs(self._wanted)))
+            return nullcontext(rooms.of((self._key, is_aligned), self.plan.packs(self._wanted)))
         if keep and not self._captured and self.plan.packs(self._wanted):
-            key = *self._key, int(self.stream) if self.stream else 0
+            key = *self._key, is_aligned, int(self.stream) if self.stream else 0
             return _packings.room(w, key, lambda: _Room(self.device))
         return nullcontext({"packed": False, "room": _Room(self.device)})
 

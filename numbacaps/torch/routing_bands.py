@@ -6,6 +6,7 @@ common, the kernel beside g and its packed copies, is made once a call.
 
 import torch
 
+from numbacaps.device.instructions import CHUNK
 from numbacaps.routing.bands import bands_of
 from numbacaps.routing.runner import Runner
 from numbacaps.routing.summed import CHANNELS_FIRST, CHANNELS_LAST, PRODUCT, precision_of_sums
@@ -43,7 +44,7 @@ def gradients(x, w, dy, d_activations, states, more, options, window, precision)
     dx, total = None, {}
     for band in bands:
         found = _gradients(band, x, dy, given, common)
-        if len(bands) == 1:
+        if band.is_whole and len(bands) == 1:
             return found
         dx = torch.empty_like(x, memory_format=torch.contiguous_format) if dx is None else dx
         _add_rows(dx, found.pop("x"), band)
@@ -90,6 +91,11 @@ def _add_rows(dx, found, band):
     into[:, :, band.shared :] = rows[:, :, band.shared :]
 
 
+def _aligned(tensor):
+    """A tensor that begins where kernels copy 16 bytes at once: so all bands take the same kernels, and the first packs for all."""
+    return tensor.clone() if tensor.data_ptr() % CHUNK else tensor
+
+
 class _Common:
     """The kernel beside g, once a band has made it, and workspaces with its packed copies."""
 
@@ -122,7 +128,7 @@ class _BandCall(RoutingCall):
         if common.kernel is None:
             common.kernel = self._beside_g("w", self._w)
             common.rooms = kernels.Rooms(self.device)
-        self._last = self._beside_g("x", self._x)
+        self._last = _aligned(self._beside_g("x", self._x))
         self._votes = kernels.convolve(self._last, common.kernel, self._how, common.rooms)
         return self.array(self._votes, self._seen), None, self.others()
 

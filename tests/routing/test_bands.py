@@ -1,14 +1,19 @@
 """Summed votes that are stored band by band: the bands themselves, and routing in them against the reference's loops."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import numbacaps
-from numbacaps.device.target import cuda
+from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.geometry import Geometry
+from numbacaps.routing.api import _forward
 from numbacaps.routing.bands import bands_of
+from numbacaps.routing.call import Problem, RoutingCall
+from numbacaps.routing.options import Options
 from numbacaps.routing.summed import Summed
 from reference.compare import ROUTING
 from tests.support import routing as support
@@ -42,6 +47,14 @@ def test_bands_are_the_whole(case, size, rng):
         assert all(one[0].is_whole == (size == "images") for one in found)
         assert len(found[1]) > 1
         _check(g, support.operands_of_sums(g, rng))
+
+
+def test_all_rows_are_one_band(rng):
+    """Which has those that no window reaches, too, so all of the image has no room and its windows' part has."""
+    with support.in_bands(support.ONE_BAND[1]):
+        (band,) = bands_of(support.ONE_BAND[0], 4, True)
+        assert not band.is_whole
+        _check(support.ONE_BAND[0], support.operands_of_sums(support.ONE_BAND[0], rng))
 
 
 @pytest.mark.slow(but=["children"])
@@ -91,6 +104,8 @@ def test_a_plan_routes_in_bands(rng):
     d_logits = cuda.device_array_like(logits)
 
     def planned(times):
+        for array in (out, dx, dw, couplings, d_logits):
+            array.copy_to_device(np.full(array.shape, np.nan, np.float32))
         plan = numbacaps.routing_plan(*shapes, **more, **how)
         for _ in range(times):
             plan(x, w, out, logits=logits, couplings=couplings)
@@ -108,6 +123,76 @@ def test_a_plan_routes_in_bands(rng):
     votes = 4 * np.prod(g.summed_votes_shape)
     assert said.startswith("votes are stored in bands: forward ") and f"take {votes} bytes" in said
     assert "in bands" not in of_whole
+
+
+def test_a_graph_of_gradients_may_read_what_the_forward_pass_takes(rng):
+    """Bands of the forward pass have more rows; its first call comes behind, and makes no workspace anew."""
+    g = replace(CASES["rows"], N=1, H=24)
+    given = support.operands_of_sums(g, rng)
+    how = {"votes": "sum", "algorithm": "stored", **support.window(g)}
+    x, w, dy, logits = (cuda.to_device(given[name]) for name in ("x", "w", "dy", "logits"))
+    out, dx, dw = (cuda.device_array_like(one) for one in (dy, x, w))
+    couplings = cuda.device_array((*g.output_shape[:4], g.C, 1, 1), np.float32)
+    with support.in_bands(3000):
+        lengths = [
+            {band.geometry.OH for band in bands_of(g, 4, gradients)} for gradients in (False, True)
+        ]
+        assert max(lengths[0]) > max(lengths[1])
+        shapes, more = (g.input_shape, g.kernel_shape), {"logits": True, "couplings": True}
+        plan = numbacaps.routing_plan(*shapes, **more, **how)
+        plan.backward(x, w, dy, dx, dw, logits=logits)
+        rooms = plan._run._rooms.of(0)._named
+        before = {name: one._arrays for name, one in rooms.items()}
+        plan(x, w, out, logits=logits, couplings=couplings)
+        assert all(rooms[name]._arrays == arrays for name, arrays in before.items())
+
+
+@pytest.mark.parametrize("way", ["call", "plan"])
+def test_nothing_of_a_call_waits_for_the_collector(way, rng):
+    """What it has on the GPU is freed when the last name of it goes."""
+    g = CASES["rows"]
+    x, w = (np.ones(shape, np.float32) for shape in (g.input_shape, g.kernel_shape))
+    how = {"votes": "sum", "algorithm": "stored", **support.window(g)}
+    gc.collect()
+    gc.disable()
+    try:
+        if way == "plan":
+            plan = numbacaps.routing_plan(g.input_shape, g.kernel_shape, **how)
+            arrays = [cuda.to_device(array) for array in (x, w, np.ones(g.output_shape, x.dtype))]
+            plan(*arrays)
+            seen = weakref.ref(plan._run)
+            del plan
+        else:
+            problem = Problem(Options(votes="sum"), "stored", "auto", **support.window(g))
+            with RoutingCall((x, w), {"logits": None}, problem) as call:
+                _forward(call, False)
+            seen = weakref.ref(call)
+            del call
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.tiers("gpu")
+@pytest.mark.skipif(SIMULATED, reason="no kernel is packed there")
+def test_bands_read_what_the_first_one_has_packed(rng):
+    """The results are those of the whole."""
+    g = Geometry(1, 4, 4, 40, 64, 5, 5, 1, 1, 16, 16, 1, 2)
+    given = support.operands_of_sums(g, rng)
+    arrays = [cuda.to_device(given[name]) for name in ("x", "w", "dy")]
+    how = {"votes": "sum", "algorithm": "stored", **support.window(g)}
+    found = []
+    for nbytes in (1 << 40, 1 << 20):
+        with support.in_bands(nbytes):
+            plan = numbacaps.routing_plan(g.input_shape, g.kernel_shape, **how)
+            out, dx, dw = (cuda.device_array_like(arrays[i]) for i in (2, 0, 1))
+            plan(*arrays[:2], out)
+            plan.backward(*arrays, dx, dw)
+            packs = [one.packs("forward") for one in plan._run._plans.values()]
+        found.append([one.copy_to_host() for one in (out, dx, dw)])
+    assert all(packs) and len(bands_of(g, 4)) == 1
+    for one, whole in zip(*reversed(found)):
+        support.close(one, whole, 1e-5)
 
 
 def test_a_kernel_is_packed_once():

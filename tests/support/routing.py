@@ -50,6 +50,10 @@ def operands_of_sums(g, rng, shared=False):
     return made
 
 
+# A problem, and bytes for which its image is a band of rows, not a whole one.
+ONE_BAND = Geometry(1, 2, 2, 9, 2, 4, 1, 1, 1, 2, 2, (4, 1), (1, 0)), 768
+
+
 @contextmanager
 def in_bands(nbytes):
     """A ``with`` block in which bands of summed votes have room for ``nbytes``."""

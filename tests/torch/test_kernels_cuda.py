@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed"
 import numbacaps.torch as nt  # noqa: E402
 from numbacaps.torch import kernels  # noqa: E402
 from numbacaps.torch.packings import Packings  # noqa: E402
+from tests.support.routing import in_bands  # noqa: E402
 
 pytestmark = pytest.mark.tiers("gpu")
 _X, _W = (3, 4, 7, 6, 2, 5), (3, 4, 3, 2, 5, 4)
@@ -83,6 +84,25 @@ def test_a_graph_replays_forward_and_backward_on_new_values(function):
         _close(function, results, x, w)
     del graph
     kernels.forget_captured()
+
+
+@pytest.mark.parametrize("nbytes", [1, 20_000])
+def test_a_graph_replays_sums_in_bands(nbytes):
+    """Of rows and of images."""
+    with in_bands(nbytes):
+        test_a_graph_replays_forward_and_backward_on_new_values(
+            partial(nt.capsule_routing, votes="sum")
+        )
+
+
+def test_bands_of_one_channel_begin_anywhere():
+    """Each in x itself, of which some begin at 16 bytes; the first one's kernel is packed for all."""
+    x = torch.randn(2 * 24 * 32 * 20 + 1).cuda()[1:].view(2, 1, 24, 32, 4, 5)
+    w = torch.randn(4, 1, 3, 3, 5, 4).cuda()
+    x, w = x.requires_grad_(), w.requires_grad_()
+    with in_bands(30_000):
+        have = _step(partial(nt.capsule_routing, votes="sum"), x, w)
+        _close(partial(nt.capsule_routing, votes="sum"), have, x, w)
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node")  # of the warm-up's stream

@@ -43,6 +43,25 @@ def test_a_kernel_is_packed_once_for_each_way_of_packing(kept):
     assert _packed(kept, w.transpose(0, 1)) and _packed(kept, w[1:])  # other places in there
 
 
+def test_what_packs_nothing_leaves_no_copy(monkeypatch):
+    """Arrays that begin amid 16 bytes are multiplied by ordinary arithmetic: the next ones find no packed kernel."""
+    OnSimulator(monkeypatch)
+    numbacaps.clear_caches()
+    found, room = [], Packings.room
+    monkeypatch.setattr(
+        Packings, "room", lambda kept, w, key, new: found.append(key) or room(kept, w, key, new)
+    )
+    monkeypatch.setattr(FusedPasses, "packs", lambda passes, wanted: True)
+    monkeypatch.setattr(FusedPasses, "_launch", lambda *_: None)
+    memory, w = torch.zeros(1 * 2 * 3 * 3 * 4 + 1), torch.zeros(2, 2, 2, 2, 4, 4)
+    how = (1, 1), (0, 0), (1, 1), "ab,bc->ac", "auto", True
+    for first in (1, 0, 1):
+        x = memory[first : first + 72].view(1, 2, 3, 3, 1, 4)
+        kernels.convolve(x, w, how)
+    assert found[0] == found[2] != found[1] and len(kernels._packings) == 2
+    numbacaps.clear_caches()
+
+
 def test_the_room_is_that_of_the_packing(kept):
     w, rooms = _weight(), []
     for _ in range(2):

@@ -15,7 +15,7 @@ from tests.support import routing as support
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
-from numbacaps.torch import kernels, routing_kernels, routing_layers  # noqa: E402
+from numbacaps.torch import kernels, routing_bands, routing_kernels, routing_layers  # noqa: E402
 from numbacaps.torch import routing as operators  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
@@ -221,6 +221,34 @@ def test_the_cuda_side_in_bands(form, nbytes, monkeypatch, rng):
             _same(_both("cuda", *given), _both("cpu", *given))
         assert len(bands_of(support.CASES["window"], 4, True)) > 1
     kernels.forget_captured()
+
+
+def test_the_cuda_side_in_one_band_of_rows(monkeypatch, rng):
+    """Its gradient has the rows of x alone."""
+    OnSimulator(monkeypatch)
+    g, nbytes = support.ONE_BAND
+    monkeypatch.setitem(support.CASES, "one band", g)
+    given = _arguments("sums", rng, case="one band")
+    with support.in_bands(nbytes):
+        _same(_both("cuda", *given), _both("cpu", *given))
+    numbacaps.clear_caches()
+
+
+def test_bands_that_begin_amid_16_bytes_take_the_same_kernels(monkeypatch):
+    """Of one channel a band is a view of x, which begins where its rows do."""
+    OnSimulator(monkeypatch)
+    whole, found = torch.randn(2 * 1 * 6 * 3 * 1 * 3 + 1), []
+    x, w = whole[1:].view(2, 1, 6, 3, 1, 3), torch.randn(2, 1, 2, 2, 3, 2)
+    convolve = kernels.convolve
+    monkeypatch.setattr(
+        kernels, "convolve", lambda x, *how: found.append(x.data_ptr() % 16) or convolve(x, *how)
+    )
+    window = (1, 1), (0, 0), (1, 1), "ab,bc->ac"
+    with support.in_bands(1):
+        y, _, _ = routing_bands.route(x, w, {}, Options(votes="sum"), window, "auto", False)
+    assert found == [0] * 10
+    torch.testing.assert_close(y, nt.capsule_routing(x, w, votes="sum"))
+    numbacaps.clear_caches()
 
 
 def test_bands_that_are_alike_pack_the_kernel_once():
