@@ -13,8 +13,16 @@ _ROUTING = "tests/routing/test_routing.py"
 _MMA_GRADIENT = "tests/routing/test_mma_sync_gradient.py"
 _WHOLE = "tests/routing/test_whole.py"
 _CLUSTERS = "tests/routing/test_clusters.py"
+_BANDS = "tests/routing/test_bands.py"
 
 FAULTS = [
+    Fault(
+        "rows of dx that two bands of votes reach are the last band's alone",
+        "numbacaps/routing/summed.py",
+        "self.stream, band.shared * of_row)",
+        "self.stream, 0)",
+        f"{_BANDS} -k whole",
+    ),
     Fault(
         "off by one in padding: one row below the image counts as inside",
         "numbacaps/algorithms/indices.py",
