@@ -16,18 +16,19 @@ import numpy as np
 from numbacaps.arrays import describe
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
-from numbacaps.device.strided_copy import gather
+from numbacaps.device.strided_copy import Part, gather
 from numbacaps.fused.precision import AUTO, precisions
 from numbacaps.routing.bands import bands_of
 from numbacaps.routing.pack import make_clear, make_unpack
 from numbacaps.routing.passes import run, widen
-from numbacaps.routing.place import Part, place
+from numbacaps.routing.place import place
 from numbacaps.routing.shape import TEAM_THREADS
 
 CHANNELS_LAST = 0, 2, 3, 1, 4, 5, 6  # (N, C, H, W, G, D1, D2) as (N, H, W, C, G, D1, D2)
 CHANNELS_FIRST = 0, 3, 1, 2, 4, 5, 6  # and back
 PRODUCT = "gab,gbc->gac"  # of the convolution
 _IN_ORDER = 0, 1, 2, 3
+_OF_BOTH = "x beside g", "votes"  # memory that both passes have
 
 
 def precision_of_sums(dtype, precision):
@@ -147,7 +148,8 @@ class _Call:
     def memory(self, name, shape_of, band):
         """An array of a band, where the bands before had theirs; ``shape_of`` takes a geometry."""
         if name not in self._held:
-            most = max(prod(shape_of(one.geometry)) for one in (*self.bands, *self._others))
+            bands = (*self.bands, *self._others) if name in _OF_BOTH else self.bands
+            most = max(prod(shape_of(one.geometry)) for one in bands)
             self._held[name] = self.room(name, (most,))
         shape = shape_of(band.geometry)
         return self._held[name][: prod(shape)].reshape(*shape)
@@ -199,26 +201,18 @@ class _Call:
 
     def _read_input(self, x, band):
         """Copy a band's rows of x, with their channels beside g, among its rows of zeros."""
-        found = self._input(band)
-        rows = found.reshape(found.size)
-        of_row = found.size // band.geometry.H
-        first, last = band.above * of_row, (band.above + band.height) * of_row
-        if band.is_padded:
-            for zeros in rows[:first], rows[last:]:
-                self._clear(zeros)
-            found = rows[first:last]
+        above, own, below = _in_rows(self._input(band), band)
+        for zeros in above, below:
+            self._clear(zeros)
         if band.height:
-            self._gather(_rows(x, band), CHANNELS_LAST, found)
+            self._gather(_rows(x, band), CHANNELS_LAST, own)
 
     def _write_input(self, found, dx, band):
         """Write a band's rows of dx, or add them where the bands above have written."""
-        g = band.geometry
-        of_row = found.size // g.H
-        if band.is_padded:
-            rows = found.reshape(found.size)
-            found = rows[band.above * of_row : (band.above + band.height) * of_row]
         if band.height:
-            place(found, _rows(dx, band), CHANNELS_LAST, self.stream, band.shared * of_row)
+            _, own, _ = _in_rows(found, band)
+            shared = own.size // band.height * band.shared
+            place(own, _rows(dx, band), CHANNELS_LAST, self.stream, shared)
 
     def _clear(self, array):
         """Write zeros, which have the same bits in every dtype."""
@@ -241,7 +235,7 @@ class _Sum:
     """
 
     def __init__(self, call, name, into, order):
-        self._call, self._into, self._order, self._seen = call, into, order, 0
+        self._call, self._into, self._order, self._added = call, into, order, 0
         self._shape = tuple(into.shape[axis] for axis in order)
         self.part = call.room(f"{name} of a band", self._shape, into.dtype)
         wide = sum_dtype(np.dtype(into.dtype))
@@ -253,11 +247,11 @@ class _Sum:
         """Add what a band has written."""
         stream = self._call.stream
         if self._wide is None:
-            place(self.part, Part(self._into), self._order, stream, self._seen)
+            place(self.part, Part(self._into), self._order, stream, self._added)
         else:
             in_order = tuple(range(len(self._shape)))
-            place(self.part, Part(self._wide), in_order, stream, self._seen)
-        self._seen = self.part.size
+            place(self.part, Part(self._wide), in_order, stream, self._added)
+        self._added = self.part.size  # to what the first one wrote
 
     def finish(self):
         """Write the sum, where it was wide."""
@@ -274,6 +268,16 @@ def _counted(bands):
         else f"{rows.stop - rows.start} output rows of an image"
     )
     return f"{len(bands)} of {what}"
+
+
+def _in_rows(found, band):
+    """A band's rows of padding above, its own rows, and its rows of padding below, flat, of its input beside g."""
+    if not band.is_padded:  # of images it has all rows
+        nothing = found.reshape(found.size)[:0]
+        return nothing, found, nothing
+    rows, of_row = found.reshape(found.size), found.size // band.geometry.H
+    first, last = band.above * of_row, (band.above + band.height) * of_row
+    return rows[:first], rows[first:last], rows[last:]
 
 
 def _rows(array, band):

@@ -50,7 +50,7 @@ def convolve(x, w, how, rooms=None):
     how
         stride, padding, dilation, sequences of two int; product, precision; and keep_packed: ``w`` stays as it is, as far
         as its version counter tells, and what is packed of it is kept for the next call.
-    rooms : Rooms, optional
+    rooms : SharedRooms, optional
         Workspaces of calls that have the same ``w``.
 
     Returns
@@ -329,7 +329,7 @@ def _permuted(tensor, order):
     return tensor.permute(*range(lead), *(lead + axis for axis in order))
 
 
-class Rooms:
+class SharedRooms:
     """Workspaces that calls on one stream take in turns: of those that are alike, and have the same kernel, the first packs it."""
 
     def __init__(self, device):

@@ -97,10 +97,10 @@ def _aligned(tensor):
 
 
 class _Common:
-    """The kernel beside g, once a band has made it, and workspaces with its packed copies."""
+    """What the bands of a call share: the kernel beside g, and workspaces with its packed copies; the first band makes both."""
 
-    kernel = None
-    rooms = None
+    def __init__(self):
+        self.kernel = self.rooms = None
 
 
 class _BandCall(RoutingCall):
@@ -127,7 +127,7 @@ class _BandCall(RoutingCall):
         common = self._common
         if common.kernel is None:
             common.kernel = self._beside_g("w", self._w)
-            common.rooms = kernels.Rooms(self.device)
+            common.rooms = kernels.SharedRooms(self.device)
         self._last = _aligned(self._beside_g("x", self._x))
         self._votes = kernels.convolve(self._last, common.kernel, self._how, common.rooms)
         return self.array(self._votes, self._seen), None, self.others()

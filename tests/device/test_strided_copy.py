@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from numbacaps.arrays import describe
-from numbacaps.device.strided_copy import gather, merge_axes
+from numbacaps.device.strided_copy import Part, gather, merge_axes
 from numbacaps.device.target import cuda
+from numbacaps.routing.place import place
 
 # Shape and strides in elements: contiguous, broadcast before, between and behind, backwards, permuted, apart.
 LAYOUTS = {
@@ -57,3 +58,25 @@ def test_a_copy_reads_what_numpy_does(layout):
     for order in {tuple(range(len(shape))), tuple(reversed(range(len(shape))))}:
         copied = gather(describe("x", there), order, 0).copy_to_host()
         np.testing.assert_array_equal(copied, source.transpose(order), strict=True)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [(slice(1, 2), slice(None), slice(2, 4)), (slice(0, 3),), (slice(1, 1), slice(1, 2)), ()],
+)
+def test_a_part_is_what_a_slice_is(indices):
+    """Read, and written to."""
+    whole = np.arange(3 * 2 * 5 * 4, dtype=np.float32).reshape(3, 2, 5, 4)
+    there, order = cuda.to_device(whole), (0, 2, 1, 3)
+    part = Part(there, *indices)
+    wanted = whole[indices].transpose(order)
+    assert part.shape == whole[indices].shape and part.strides == whole.strides
+    if wanted.size:
+        copied = gather(part, order, 0)
+        np.testing.assert_array_equal(copied.copy_to_host(), wanted, strict=True)
+        row = wanted.size // 2
+        place(copied, part, order, 0, added=row)
+        want = wanted.flatten()
+        want[:row] *= 2
+        whole[indices] = want.reshape(wanted.shape).transpose(order)
+    np.testing.assert_array_equal(there.copy_to_host(), whole, strict=True)

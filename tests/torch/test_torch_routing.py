@@ -253,7 +253,7 @@ def test_bands_that_begin_amid_16_bytes_take_the_same_kernels(monkeypatch):
 
 def test_bands_that_are_alike_pack_the_kernel_once():
     """Those that read no packed copy never have one."""
-    rooms = kernels.Rooms("cpu")
+    rooms = kernels.SharedRooms("cpu")
     found = [
         rooms.of(*how)
         for how in (("a", True), ("a", True), ("b", True), ("c", False), ("c", False))

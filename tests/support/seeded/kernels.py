@@ -19,7 +19,7 @@ FAULTS = [
     Fault(
         "rows of dx that two bands of votes reach are the last band's alone",
         "numbacaps/routing/summed.py",
-        "self.stream, band.shared * of_row)",
+        "self.stream, shared)",
         "self.stream, 0)",
         f"{_BANDS} -k whole",
     ),
