@@ -13,6 +13,7 @@ import numpy as np
 
 from numbacaps.device.compiled import address_of, launch_stream, run_as_argument
 from numbacaps.device.instructions import CHUNK
+from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 
 
@@ -109,6 +110,7 @@ class Recording:
 
     def __init__(self):
         self._launches, self.workspaces = [], {}
+        self._laid_out = {}  # multiple to where workspaces begin
 
     def note(self, launched, arguments, scalars=()):
         """Write a prepared launch down (:meth:`numbacaps.device.compiled.Compiled.on`): of arrays, then integers, then scalars."""
@@ -123,6 +125,18 @@ class Recording:
                 places.append((len(flat) + 4, one.memory, one.first))  # where the address is
                 flat.extend(run_as_argument(0, one.size, one.dtype.itemsize))
         self._launches.append((launched, [*flat, *scalars], places))
+
+    def behind_each_other(self, multiple):
+        """(bytes of all workspaces in one memory, each of which begins at a multiple of some bytes; where each begins, by name).
+
+        Of a recording that has been made.
+        """
+        if multiple not in self._laid_out:
+            firsts, end = {}, 0
+            for name, nbytes in self.workspaces.items():
+                firsts[name], end = end, end + ceil_div(nbytes, multiple) * multiple
+            self._laid_out[multiple] = end, firsts
+        return self._laid_out[multiple]
 
     def repeat(self, stream, memories):
         """Launch everything on a Numba stream.

@@ -173,9 +173,9 @@ class Runner:
                 self._most[name] = max(nbytes, self._most.get(name, 0))
         return self._recordings[key]
 
-    def has_recorded(self, key):
-        """Whether the launches of a key are written down."""
-        return key in self._recordings
+    def recorded(self, key):
+        """The recording of a key, or None where its launches are not written down."""
+        return self._recordings.get(key)
 
     def votes_nbytes(self):
         """Bytes that the votes would take, if they were stored."""
@@ -353,11 +353,11 @@ def kept_states(geometry, options):
     They are where they take more than a fourth of x, where votes are stored, and in EM routing, whose gradient computes its
     own (:class:`Runner`).
     """
-    g = geometry.of_one_image
+    g = geometry
     if options.is_em or options.is_summed:
         return 0
     numbers = (options.iterations + 1) * g.L * g.P * state_fields(g.E3)[0]
-    return numbers if numbers * _SHARE <= prod(g.input_shape) else 0
+    return numbers if numbers * _SHARE <= prod(g.input_shape[1:]) else 0
 
 
 runners = LastUsed(_KEPT, BYTES)

@@ -5,6 +5,9 @@ the operands, and of dynamic routing the parents' states where they are little b
 softmax is.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 
 from numbacaps.fused.precision import PRECISIONS
@@ -22,7 +25,13 @@ from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch import routing_bands, routing_kernels
 from numbacaps.torch.closed import check as _check
-from numbacaps.torch.closed import check_tensors, refuse_tangents
+from numbacaps.torch.closed import (
+    backend_below,
+    backend_of,
+    check_tensors,
+    redispatched,
+    refuse_tangents,
+)
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.operators import shape_of_output
@@ -52,23 +61,44 @@ OPTIONS = (
     "votes",
 )
 WINDOW = ("stride", "padding", "dilation", "product")
-_KEEPS = len(OPTIONS) + len(
-    WINDOW
-)  # where of what follows the tensors it says that states are kept
+_KEEPS = len(OPTIONS) + len(WINDOW)  # where it says that states are kept, behind the tensors
+_KINDS = 256  # of calls whose options are kept
 
 
-def _named(how):
-    """The options by name: those of the routing, those of the window."""
-    window = dict(zip(WINDOW, how[len(OPTIONS) :]))
-    window |= {name: tuple(window[name]) for name in WINDOW[:3]}
-    return dict(zip(OPTIONS, how)), window
+class _Read(NamedTuple):
+    """What the operators' words and numbers say.
+
+    Attributes
+    ----------
+    options : numbacaps.routing.options.Options
+    window : tuple
+        stride, padding, dilation, product.
+    keeps_states : bool
+    precision : str
+    """
+
+    options: Options
+    window: tuple
+    keeps_states: bool
+    precision: str
+
+    @property
+    def moves(self):
+        """stride, padding and dilation, by name."""
+        return dict(zip(WINDOW, self.window[:3]))
 
 
-def _precision(how):
-    """The last one, which the dispatcher leaves out where it is the default; ValueError where it is none."""
-    found = how[-1] if len(how) > _KEEPS + 1 else "auto"
-    check_name("precision", found, PRECISIONS)
-    return found
+def _read(how):
+    """The :class:`_Read` of what follows the tensors, which is checked the first time it comes."""
+    return _read_once(*(tuple(one) if isinstance(one, list) else one for one in how))
+
+
+@lru_cache(_KINDS, typed=True)
+def _read_once(*how):
+    """The precision is the last one, which the dispatcher leaves out where it is the default."""
+    precision = how[-1] if len(how) > _KEEPS + 1 else "auto"
+    check_name("precision", precision, PRECISIONS)
+    return _Read(Options(*how[: len(OPTIONS)]), how[len(OPTIONS) : _KEEPS], how[_KEEPS], precision)
 
 
 def _given(tensors):
@@ -84,27 +114,26 @@ def _full(tensors):
     ]
 
 
-def _fitting(given, how):
-    """The options, and the geometry of one image, as N may be a symbol; ValueError where an operand does not fit x and w."""
-    options, window = _named(how)
-    _precision(how)
-    options, x, w = Options(**options), given["x"], given["w"]
+def _fitting(given, read):
+    """The geometry of one image, as N may be a symbol; ValueError where an operand does not fit x and w."""
+    x, w = given["x"], given["w"]
     one = (1, *map(int, x.shape[1:])), tuple(map(int, w.shape))
-    _, g = _geometry_of(*one, window)
-    takes = shapes_of_operands(g, options)
+    _, g = _geometry_of(*one, read)
+    takes = shapes_of_operands(g, read.options)
     takes["activations"] = (x.shape[0], *takes["activations"][1:])
     for name in _NAMES[2:]:
         if name in given and tuple(given[name].shape) != takes[name]:
             raise ValueError(f"{name} has shape {tuple(given[name].shape)}; it takes {takes[name]}")
-    return options, g
+    return g
 
 
 def _empty(given, how):
     """Room for results: capsules, activations, and the states that are kept."""
-    x, w, (options, g), (_, window) = given["x"], given["w"], _fitting(given, how), _named(how)
-    y = shape_of_output(x.shape, w.shape, *window.values(), "ieee")
+    x, w, read = given["x"], given["w"], _read(how)
+    g, options = _fitting(given, read), read.options
+    y = shape_of_output(x.shape, w.shape, *read.window, "ieee")
     numbers = kept_states(g, options)
-    keeps = numbers and how[_KEEPS] and x.device.type == "cuda"
+    keeps = numbers and read.keeps_states and x.device.type == "cuda"
     sums = torch.promote_types(x.dtype, torch.float32)
     states = (x.shape[0], numbers) if keeps else (0,)
     return (
@@ -119,27 +148,28 @@ def _empty(given, how):
 
 def _on_cuda(*arguments):
     tensors, how = arguments[:6], arguments[6:]
-    given = _given(tensors)
+    given, read = _given(tensors), _read(how)
     _check(**given)
-    x, w, more, *form = _of_kernels(given, how)
-    if not x.shape[0]:
+    if not tensors[0].shape[0]:
         return _empty(given, how)
-    y, a, states = _kernels(form[0]).route(x, w, more, *form, how[_KEEPS])
+    x, w, more = _of_kernels(given, read)
+    form = read.options, read.window, read.precision
+    y, a, states = _kernels(read.options).route(x, w, more, *form, read.keeps_states)
     a = tensors[0].new_empty(0) if a is None else a
     return y.to(tensors[0].dtype), a, _no_states(x) if states is None else states
 
 
 def _gradient_on_cuda(dy, d_activations, states, *arguments):
     tensors, how = arguments[:6], arguments[6:]
-    given = _given(tensors)
-    results = {"dy": dy, "d_activations": d_activations} if how[0] == "em" else {"dy": dy}
+    given, read = _given(tensors), _read(how)
+    results = {"dy": dy, "d_activations": d_activations} if read.options.is_em else {"dy": dy}
     _check(**results, **given)
     if not dy.shape[0]:
         return [torch.zeros_like(tensor) for tensor in given.values()]
-    x, w, *others = _of_kernels(given, how)
-    states = states if states.numel() else None
-    reached = dy.to(x.dtype), d_activations
-    found = _kernels(others[1]).gradients(x, w, *reached, states, *others)
+    x, w, more = _of_kernels(given, read)
+    form = read.options, read.window, read.precision
+    reached = dy.to(x.dtype), d_activations, states if states.numel() else None
+    found = _kernels(read.options).gradients(x, w, *reached, more, *form)
     return [found[name].to(tensor.dtype) for name, tensor in given.items()]
 
 
@@ -148,30 +178,27 @@ def _kernels(options):
     return routing_bands if rung(options) == "stored" else routing_kernels
 
 
-def _of_kernels(given, how):
-    """x, w, what is given besides, the options, the window, the precision; votes that are stored are in full precision."""
-    options, window = _named(how)
-    options = Options(**options)
-    if options.is_summed:
+def _of_kernels(given, read):
+    """x, w, and what is given besides; votes that are stored are in full precision."""
+    if read.options.is_summed:
         given = dict(zip(given, _full(given.values())))
     more = {name: tensor for name, tensor in given.items() if name not in ("x", "w")}
-    return given["x"], given["w"], more, options, tuple(window.values()), _precision(how)
+    return given["x"], given["w"], more
 
 
 # ---- CPU
 
 
-def _geometry_of(x_shape, w_shape, window):
-    product = parse_product(window["product"])
-    how = {name: window[name] for name in ("stride", "padding", "dilation")}
-    return product, geometry_of(x_shape, w_shape, product, **how)
+def _geometry_of(x_shape, w_shape, read):
+    product = parse_product(read.window[3])
+    return product, geometry_of(x_shape, w_shape, product, **read.moves)
 
 
 def _routed(given, how):
     """Capsules, and of EM routing activations, by plain PyTorch."""
-    options, window = _named(how)
-    options, x, w = Options(**options), given["x"], given["w"]
-    product, g = _geometry_of(tuple(x.shape), tuple(w.shape), window)
+    read, x, w = _read(how), given["x"], given["w"]
+    options = read.options
+    product, g = _geometry_of(tuple(x.shape), tuple(w.shape), read)
     wide = torch.promote_types(x.dtype, torch.float32)
     sizes = product.sizes(x.shape[4:], w.shape[4:])
     of_x = _canonical(x.to(wide), product.x, product.g, product.d1, product.d2)
@@ -197,7 +224,7 @@ def _routed(given, how):
 def _on_cpu(*arguments):
     tensors, how = arguments[:6], arguments[6:]
     _check(**(given := _given(tensors)))
-    _fitting(given, how)
+    _fitting(given, _read(how))
     if "activations" in given:
         check_values(given["activations"])
     with torch.no_grad():
@@ -227,15 +254,12 @@ def _gradient_on_cpu(dy, d_activations, states, *arguments):
     return [one.contiguous() for one in found]
 
 
-for _name, _cuda, _cpu in (
-    ("capsule_routing", _on_cuda, _on_cpu),
-    ("capsule_routing_gradient", _gradient_on_cuda, _gradient_on_cpu),
-):
-    _library.impl(_name, _cuda, "CUDA")
-    _library.impl(_name, _cpu, "CPU")
-
-_routing = torch.ops.numbacaps.capsule_routing
-_gradient = torch.ops.numbacaps.capsule_routing_gradient
+_routing = torch.ops.numbacaps.capsule_routing.default
+_gradient = torch.ops.numbacaps.capsule_routing_gradient.default
+_ON = {"CUDA": (_on_cuda, _gradient_on_cuda), "CPU": (_on_cpu, _gradient_on_cpu)}
+for _backend, _operators in _ON.items():
+    for _name, _operator in zip(("capsule_routing", "capsule_routing_gradient"), _operators):
+        _library.impl(_name, _operator, _backend)
 
 
 @torch.library.register_fake("numbacaps::capsule_routing", lib=_library)
@@ -246,12 +270,6 @@ def _(*arguments):
 @torch.library.register_fake("numbacaps::capsule_routing_gradient", lib=_library)
 def _(dy, d_activations, states, *arguments):
     return [tensor.new_empty(tensor.shape) for tensor in _given(arguments[:6]).values()]
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:6], output[2])
-    ctx.mark_non_differentiable(output[2])
-    ctx.how = inputs[6:]
 
 
 class _Once(torch.autograd.Function):
@@ -268,24 +286,57 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _backward(context, dy, d_activations, _):
-    *tensors, states = context.saved_tensors
-    with torch.no_grad():
-        found = _gradient(dy, d_activations, states, *tensors, *context.how)
-    if torch.is_grad_enabled():  # create_graph=True
-        found = _Once.apply(len(found), *found, dy, d_activations, *tensors)
-    found = iter(found)
-    gradients = [None if tensor is None else next(found) for tensor in tensors]
-    wanted = zip(gradients, context.needs_input_grad)
-    return (
-        *(one if is_wanted else None for one, is_wanted in wanted),
-        *[None] * len(context.how),
-    )
+def _below(keys, tensors, how):
+    """The results of tensors whose gradients are taken care of."""
+    backend = backend_below(keys)
+    if backend:
+        return _ON[backend][0](*tensors, *how)
+    return redispatched(_routing, keys, *tensors, *how)
 
 
-torch.library.register_autograd(
-    "numbacaps::capsule_routing", _backward, setup_context=_keep, lib=_library
-)
+class _Routed(torch.autograd.Function):
+    """The operator and its gradient; of ordinary tensors what the dispatcher would find (:mod:`numbacaps.torch.closed`)."""
+
+    @staticmethod
+    def forward(context, keys, how, *tensors):
+        context.is_ordinary = backend_below(keys) is not None
+        y, a, states = _below(keys, tensors, how)
+        context.save_for_backward(*tensors, states)
+        context.how, context.shapes = how, (y.shape, a.shape)
+        context.mark_non_differentiable(states)
+        context.set_materialize_grads(False)
+        return y, a, states
+
+    @staticmethod
+    def backward(context, dy, d_activations, _):
+        *tensors, states = context.saved_tensors
+        x, (of_y, of_a) = tensors[0], context.shapes
+        dy = x.new_zeros(of_y) if dy is None else dy
+        if d_activations is None:  # of dynamic routing nobody reads them
+            d_activations = x.new_zeros(of_a) if len(of_a) > 1 else states
+        given = dy, d_activations, states, *tensors, *context.how
+        if not torch.is_grad_enabled():
+            backend = backend_of(dy) if context.is_ordinary else None
+            found = _ON[backend][1](*given) if backend else _gradient(*given)
+        else:  # create_graph=True
+            with torch.no_grad():
+                found = _gradient(*given)
+            found = _Once.apply(len(found), *found, dy, d_activations, *tensors)
+        found = iter(found)
+        gradients = [None if tensor is None else next(found) for tensor in tensors]
+        wanted = zip(gradients, context.needs_input_grad[2:])
+        return None, None, *(one if is_wanted else None for one, is_wanted in wanted)
+
+
+def _differentiated(keys, *arguments):
+    tensors, how = arguments[:6], arguments[6:]
+    wanted = (tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled() and any(wanted):
+        return _Routed.apply(keys, how, *tensors)
+    return _below(keys, tensors, how)
+
+
+_library.impl("capsule_routing", _differentiated, "Autograd", with_keyset=True)
 
 
 def _autocast(device):
@@ -300,6 +351,19 @@ def _autocast(device):
 
 _library.impl("capsule_routing", _autocast("cuda"), "AutocastCUDA")
 _library.impl("capsule_routing", _autocast("cpu"), "AutocastCPU")
+
+
+_form_once = lru_cache(_KINDS, typed=True)(lambda **named: options_of(named))
+
+
+def _form(named):
+    """The options by name, which are checked the first time they come."""
+    if torch.compiler.is_compiling():  # which traces no caches
+        return options_of(named)
+    try:
+        return _form_once(**named)
+    except TypeError:  # also of one that is no key: it is refused by name
+        return options_of(named)
 
 
 def capsule_routing(
@@ -330,7 +394,7 @@ def capsule_routing(
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
     check_tensors(x=x, w=w)
-    form = options_of(options)
+    form = _form(options)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)

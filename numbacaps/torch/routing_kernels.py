@@ -6,11 +6,12 @@ kernels, so that all of it can be captured. Votes that are summed over the windo
 """
 
 from math import prod
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.launch import ceil_div
 from numbacaps.device.recorded import StandIn
 from numbacaps.routing.call import children_of, shapes_of_operands
 from numbacaps.routing.options import check_given
@@ -102,22 +103,20 @@ class RoutingCall(Call):
         return Runner(*how, precision=self._precision)
 
     def launch(self, method, *arguments, states):
-        """Launch what a method of the runner launches on stand-ins."""
-        key = tuple(one.data_ptr() % CHUNK == 0 for one in self._memories), states is None
-        if not self.plan.has_recorded(key):
+        """Launch what a method of the runner launches, on memories (:meth:`array`) in the place of arrays."""
+        addresses = [one.data_ptr() for one in self._memories]
+        key = tuple(address % CHUNK == 0 for address in addresses), states is None
+        recording = self.plan.recorded(key)
+        if recording is None:
             self._check_has_run()
-        recording = self.plan.recording(key, method, arguments, states)
+            recording = self.plan.recording(key, method, *_stood_in((arguments, states), key[0]))
         memories = {str(i): memory_of(one) for i, one in enumerate(self._memories)}
-        recording.repeat(self.stream, memories | self._workspaces(recording.workspaces))
-
-    def _workspaces(self, wanted):
-        """The memories of workspaces that take some bytes, by name; parts of one tensor."""
-        firsts, end = {}, 0
-        for name, nbytes in wanted.items():
-            firsts[name], end = end, end + ceil_div(nbytes, _BEGINS) * _BEGINS
-        whole = new_bytes(end, self.device)
+        nbytes, firsts = recording.behind_each_other(_BEGINS)
+        whole = new_bytes(nbytes, self.device)
         self._kept.append(whole)
-        return {name: memory_of(whole[first:]) for name, first in firsts.items()}
+        for name, first in firsts.items():
+            memories[name] = memory_of(whole, first)
+        recording.repeat(self.stream, memories)
 
     def check_shapes(self, tensors):
         """Refuse operands besides x and w that do not fit them."""
@@ -134,7 +133,7 @@ class RoutingCall(Call):
         return torch.empty((self.geometry.N, numbers), **how) if numbers else None
 
     def states(self, tensor):
-        """Its stand-in."""
+        """The same for :meth:`launch`."""
         if tensor is None:
             return None
         return self.array(tensor, tuple(tensor.shape), self.plan.shape.sums)
@@ -154,11 +153,9 @@ class RoutingCall(Call):
         return self.result(which)[0]
 
     def array(self, tensor, shape, dtype=None):
-        """The stand-in of a tensor, contiguous, under a shape."""
-        tensor = tensor.detach().contiguous()
-        name, is_aligned = str(len(self._memories)), tensor.data_ptr() % CHUNK == 0
-        self._memories.append(tensor)
-        return StandIn(name, 0, tuple(shape), dtype or self._of.dtype, is_aligned)
+        """A tensor's memory, made contiguous, under a shape, for :meth:`launch`."""
+        self._memories.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+        return _Memory(len(self._memories) - 1, shape, dtype or self._of.dtype)
 
     def operands(self):
         """x, w and what the routing takes besides, in the dtype of sums."""
@@ -190,9 +187,27 @@ class RoutingCall(Call):
         return self.array(tensor, self.seen(name), sums)
 
 
-def memory_of(tensor):
-    """Where a tensor's memory begins."""
-    return tensor.data_ptr()
+class _Memory(NamedTuple):
+    """What a kernel reads or writes: the number of a call's tensor, under a shape and a dtype."""
+
+    number: int
+    shape: tuple
+    dtype: np.dtype
+
+
+def _stood_in(arguments, aligned):
+    """Arguments with stand-ins in the place of memories; ``aligned`` says of each whether it begins where copies want it."""
+    if isinstance(arguments, _Memory):
+        number, shape, dtype = arguments
+        return StandIn(str(number), 0, tuple(shape), dtype, aligned[number])
+    if isinstance(arguments, (tuple, list)):
+        return tuple(_stood_in(one, aligned) for one in arguments)
+    return arguments
+
+
+def memory_of(tensor, first=0):
+    """Where a byte of a tensor's memory is."""
+    return tensor.data_ptr() + first
 
 
 def new_bytes(count, device):

@@ -50,8 +50,8 @@ def _undefined_bytes(count, device):
     return torch.full((count,), 255, dtype=torch.uint8)  # NaN, as numbers of 4 and 8 bytes
 
 
-def _bytes(tensor):
-    return _array(tensor.reshape(-1).view(torch.uint8))
+def _bytes(tensor, first=0):
+    return _array(tensor.reshape(-1).view(torch.uint8)[first:])
 
 
 def _array(tensor):

@@ -153,6 +153,43 @@ def test_gradients_are_the_same_under_a_dispatch_mode(routing, rng):
         assert torch.equal(alone, under)
 
 
+@pytest.mark.parametrize("images", [2, 0])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["capsules", "activations", "both"])
+def test_em_of_which_some_results_are_used(used, images):
+    """Nothing reaches the others; of a batch of no images all gradients are zeros."""
+    x, w = torch.randn(images, 2, 3, 3, 2, 2), torch.randn(3, 2, 2, 2, 2, 2)
+    a = torch.rand(images, 2, 3, 3)
+    leaves = [tensor.double().requires_grad_() for tensor in (x, w, a)]
+    results = nt.capsule_routing(*leaves[:2], activations=leaves[2], routing="em", lam=1.0)
+    found = torch.autograd.grad([results[i].sum() for i in used], leaves)
+    again = nt.capsule_routing(*leaves[:2], activations=leaves[2], routing="em", lam=1.0)
+    every = [again[i].sum() if i in used else 0 * again[i].sum() for i in range(2)]
+    for one, want in zip(found, torch.autograd.grad(every, leaves), strict=True):
+        torch.testing.assert_close(one, want)
+    if not images:
+        assert not any(one.any() for one in found)
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
+def test_whoever_listens_hears_of_the_operators(routing, rng):
+    """A mode, as PyTorch's counters of operations are, also in the backward pass."""
+    heard = []
+
+    class Listener(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, given=(), named=None):
+            heard.append(operator._schema.name.removeprefix("numbacaps::"))
+            return operator(*given, **(named or {}))
+
+    reaches, tensors, how = _arguments(routing, rng)
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.requires_grad_()
+    with Listener():
+        results = torch.ops.numbacaps.capsule_routing(*tensors, *how)
+        torch.autograd.backward(results[: len(reaches)], reaches)
+    assert heard.count("capsule_routing") == heard.count("capsule_routing_gradient") == 1
+
+
 _FORMS = {
     "dynamic": ("dynamic", {}),
     "over children": ("dynamic", {"softmax_over": "children"}),
