@@ -90,10 +90,13 @@ class CapsNet:
         seed: int = 0,
         dtype="float32",
         algorithm: str = "auto",
-        precision: str = "ieee",
+        precision: str = "auto",
         adam: Adam = Adam(),
     ) -> "CapsNet":
-        """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes."""
+        """The network of the paper's Table 1: five layers, images (1, 28, 28, 1, 1), 10 classes.
+
+        ``algorithm`` and ``precision`` are those of every :class:`Layer`.
+        """
         how = {"algorithm": algorithm, "precision": precision}
         layers = (
             Layer(1, (1, 32), stride=2, capsule=(4, 8), squash=8, **how),

@@ -25,6 +25,7 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.precision import precisions
 from numbacaps.nn import Adam, CapsNet, Layer, checkpoint, runs, state
 from numbacaps.nn import data as data_module
+from numbacaps.nn import layer as nn_layer
 from numbacaps.nn import network as network_module
 from reference import assert_close, nn
 from tests.support.cases import ON_DEVICE
@@ -260,6 +261,34 @@ def test_a_captured_step_of_the_published_network(precision, rng):
     for run in runs[1:]:
         for one, other in zip(runs[0], run):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_default_precision_is_that_of_a_layers_sums(dtype, monkeypatch):
+    """Three terms of the tensor cores where sums are long; a precision that is asked for stays."""
+    monkeypatch.setattr(nn_layer, "chosen_for", lambda *_: "tf32x3" if _[2] >= 32 else "ieee")
+    short, long = Layer(2, (1, 4), window=2), Layer(3, (4, 2), window=4)
+    layers = short, long, replace(long, window=1, kernel=(2, 8), precision="ieee")
+    placed = nn_layer.chain(layers, (1, 5, 5, 1, 1), np.dtype(dtype))
+    three = "tf32x3" if "tf32x3" in precisions(np.dtype(dtype)) else "auto"
+    assert [one.precision for one in placed] == ["auto", three, "ieee"]
+    assert [one.layer.precision for one in placed] == ["auto", "auto", "ieee"]
+
+
+@pytest.mark.tiers("gpu")
+def test_the_published_network_by_default(rng):
+    """One kernel a pass, of three terms: the same bits as by name."""
+    if "tf32x3" not in precisions(np.dtype(np.float32)):
+        pytest.skip("this GPU has no tensor cores for float32")
+    x, labels = rng.uniform(0, 1, (9, 1, 28, 28, 1, 1)).astype("float32"), rng.integers(0, 10, 9)
+    runs = []
+    for how in ({}, {"precision": "tf32x3"}):
+        net = CapsNet.published(seed=1, **how)
+        for _ in range(3):
+            net.step(x, labels)
+        runs.append((net.explain(9), net.history()[0], *net.kernels, *net.forward(x)))
+    for one, other in zip(*runs):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
+from numbacaps.fused.precision import TERMS
 from numbacaps.fused.rung_4_wgmma.tile import BM, LANES, SHARED_LIMIT, WARPGROUP, Window
 from numbacaps.fused.rung_5_warp_specialized.tile import run as run_of
 from numbacaps.nn.resident.layers import (
@@ -40,7 +41,6 @@ _MOST_COLUMNS = 128
 _FEW_ROWS = 8  # columns of a warp's product
 _MOST_WEIGHTS = 96  # of the first layer, that a thread keeps
 _GROUPS = (4, 8, 16, 32)  # elements that are squashed together
-_TERMS = {"tf32": 1, "tf32x3": 3}
 _RUN = 4  # elements of the first layer that a thread loads or stores at once: 16 bytes
 
 
@@ -91,7 +91,7 @@ def forward_layout(placed):
         With the reason.
     """
     _check(placed)
-    terms = _TERMS[placed[1].layer.precision]
+    terms = TERMS[placed[1].precision]
     products = [implicit_gemm.forward(one.geometry) for one in placed[1:]]
     shares = [1, *map(_shares, products)]
     sizes = [one.geometry.P * one.geometry.L * one.geometry.E3 for one in placed]
@@ -171,7 +171,7 @@ def _check(placed):
         why = (_why_not_first if number == 0 else _why_not_layer)(one)
         if why:
             raise DoesNotFit(f"layers[{number}]: {why}")
-    if len({one.layer.precision for one in placed[1:]}) > 1:
+    if len({one.precision for one in placed[1:]}) > 1:
         raise DoesNotFit("its layers have several precisions")
 
 
@@ -203,8 +203,8 @@ def _why_not_first(one):
 
 def _why_not_layer(one):
     g, product = one.geometry, implicit_gemm.forward(one.geometry)
-    if one.layer.precision not in _TERMS:
-        return f"precision {one.layer.precision!r} is ordinary arithmetic"
+    if one.precision not in TERMS:
+        return f"precision {one.precision!r} is ordinary arithmetic"
     if product.N > _MOST_COLUMNS or product.N % 2:
         return f"{product.N} columns"
     if g.D2 % 4 or _DEPTH % g.D2 or (g.C * g.D2) % 8:

@@ -11,7 +11,7 @@ from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.choose import split_k_beside
-from numbacaps.fused.precision import has_warpgroups
+from numbacaps.fused.precision import TERMS, has_warpgroups
 from numbacaps.fused.rung_3_register_tiles.split_k import (
     ADD_THREADS,
     ADDED,
@@ -189,12 +189,16 @@ class ResidentBackwardPass:
 
     def _reductions(self, numbers):
         """What computes the gradients of these layers' kernels, beside each other: {layer: function}."""
+        if not numbers:
+            return {}
         placed = [self.forward.placed[k] for k in numbers]
         geometries = [replace(one.geometry, N=self.forward.images) for one in placed]
         dtype = self.forward.lengths.dtype
-        found = split_k_beside(geometries, dtype, placed[0].layer.precision) if placed else []
+        words, found = {one.precision for one in placed}, None
+        if len(words) == 1 and words <= set(TERMS):
+            found = split_k_beside(geometries, dtype, *words)
         if found is None:
-            hows = [(dtype, one.layer.algorithm, one.layer.precision) for one in placed]
+            hows = [(dtype, one.layer.algorithm, one.precision) for one in placed]
             found = [Convolution(g, *how).backward_kernel for g, how in zip(geometries, hows)]
             return dict(zip(numbers, found))
         return {k: _with_room(reduce, dtype) for k, reduce in zip(numbers, found)}
