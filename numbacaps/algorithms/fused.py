@@ -66,7 +66,7 @@ class FusedPasses(Passes):
     def _job(self, wanted, product, precision, activation=None):
         g, result = self.geometry, prod(self._result_of(wanted))
         which = product, g.N, g.G, self.dtype, precision, activation
-        return Job(*which, result=result, looked=self._looked(wanted, precision))
+        return Job(*which, result=result, looked=self._looked(wanted, precision, activation))
 
     def _result_of(self, wanted):
         g = self.geometry
@@ -77,31 +77,37 @@ class FusedPasses(Passes):
         """The word that a pass is computed at."""
         if self.precision != AUTO:
             return self.precision
-        if self.activation is not None:
-            return (
-                "ieee"  # what is looked through are sums, and behind an activation there are none
-            )
         rung, tile = self._forced.get(wanted, (None, None))
         found = chosen_for(self.dtype, columns, summed)
         if rung is not None and self.dtype == np.float32:
             found = "ieee" if is_ordinary(rung, tile) else "tf32x3"
         return found
 
-    def _looked(self, wanted, precision):
+    def _looked(self, wanted, precision, activation=None):
         """The pass and its geometry where its results are looked through; None where they are not."""
-        looked = precision == "tf32x3" and self.activation is None
+        looked = precision == "tf32x3" and activation is None
         return (wanted, self.geometry) if looked else None
+
+    def _is_apart(self, precision):
+        """Whether the activation is left to a kernel of its own: what is looked through are sums, and behind it are none."""
+        return self.precision == AUTO and precision == "tf32x3"
 
     @property
     def _is_backward(self):
         return self.activation is not None and self.activation.backward
 
     @cached_property
+    def _forward(self):
+        """The forward pass's product, and the word that it is computed at."""
+        product = implicit_gemm.forward(self.geometry)
+        return product, self._precision("forward", product.N, product.K)
+
+    @cached_property
     def forward_launchers(self):
         """The forward pass's product, in a list of one."""
-        activation = None if self._is_backward else self.activation
-        product = implicit_gemm.forward(self.geometry)
-        precision = self._precision("forward", product.N, product.K)
+        product, precision = self._forward
+        is_apart = self._is_backward or self._is_apart(precision)
+        activation = None if is_apart else self.activation
         return [self._gather("forward", self._job("forward", product, precision, activation))]
 
     @cached_property
@@ -119,6 +125,7 @@ class FusedPasses(Passes):
         most = max(product.K for product in products)
         forced = self._forced.get("backward_input", ())
         precision = self._precision("backward_input", products[0].N, most)
+        activation = None if self._is_apart(precision) else activation
         jobs = [self._job("backward_input", product, precision, activation) for product in products]
         columns = None
         if self.precision == AUTO and precision == "ieee" and not (forced or activation):
@@ -268,7 +275,11 @@ class FusedPasses(Passes):
 
     def explain_forward(self):
         kernels = "; ".join(map(str, self.forward_launchers))
-        return kernels if self.activation else f"{kernels}, LeakyReLU apart"
+        if self.activation is None:
+            return f"{kernels}, LeakyReLU apart"
+        if self._is_apart(self._forward[1]):
+            return f"{kernels}, LeakyReLU and squash apart"
+        return kernels
 
 
 def _told(wanted, launcher, choice):

@@ -127,9 +127,9 @@ class Recording:
         self._launches.append((launched, [*flat, *scalars], places))
 
     def behind_each_other(self, multiple):
-        """(bytes of all workspaces in one memory, each of which begins at a multiple of some bytes; where each begins, by name).
+        """All workspaces in one memory, each at a multiple of some bytes: (its bytes, where each begins by name).
 
-        Of a recording that has been made.
+        It is asked once everything is written down.
         """
         if multiple not in self._laid_out:
             firsts, end = {}, 0

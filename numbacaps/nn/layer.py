@@ -9,7 +9,6 @@ import numpy as np
 
 from numbacaps.algorithms.registry import device_algorithms, find_algorithm
 from numbacaps.device.target import SIMULATED
-from numbacaps.fused.precision import AUTO, TERMS, chosen_for
 from numbacaps.geometry import Geometry
 from numbacaps.product import inverse, parse_product
 
@@ -37,9 +36,8 @@ class Layer:
     algorithm : str
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     precision : str
-        How float32 is multiplied: ``"ieee"``, ``"tf32x3"`` or ``"tf32"``. ``"auto"`` is ``"tf32x3"`` where the tensor cores are
-        faster and as exact, as in :func:`numbacaps.capsule_conv2d`, else ``"ieee"``; but results are not looked through, so
-        infinities may become NaN.
+        As :func:`numbacaps.capsule_conv2d` takes it, of the layer's convolution. Where all layers are one kernel, ``"auto"`` is
+        ``"tf32x3"``, and what it makes is not looked through: an infinity may become NaN.
     """
 
     channels: int
@@ -71,8 +69,6 @@ class PlacedLayer:
         Where the axes of T2 stand in the kernels' order G, D2, D3.
     output_shape : tuple
         (P, OH, OW, *capsule), as the next layer reads it.
-    precision : str
-        The layer's; where that is ``"auto"`` and three terms compute its sums, ``"tf32x3"``.
     """
 
     layer: Layer
@@ -80,7 +76,6 @@ class PlacedLayer:
     kernel_shape: tuple
     kernel_order: tuple
     output_shape: tuple
-    precision: str
 
     def __repr__(self):
         layer, g = self.layer, self.geometry
@@ -200,16 +195,10 @@ def _place(name, layer, shape, before, dtype):
             f"{prod(read_as)}"
         )
     _check_activation(name, layer, made)
-    shapes = (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
-    return PlacedLayer(_with_tuples(layer), g, *shapes, _precision(layer, g, dtype, found))
-
-
-def _precision(layer, g, dtype, algorithm):
-    """That of a layer's passes."""
-    wanted = chosen_for(dtype, g.P * g.D3, g.Q * g.D2)
-    if layer.precision == AUTO and wanted in TERMS and wanted in algorithm.precisions(dtype):
-        return wanted
-    return layer.precision
+    layer = _with_tuples(layer)
+    return PlacedLayer(
+        layer, g, (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
+    )
 
 
 def _with_tuples(layer):

@@ -51,7 +51,7 @@ class ForwardPass:
             if layer.squash is not None and not apart:
                 activation = Activation(float(layer.slope), int(layer.squash), for_gradients)
                 gradient = replace(activation, keeps_sums=True, backward=True) if joined else None
-            how = replace(placed.geometry, N=N), dtype, layer.algorithm, placed.precision
+            how = replace(placed.geometry, N=N), dtype, layer.algorithm, layer.precision
             behind = {"activation": activation, "before": before}
             self.convolutions.append(Convolution(*how, **behind))
             before = gradient

@@ -353,11 +353,11 @@ def kept_states(geometry, options):
     They are where they take more than a fourth of x, where votes are stored, and in EM routing, whose gradient computes its
     own (:class:`Runner`).
     """
-    g = geometry
     if options.is_em or options.is_summed:
         return 0
-    numbers = (options.iterations + 1) * g.L * g.P * state_fields(g.E3)[0]
-    return numbers if numbers * _SHARE <= prod(g.input_shape[1:]) else 0
+    parents = geometry.L * geometry.P
+    numbers = (options.iterations + 1) * parents * state_fields(geometry.E3)[0]
+    return numbers if numbers * _SHARE <= prod(geometry.input_shape[1:]) else 0
 
 
 runners = LastUsed(_KEPT, BYTES)

@@ -65,8 +65,8 @@ _KEEPS = len(OPTIONS) + len(WINDOW)  # where it says that states are kept, behin
 _KINDS = 256  # of calls whose options are kept
 
 
-class _Read(NamedTuple):
-    """What the operators' words and numbers say.
+class _Form(NamedTuple):
+    """What the operators' arguments behind the tensors say.
 
     Attributes
     ----------
@@ -89,16 +89,17 @@ class _Read(NamedTuple):
 
 
 def _read(how):
-    """The :class:`_Read` of what follows the tensors, which is checked the first time it comes."""
+    """The :class:`_Form` of what follows the tensors, which is checked the first time it comes."""
     return _read_once(*(tuple(one) if isinstance(one, list) else one for one in how))
 
 
 @lru_cache(_KINDS, typed=True)
 def _read_once(*how):
-    """The precision is the last one, which the dispatcher leaves out where it is the default."""
+    """The same, of hashable arguments."""
+    # The dispatcher leaves the last one out where it is the default.
     precision = how[-1] if len(how) > _KEEPS + 1 else "auto"
     check_name("precision", precision, PRECISIONS)
-    return _Read(Options(*how[: len(OPTIONS)]), how[len(OPTIONS) : _KEEPS], how[_KEEPS], precision)
+    return _Form(Options(*how[: len(OPTIONS)]), how[len(OPTIONS) : _KEEPS], how[_KEEPS], precision)
 
 
 def _given(tensors):
@@ -294,8 +295,11 @@ def _below(keys, tensors, how):
     return redispatched(_routing, keys, *tensors, *how)
 
 
-class _Routed(torch.autograd.Function):
-    """The operator and its gradient; of ordinary tensors what the dispatcher would find (:mod:`numbacaps.torch.closed`)."""
+class _Differentiated(torch.autograd.Function):
+    """The operator and its gradient; of ordinary tensors what the dispatcher would find (:mod:`numbacaps.torch.closed`).
+
+    ``is_ordinary`` is of the operands, which the gradient reads again; what reaches it is asked then.
+    """
 
     @staticmethod
     def forward(context, keys, how, *tensors):
@@ -312,11 +316,12 @@ class _Routed(torch.autograd.Function):
         *tensors, states = context.saved_tensors
         x, (of_y, of_a) = tensors[0], context.shapes
         dy = x.new_zeros(of_y) if dy is None else dy
-        if d_activations is None:  # of dynamic routing nobody reads them
+        if d_activations is None:  # of dynamic routing nobody reads them: any tensor will do
             d_activations = x.new_zeros(of_a) if len(of_a) > 1 else states
         given = dy, d_activations, states, *tensors, *context.how
         if not torch.is_grad_enabled():
-            backend = backend_of(dy) if context.is_ordinary else None
+            backends = {backend_of(dy), backend_of(d_activations)}
+            backend = backends.pop() if context.is_ordinary and len(backends) == 1 else None
             found = _ON[backend][1](*given) if backend else _gradient(*given)
         else:  # create_graph=True
             with torch.no_grad():
@@ -332,10 +337,11 @@ def _differentiated(keys, *arguments):
     tensors, how = arguments[:6], arguments[6:]
     wanted = (tensor is not None and tensor.requires_grad for tensor in tensors)
     if torch.is_grad_enabled() and any(wanted):
-        return _Routed.apply(keys, how, *tensors)
+        return _Differentiated.apply(keys, how, *tensors)
     return _below(keys, tensors, how)
 
 
+_Differentiated.__name__ = _Differentiated.__qualname__ = "capsule_routing"
 _library.impl("capsule_routing", _differentiated, "Autograd", with_keyset=True)
 
 
@@ -353,17 +359,19 @@ _library.impl("capsule_routing", _autocast("cuda"), "AutocastCUDA")
 _library.impl("capsule_routing", _autocast("cpu"), "AutocastCPU")
 
 
-_form_once = lru_cache(_KINDS, typed=True)(lambda **named: options_of(named))
+@lru_cache(_KINDS, typed=True)
+def _options_once(**named):
+    return options_of(named)
 
 
-def _form(named):
-    """The options by name, which are checked the first time they come."""
-    if torch.compiler.is_compiling():  # which traces no caches
-        return options_of(named)
-    try:
-        return _form_once(**named)
-    except TypeError:  # also of one that is no key: it is refused by name
-        return options_of(named)
+def _options(named):
+    """The options of some names, which are checked the first time they come."""
+    if not torch.compiler.is_compiling():  # which traces no caches
+        try:
+            return _options_once(**named)
+        except TypeError:
+            pass  # of one that is refused, or that is no key, and is refused by name below
+    return options_of(named)
 
 
 def capsule_routing(
@@ -394,7 +402,7 @@ def capsule_routing(
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
     check_tensors(x=x, w=w)
-    form = _form(options)
+    form = _options(options)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)

@@ -133,7 +133,7 @@ class RoutingCall(Call):
         return torch.empty((self.geometry.N, numbers), **how) if numbers else None
 
     def states(self, tensor):
-        """The same for :meth:`launch`."""
+        """Kept states for :meth:`launch`, None for none."""
         if tensor is None:
             return None
         return self.array(tensor, tuple(tensor.shape), self.plan.shape.sums)

@@ -25,7 +25,6 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.precision import precisions
 from numbacaps.nn import Adam, CapsNet, Layer, checkpoint, runs, state
 from numbacaps.nn import data as data_module
-from numbacaps.nn import layer as nn_layer
 from numbacaps.nn import network as network_module
 from reference import assert_close, nn
 from tests.support.cases import ON_DEVICE
@@ -263,18 +262,6 @@ def test_a_captured_step_of_the_published_network(precision, rng):
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_default_precision_is_that_of_a_layers_sums(dtype, monkeypatch):
-    """Three terms of the tensor cores where sums are long; a precision that is asked for stays."""
-    monkeypatch.setattr(nn_layer, "chosen_for", lambda *_: "tf32x3" if _[2] >= 32 else "ieee")
-    short, long = Layer(2, (1, 4), window=2), Layer(3, (4, 2), window=4)
-    layers = short, long, replace(long, window=1, kernel=(2, 8), precision="ieee")
-    placed = nn_layer.chain(layers, (1, 5, 5, 1, 1), np.dtype(dtype))
-    three = "tf32x3" if "tf32x3" in precisions(np.dtype(dtype)) else "auto"
-    assert [one.precision for one in placed] == ["auto", three, "ieee"]
-    assert [one.layer.precision for one in placed] == ["auto", "auto", "ieee"]
-
-
 @pytest.mark.tiers("gpu")
 def test_the_published_network_by_default(rng):
     """One kernel a pass, of three terms: the same bits as by name."""
@@ -289,6 +276,22 @@ def test_the_published_network_by_default(rng):
         runs.append((net.explain(9), net.history()[0], *net.kernels, *net.forward(x)))
     for one, other in zip(*runs):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.tiers("simulator")
+def test_sums_that_are_looked_through_have_their_activation_behind_them(rng, monkeypatch):
+    """At the default, as on a GPU; the simulator computes the sums by ordinary arithmetic."""
+    monkeypatch.setattr(fused, "chosen_for", lambda *of: "tf32x3")
+    layers = Layer(2, (4, 4), window=2, squash=4), Layer(3, (4, 4), window=2, squash=4)
+    net = CapsNet(layers, (1, 3, 3, 4, 4), seed=2)
+    x, labels = batch(net, 2, rng)
+    for line in net.explain(2, gradients=True).splitlines()[:2]:
+        assert line.endswith(", LeakyReLU and squash apart")
+    loss, gradients = net.loss_and_gradients(x, labels)
+    want_loss, want = expected(net, x, labels)
+    assert loss == pytest.approx(want_loss, rel=1e-5)
+    for one, other in zip(canonical(net, gradients), want, strict=True):
+        assert_close(one.astype(np.float32), other, _TERMS, "tf32x3")
 
 
 @pytest.mark.slow

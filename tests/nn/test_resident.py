@@ -15,6 +15,7 @@ from numbacaps.fused.rung_4_wgmma.tile import SHARED_LIMIT
 from numbacaps.nn import Layer
 from numbacaps.nn.layer import chain
 from numbacaps.nn.passes import ForwardPass
+from numbacaps.nn.resident import forward_layout
 from numbacaps.nn.resident import passes as resident_pass
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.shared_memory import Region, SharedMemory
@@ -132,6 +133,23 @@ def test_what_does_not_fit_says_why(number, change, said):
         last = replace(layers[1], window=13 if change.get("window") else 14)
         layers = [layers[0], last]
     assert said in layout_of(chain(layers, shape, _FLOAT32)).why_not
+
+
+@pytest.mark.tiers("simulator")
+def test_by_default_three_terms_where_sums_are_long(monkeypatch):
+    """Forward, and of the input's gradient; as on a GPU, which the simulator is not."""
+    monkeypatch.setattr(
+        forward_layout, "chosen_for", lambda *of: "tf32x3" if of[2] >= 32 else "ieee"
+    )
+    layers, shape = NETWORKS["published"]
+    placed = chain([replace(one, precision="auto") for one in layers], shape, _FLOAT32)
+    assert [forward_layout.precision_of(one) for one in placed[1:]] == ["tf32x3"] * 4
+    assert layout_of(placed).why_not is None
+    few = Layer(16, (1, 16), capsule=(4, 4), squash=4), Layer(1, (4, 4), window=1, squash=4)
+    placed = chain(few, (1, 5, 8, 1, 1), _FLOAT32)
+    assert placed[1].terms == 64  # products of a sum forward; 4 of the input's gradient
+    said = "layers[1]: precision 'auto' is ordinary arithmetic where sums are as short as its"
+    assert layout_of(placed).why_not == said
 
 
 @pytest.mark.tiers("simulator", "gpu")

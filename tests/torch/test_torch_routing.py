@@ -170,6 +170,24 @@ def test_em_of_which_some_results_are_used(used, images):
         assert not any(one.any() for one in found)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["capsules", "activations"])
+def test_what_reaches_a_result_may_be_a_view_whose_sign_is_pending(number, monkeypatch, rng):
+    """PyTorch negates it when it is read: its memory, which kernels read, holds the other sign."""
+    OnSimulator(monkeypatch)
+    monkeypatch.setitem(operators._ON, "CPU", operators._ON["CUDA"])
+    reaches, tensors, how = _arguments("em", rng)
+    leaves = [tensor.requires_grad_() for tensor in tensors if tensor is not None]
+    found = []
+    for pending in (False, True):
+        given = list(reaches)
+        if pending:
+            given[number] = torch._neg_view(-given[number])
+        results = torch.ops.numbacaps.capsule_routing(*tensors, *how)[:2]
+        found.append(torch.autograd.grad(results, leaves, given))
+    for plain, pending in zip(*found, strict=True):
+        torch.testing.assert_close(pending, plain)
+
+
 @pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_whoever_listens_hears_of_the_operators(routing, rng):
     """A mode, as PyTorch's counters of operations are, also in the backward pass."""

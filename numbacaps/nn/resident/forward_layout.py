@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from numbacaps.device.launch import ceil_div
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import fit
-from numbacaps.fused.precision import TERMS
+from numbacaps.fused.precision import AUTO, TERMS, chosen_for
 from numbacaps.fused.rung_4_wgmma.tile import BM, LANES, SHARED_LIMIT, WARPGROUP, Window
 from numbacaps.fused.rung_5_warp_specialized.tile import run as run_of
 from numbacaps.nn.resident.layers import (
@@ -91,7 +93,7 @@ def forward_layout(placed):
         With the reason.
     """
     _check(placed)
-    terms = TERMS[placed[1].precision]
+    terms = TERMS[precision_of(placed[1])]
     products = [implicit_gemm.forward(one.geometry) for one in placed[1:]]
     shares = [1, *map(_shares, products)]
     sizes = [one.geometry.P * one.geometry.L * one.geometry.E3 for one in placed]
@@ -171,8 +173,18 @@ def _check(placed):
         why = (_why_not_first if number == 0 else _why_not_layer)(one)
         if why:
             raise DoesNotFit(f"layers[{number}]: {why}")
-    if len({one.precision for one in placed[1:]}) > 1:
+    if len(set(map(precision_of, placed[1:]))) > 1:
         raise DoesNotFit("its layers have several precisions")
+
+
+def precision_of(one):
+    """The word that a layer is multiplied by; of ``"auto"`` what suits the sums of its pass forward and of its input's gradient."""
+    if one.layer.precision != AUTO:
+        return one.layer.precision
+    forward = implicit_gemm.forward(one.geometry)
+    backward = implicit_gemm.backward_input(one.geometry)
+    columns, summed = min(forward.N, backward[0].N), min(forward.K, max(p.K for p in backward))
+    return chosen_for(np.dtype(np.float32), columns, summed)
 
 
 def _why_not_any(one):
@@ -203,8 +215,9 @@ def _why_not_first(one):
 
 def _why_not_layer(one):
     g, product = one.geometry, implicit_gemm.forward(one.geometry)
-    if one.precision not in TERMS:
-        return f"precision {one.precision!r} is ordinary arithmetic"
+    if precision_of(one) not in TERMS:
+        where = " where sums are as short as its" if one.layer.precision == AUTO else ""
+        return f"precision {one.layer.precision!r} is ordinary arithmetic{where}"
     if product.N > _MOST_COLUMNS or product.N % 2:
         return f"{product.N} columns"
     if g.D2 % 4 or _DEPTH % g.D2 or (g.C * g.D2) % 8:

@@ -24,6 +24,7 @@ from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.protocol import Backward, Forward, differentiate
 from numbacaps.nn.resident.backward import make_resident_backward
 from numbacaps.nn.resident.forward import make_resident_forward
+from numbacaps.nn.resident.forward_layout import precision_of
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.packed_kernels import PackedKernels
 
@@ -194,11 +195,11 @@ class ResidentBackwardPass:
         placed = [self.forward.placed[k] for k in numbers]
         geometries = [replace(one.geometry, N=self.forward.images) for one in placed]
         dtype = self.forward.lengths.dtype
-        words, found = {one.precision for one in placed}, None
+        words, found = set(map(precision_of, placed)), None
         if len(words) == 1 and words <= set(TERMS):
             found = split_k_beside(geometries, dtype, *words)
         if found is None:
-            hows = [(dtype, one.layer.algorithm, one.precision) for one in placed]
+            hows = [(dtype, one.layer.algorithm, one.layer.precision) for one in placed]
             found = [Convolution(g, *how).backward_kernel for g, how in zip(geometries, hows)]
             return dict(zip(numbers, found))
         return {k: _with_room(reduce, dtype) for k, reduce in zip(numbers, found)}
