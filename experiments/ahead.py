@@ -12,10 +12,12 @@ for it: memory is an address, a launch is nothing, and of a kernel that would be
 
 import argparse
 import os
+import pickle
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
+from hashlib import sha256
 from multiprocessing import get_context
 from types import SimpleNamespace
 
@@ -233,6 +235,35 @@ def side_by_side(names, work, begin, arguments, processes):
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def copy_machine_code(source, target):
+    """Copy kernels without what they were made of, which loading them does not take: to carry them to another machine.
+
+    Parameters
+    ----------
+    source, target : path
+        ``NUMBA_CACHE_DIR/numbacaps`` of this machine, and of the other one.
+
+    Returns
+    -------
+    int
+        How many.
+    """
+    from numba.cuda.serialize import dumps
+
+    target.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for path in sorted(source.glob("*.nbc")):
+        said, entry = pickle.loads(path.read_bytes()[sha256().digest_size :])
+        library = entry["codelibrary"]
+        if not library._cubin_cache:  # a form, of which kernels are made
+            continue
+        library._llvm_strs, library._ptx_cache = [], {}
+        packed = dumps((said, entry))
+        (target / path.name).write_bytes(sha256(packed).digest() + packed)
+        count += 1
+    return count
 
 
 def _capability(text):

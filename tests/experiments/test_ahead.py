@@ -25,6 +25,15 @@ if __name__ == "__main__":
 """
 
 
+_BARE = """
+from pathlib import Path
+from experiments import ahead
+
+ahead.pretend((9, 0), 132)
+assert ahead.copy_machine_code(Path("{}", "numbacaps"), Path("{}", "numbacaps"))
+"""
+
+
 def _run(checkout, folder, *command):
     """Whether a Python process in a checkout succeeds, and what it says."""
     path = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
@@ -47,8 +56,27 @@ def test_another_checkout_compiles_nothing(tmp_path):
         shutil.copytree(_ROOT / package, copy / package, copy_function=shutil.copyfile, **how)
     found, said = _run(copy, copied, "-c", _AGAIN)
     assert found, said
+    bare = tmp_path / "bare"
+    kept, said = _run(_ROOT, copied, "-c", _BARE.format(copied, bare))
+    assert kept, said
+    found, said = _run(copy, bare, "-c", _AGAIN)
+    assert found, said
+    small, large = (sum(one.stat().st_size for one in of.rglob("*.nbc")) for of in (bare, copied))
+    assert small < large / 3
     found, said = _run(copy, tmp_path / "empty", "-c", _AGAIN)
     assert not found and "NoneType" in said
+
+
+@pytest.mark.slow
+@pytest.mark.tiers("ptx")
+def test_what_the_gpu_tier_runs(tmp_path):
+    """A test of results fails at nothing, and its kernels are there."""
+    how = ["--processes", "1", "--bare", str(tmp_path / "bare"), "tests/stages/test_stages.py"]
+    done, said = _run(
+        _ROOT, tmp_path, "-m", "tests.ahead", *how, "-k", "test_kernel_reduce and matrix"
+    )
+    assert done and "passed" in said and "failed" not in said, said
+    assert list((tmp_path / "bare").rglob("kernel_reduce*.nbc"))
 
 
 @pytest.mark.tiers("gpu")
