@@ -12,22 +12,21 @@ for it: memory is an address, a launch is nothing, and of a kernel that would be
 
 import argparse
 import os
-import pickle
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
-from hashlib import sha256
 from multiprocessing import get_context
 from types import SimpleNamespace
 
 from tqdm import tqdm
 
-from experiments import fused, rungs, sweep, table1
+from experiments import fused, machine_code, rungs, sweep, table1
 from experiments.measuring import command, gpu_time, measure, networks
 from experiments.measuring.contestants import PRECISIONS, OurRun, PackedRun
 from experiments.measuring.problem import NETWORK_PASSES, PASSES, Problem
 from experiments.measuring.refusal import Parser
+from numbacaps.device.gpu import H100
 from numbacaps.device.target import SIMULATED, cuda
 
 EXPERIMENTS = {"fused": fused, "rungs": rungs, "table1": table1, "sweep": sweep}
@@ -39,7 +38,7 @@ _STREAM = 0
 _cases = []  # of this process
 
 
-def pretend(capability, multiprocessors):
+def pretend(capability=(9, 0), multiprocessors=H100.multiprocessors):
     """Let this process take it that it has a GPU, for good; see the module.
 
     It leans on where Numba keeps its context and what it asks of that, and on how our own modules launch.
@@ -237,35 +236,6 @@ def side_by_side(names, work, begin, arguments, processes):
     return failed
 
 
-def copy_machine_code(source, target):
-    """Copy kernels without what they were made of, which loading them does not take: to carry them to another machine.
-
-    Parameters
-    ----------
-    source, target : path
-        ``NUMBA_CACHE_DIR/numbacaps`` of this machine, and of the other one.
-
-    Returns
-    -------
-    int
-        How many.
-    """
-    from numba.cuda.serialize import dumps
-
-    target.mkdir(parents=True, exist_ok=True)
-    count = 0
-    for path in sorted(source.glob("*.nbc")):
-        said, entry = pickle.loads(path.read_bytes()[sha256().digest_size :])
-        library = entry["codelibrary"]
-        if not library._cubin_cache:  # a form, of which kernels are made
-            continue
-        library._llvm_strs, library._ptx_cache = [], {}
-        packed = dumps((said, entry))
-        (target / path.name).write_bytes(sha256(packed).digest() + packed)
-        count += 1
-    return count
-
-
 def _capability(text):
     """(9, 0) of "9.0"."""
     numbers = text.split(".")
@@ -319,8 +289,8 @@ def _parser():
         "--multiprocessors",
         metavar="N",
         type=count,
-        default=132,
-        help="of the GPU (default 132, an H100 SXM's); tiles are chosen by it",
+        default=H100.multiprocessors,
+        help=f"of the GPU (default {H100.multiprocessors}, an H100 SXM's); tiles are chosen by it",
     )
     made.add_argument(
         "--processes",
@@ -329,6 +299,7 @@ def _parser():
         default=os.cpu_count(),
         help="that compile side by side (default: one a core)",
     )
+    machine_code.add_option(made)
     return made
 
 
@@ -337,6 +308,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if SIMULATED:
         parser.error("kernels are compiled for a GPU with NUMBACAPS_TARGET=cuda only")
+    machine_code.check(parser, options.bare)
     pretend(options.compute_capability, options.multiprocessors)
     groups = listed(options.experiments)
     workloads = dict.fromkeys(group.workload for group in groups)
@@ -348,6 +320,8 @@ def main(arguments=None):
     except KeyboardInterrupt:
         return 130
     print(f"{cases - failed} of {cases} cases are compiled")
+    if options.bare:
+        print(f"{machine_code.copy(options.bare)} kernels are in {options.bare}")
     return 1 if failed else 0
 
 

@@ -136,7 +136,7 @@ def clear():
 
 def _typed(pair):
     """A number or pair as part of a key: 1, 1.0 and True are equal, but not all are taken."""
-    if type(pair) is int or _is_two_ints(pair):
+    if type(pair) is int or is_two_ints(pair):
         return pair
     given = pair.tolist() if isinstance(pair, np.ndarray) else pair
     if isinstance(given, (list, tuple)):
@@ -144,6 +144,6 @@ def _typed(pair):
     return type(given), given
 
 
-def _is_two_ints(pair):
-    """Whether it is a tuple of two int, as geometries have it: a key as it is."""
+def is_two_ints(pair):
+    """Whether a pair is a tuple of two int, as geometries and layers have it."""
     return type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int

@@ -89,7 +89,7 @@ class FusedPasses(Passes):
         return (wanted, self.geometry) if looked else None
 
     def _is_apart(self, precision):
-        """Whether the activation is left to a kernel of its own: what is looked through are sums, and behind it are none."""
+        """Whether a kernel of its own computes the activation: sums are looked through before it."""
         return self.precision == AUTO and precision == "tf32x3"
 
     @property
@@ -277,9 +277,8 @@ class FusedPasses(Passes):
         kernels = "; ".join(map(str, self.forward_launchers))
         if self.activation is None:
             return f"{kernels}, LeakyReLU apart"
-        if self._is_apart(self._forward[1]):
-            return f"{kernels}, LeakyReLU and squash apart"
-        return kernels
+        _, precision = self._forward
+        return f"{kernels}, LeakyReLU and squash apart" if self._is_apart(precision) else kernels
 
 
 def _told(wanted, launcher, choice):

@@ -6,6 +6,7 @@ launch are called once, with a :class:`Recording` in the place of the stream and
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from numbacaps.device.compiled import address_of, launch_stream, run_as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
+
+_BEGINS = 256  # bytes; in one memory each workspace begins at a multiple
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,6 @@ class Recording:
 
     def __init__(self):
         self._launches, self.workspaces = [], {}
-        self._laid_out = {}  # multiple to where workspaces begin
 
     def note(self, launched, arguments, scalars=()):
         """Write a prepared launch down (:meth:`numbacaps.device.compiled.Compiled.on`): of arrays, then integers, then scalars."""
@@ -126,17 +128,16 @@ class Recording:
                 flat.extend(run_as_argument(0, one.size, one.dtype.itemsize))
         self._launches.append((launched, [*flat, *scalars], places))
 
-    def behind_each_other(self, multiple):
-        """All workspaces in one memory, each at a multiple of some bytes: (its bytes, where each begins by name).
+    @cached_property
+    def one_workspace(self):
+        """All workspaces in one memory: (bytes of the memory, dict of name to the byte where that workspace begins).
 
-        It is asked once everything is written down.
+        The recording must be complete.
         """
-        if multiple not in self._laid_out:
-            firsts, end = {}, 0
-            for name, nbytes in self.workspaces.items():
-                firsts[name], end = end, end + ceil_div(nbytes, multiple) * multiple
-            self._laid_out[multiple] = end, firsts
-        return self._laid_out[multiple]
+        firsts, end = {}, 0
+        for name, nbytes in self.workspaces.items():
+            firsts[name], end = end, end + ceil_div(nbytes, _BEGINS) * _BEGINS
+        return end, firsts
 
     def repeat(self, stream, memories):
         """Launch everything on a Numba stream.

@@ -37,7 +37,7 @@ class Layer:
         ``"auto"`` or a name of :data:`numbacaps.ALGORITHMS`.
     precision : str
         As :func:`numbacaps.capsule_conv2d` takes it, of the layer's convolution. Where all layers are one kernel, ``"auto"`` is
-        ``"tf32x3"``, and what it makes is not looked through: an infinity may become NaN.
+        ``"tf32x3"``, whose results are not looked through there: an infinity may become NaN.
     """
 
     channels: int

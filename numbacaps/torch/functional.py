@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from numbacaps.signature import is_two_ints
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
 from numbacaps.torch.closed import check_tensors, refuse_tangents
 from numbacaps.torch.squash_operators import factor, squashed
@@ -15,10 +16,8 @@ _votes = torch.ops.numbacaps.capsule_votes.default
 
 def pair(name, value, least):
     """Two ints, of an int or of a pair of them; TypeError or ValueError where one is none, or below ``least``."""
-    if type(value) is tuple and len(value) == 2:  # as layers have it, in the least time
-        one, other = value
-        if type(one) is int and type(other) is int and one >= least and other >= least:
-            return value
+    if is_two_ints(value) and min(value) >= least:  # in the least time
+        return value
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in both):
         raise TypeError(f"{name} is {value!r}; it takes an int or a pair of ints")

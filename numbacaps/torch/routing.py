@@ -24,7 +24,6 @@ from numbacaps.routing.runner import kept_states
 from numbacaps.shapes import geometry_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch import routing_bands, routing_kernels
-from numbacaps.torch.closed import check as _check
 from numbacaps.torch.closed import (
     backend_below,
     backend_of,
@@ -32,6 +31,7 @@ from numbacaps.torch.closed import (
     redispatched,
     refuse_tangents,
 )
+from numbacaps.torch.closed import check as _check
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.operators import shape_of_output
@@ -316,7 +316,8 @@ class _Differentiated(torch.autograd.Function):
         *tensors, states = context.saved_tensors
         x, (of_y, of_a) = tensors[0], context.shapes
         dy = x.new_zeros(of_y) if dy is None else dy
-        if d_activations is None:  # of dynamic routing nobody reads them: any tensor will do
+        if d_activations is None:
+            # Dynamic routing has no activations: the gradient operator takes a tensor there, and does not read it.
             d_activations = x.new_zeros(of_a) if len(of_a) > 1 else states
         given = dy, d_activations, states, *tensors, *context.how
         if not torch.is_grad_enabled():

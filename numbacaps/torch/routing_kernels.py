@@ -18,7 +18,6 @@ from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
 from numbacaps.torch.kernels import TENSORS, Call
 
-_BEGINS = 256  # bytes, of whose multiples each workspace begins at one
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
 
@@ -103,7 +102,7 @@ class RoutingCall(Call):
         return Runner(*how, precision=self._precision)
 
     def launch(self, method, *arguments, states):
-        """Launch what a method of the runner launches, on memories (:meth:`array`) in the place of arrays."""
+        """Launch what a method of the runner launches. ``arguments`` has memories (:meth:`array`) in the place of arrays."""
         addresses = [one.data_ptr() for one in self._memories]
         key = tuple(address % CHUNK == 0 for address in addresses), states is None
         recording = self.plan.recorded(key)
@@ -111,7 +110,7 @@ class RoutingCall(Call):
             self._check_has_run()
             recording = self.plan.recording(key, method, *_stood_in((arguments, states), key[0]))
         memories = {str(i): memory_of(one) for i, one in enumerate(self._memories)}
-        nbytes, firsts = recording.behind_each_other(_BEGINS)
+        nbytes, firsts = recording.one_workspace
         whole = new_bytes(nbytes, self.device)
         self._kept.append(whole)
         for name, first in firsts.items():
@@ -153,7 +152,7 @@ class RoutingCall(Call):
         return self.result(which)[0]
 
     def array(self, tensor, shape, dtype=None):
-        """A tensor's memory, made contiguous, under a shape, for :meth:`launch`."""
+        """The memory of a tensor, which is made contiguous, under a shape: an argument of :meth:`launch`."""
         self._memories.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         return _Memory(len(self._memories) - 1, shape, dtype or self._of.dtype)
 
@@ -196,7 +195,10 @@ class _Memory(NamedTuple):
 
 
 def _stood_in(arguments, aligned):
-    """Arguments with stand-ins in the place of memories; ``aligned`` says of each whether it begins where copies want it."""
+    """Arguments with stand-ins in the place of memories.
+
+    ``aligned[number]`` says whether the memory of that number begins at a multiple of 16 bytes.
+    """
     if isinstance(arguments, _Memory):
         number, shape, dtype = arguments
         return StandIn(str(number), 0, tuple(shape), dtype, aligned[number])

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import ahead
 from numbacaps.device.target import cuda
+from tests import ahead as tests_ahead
 
 _ROOT = Path(__file__).parents[2]
 _ONE = ["--experiments=table1", "--workload=layer 5", "--passes=forward", "--precisions=tf32"]
@@ -22,15 +23,6 @@ if __name__ == "__main__":
     options = ahead._parser().parse_args({_ONE})
     ahead._begin(options)
     ahead._compile(0)
-"""
-
-
-_BARE = """
-from pathlib import Path
-from experiments import ahead
-
-ahead.pretend((9, 0), 132)
-assert ahead.copy_machine_code(Path("{}", "numbacaps"), Path("{}", "numbacaps"))
 """
 
 
@@ -56,9 +48,9 @@ def test_another_checkout_compiles_nothing(tmp_path):
         shutil.copytree(_ROOT / package, copy / package, copy_function=shutil.copyfile, **how)
     found, said = _run(copy, copied, "-c", _AGAIN)
     assert found, said
-    bare = tmp_path / "bare"
-    kept, said = _run(_ROOT, copied, "-c", _BARE.format(copied, bare))
-    assert kept, said
+    bare, how = tmp_path / "bare", ("--processes=1", "--bare", str(tmp_path / "bare"), *_ONE)
+    kept, said = _run(_ROOT, copied, "-m", "experiments.ahead", *how)
+    assert kept and "kernels are in" in said, said
     found, said = _run(copy, bare, "-c", _AGAIN)
     assert found, said
     small, large = (sum(one.stat().st_size for one in of.rglob("*.nbc")) for of in (bare, copied))
@@ -103,4 +95,26 @@ def test_the_gpu_that_was_pretended_compiles_nothing(tmp_path):
 def test_bad_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         ahead.main(arguments)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kernels", "bare", "message"),
+    [
+        (None, "bare", "--bare copies what NUMBA_CACHE_DIR names, which is not set"),
+        ("kernels", "file", "which is no folder; it takes a folder"),
+        ("kernels", "kernels", "which is NUMBA_CACHE_DIR; it takes another folder"),
+    ],
+)
+@pytest.mark.parametrize("tool", [ahead, tests_ahead], ids=["experiments", "tests"])
+def test_where_machine_code_cannot_go(tool, kernels, bare, message, tmp_path, monkeypatch, capsys):
+    """It is refused before anything is compiled."""
+    monkeypatch.setattr(tool, "SIMULATED", False)
+    monkeypatch.setattr(tool, "pretend" if tool is ahead else "subprocess", None)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    if kernels:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / kernels))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        tool.main(["--bare", str(tmp_path / bare)])
     assert stop.value.code == 2 and message in capsys.readouterr().err

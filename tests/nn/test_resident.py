@@ -148,7 +148,7 @@ def test_by_default_three_terms_where_sums_are_long(monkeypatch):
     few = Layer(16, (1, 16), capsule=(4, 4), squash=4), Layer(1, (4, 4), window=1, squash=4)
     placed = chain(few, (1, 5, 8, 1, 1), _FLOAT32)
     assert placed[1].terms == 64  # products of a sum forward; 4 of the input's gradient
-    said = "layers[1]: precision 'auto' is ordinary arithmetic where sums are as short as its"
+    said = "layers[1]: precision 'auto' is ordinary arithmetic where sums are this short"
     assert layout_of(placed).why_not == said
 
 

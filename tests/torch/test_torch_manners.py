@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from tests.support.torch_listener import Listener  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
 _X, _W = (2, 2, 4, 4, 2, 3), (3, 2, 2, 2, 3, 2)
@@ -399,15 +400,8 @@ def _three(function):
 @_LINEAR
 def test_whoever_listens_hears_of_the_operators(function):
     """A mode, as PyTorch's counters of operations are, also in the backward pass."""
-    heard = []
-
-    class Listener(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, given=(), named=None):
-            heard.append(operator._schema.name.removeprefix("numbacaps::"))
-            return operator(*given, **(named or {}))
-
     operands = _three(function)
-    with Listener():
+    with Listener() as listener:
         _differentiated(function, *operands)
     name = function.__name__
     gradients = (
@@ -416,7 +410,7 @@ def test_whoever_listens_hears_of_the_operators(function):
         else ("capsule_votes_input_gradient", "capsule_votes_kernel_gradient")
     )
     for operator in (name, *gradients):
-        assert heard.count(operator) == 1
+        assert listener.heard.count(operator) == 1
 
 
 @_LINEAR

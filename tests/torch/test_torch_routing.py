@@ -18,6 +18,7 @@ import numbacaps.torch as nt  # noqa: E402  (where torch is)
 from numbacaps.torch import kernels, routing_bands, routing_kernels, routing_layers  # noqa: E402
 from numbacaps.torch import routing as operators  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
+from tests.support.torch_listener import Listener  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
 
@@ -191,21 +192,15 @@ def test_what_reaches_a_result_may_be_a_view_whose_sign_is_pending(number, monke
 @pytest.mark.parametrize("routing", ["dynamic", "em", "sums"])
 def test_whoever_listens_hears_of_the_operators(routing, rng):
     """A mode, as PyTorch's counters of operations are, also in the backward pass."""
-    heard = []
-
-    class Listener(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, given=(), named=None):
-            heard.append(operator._schema.name.removeprefix("numbacaps::"))
-            return operator(*given, **(named or {}))
-
     reaches, tensors, how = _arguments(routing, rng)
     for tensor in tensors:
         if tensor is not None:
             tensor.requires_grad_()
-    with Listener():
+    with Listener() as listener:
         results = torch.ops.numbacaps.capsule_routing(*tensors, *how)
         torch.autograd.backward(results[: len(reaches)], reaches)
-    assert heard.count("capsule_routing") == heard.count("capsule_routing_gradient") == 1
+    for name in ("capsule_routing", "capsule_routing_gradient"):
+        assert listener.heard.count(name) == 1
 
 
 _FORMS = {

@@ -177,12 +177,15 @@ def _check(placed):
         raise DoesNotFit("its layers have several precisions")
 
 
-def precision_of(one):
-    """The word that a layer is multiplied by; of ``"auto"`` what suits the sums of its pass forward and of its input's gradient."""
-    if one.layer.precision != AUTO:
-        return one.layer.precision
-    forward = implicit_gemm.forward(one.geometry)
-    backward = implicit_gemm.backward_input(one.geometry)
+def precision_of(placed):
+    """The precision of a layer in a pass as one kernel.
+
+    ``"auto"`` becomes ``"tf32x3"`` where the sums of the forward pass and those of the input's gradient are long enough, else ``"ieee"``.
+    """
+    if placed.layer.precision != AUTO:
+        return placed.layer.precision
+    forward = implicit_gemm.forward(placed.geometry)
+    backward = implicit_gemm.backward_input(placed.geometry)
     columns, summed = min(forward.N, backward[0].N), min(forward.K, max(p.K for p in backward))
     return chosen_for(np.dtype(np.float32), columns, summed)
 
@@ -216,7 +219,7 @@ def _why_not_first(one):
 def _why_not_layer(one):
     g, product = one.geometry, implicit_gemm.forward(one.geometry)
     if precision_of(one) not in TERMS:
-        where = " where sums are as short as its" if one.layer.precision == AUTO else ""
+        where = " where sums are this short" if one.layer.precision == AUTO else ""
         return f"precision {one.layer.precision!r} is ordinary arithmetic{where}"
     if product.N > _MOST_COLUMNS or product.N % 2:
         return f"{product.N} columns"
