@@ -10,6 +10,7 @@ All take images (N, 1, H, W, 1, 1) and return class capsules (N, classes, ...), 
 """
 
 import math
+from itertools import chain
 
 from experiments.measuring import opponents
 from numbacaps.product import parse_product
@@ -22,45 +23,30 @@ _EPSILON = 1e-7  # the published regulariser of a squared length
 PRIMARY, CLASS = 8, 16  # elements of a capsule, in Sabour et al.
 
 
-class CapsuleLayer(nn.Sequential):
-    """A layer of :mod:`numbacaps.nn` as modules: a capsule convolution, LeakyReLU, squash, another shape of capsule.
-
-    Parameters
-    ----------
-    placed : numbacaps.nn.layer.PlacedLayer
-    in_capsule : tuple of int
-        Shape of the capsules that it reads.
-    """
-
-    def __init__(self, placed, in_capsule):
-        layer, g = placed.layer, placed.geometry
-        out_capsule = parse_product(layer.product).y_capsule(in_capsule, placed.kernel_shape[4:])
-        super().__init__(
-            nt.CapsuleConv2d(
-                g.C,
-                g.P,
-                (g.KH, g.KW),
-                in_capsule=tuple(in_capsule),
-                out_capsule=tuple(out_capsule),
-                stride=g.stride,
-                padding=g.padding,
-                dilation=g.dilation,
-                product=layer.product,
-                precision=layer.precision,
-            ),
-            nt.ExponentialSquash(layer.squash, layer.slope)
-            if layer.squash
-            else nn.LeakyReLU(layer.slope),
-        )
-        self.capsule = placed.output_shape[3:]
-
-    def forward(self, x):
-        """Capsules (N, P, OH, OW, *capsule), as the next layer reads them."""
-        y = super().forward(x)
-        return y if y.shape[4:] == self.capsule else y.reshape(*y.shape[:4], *self.capsule)
+def _layer(placed, in_capsule):
+    """A layer of :mod:`numbacaps.nn` as modules: a capsule convolution and its activation."""
+    layer, g = placed.layer, placed.geometry
+    out_capsule = parse_product(layer.product).y_capsule(in_capsule, placed.kernel_shape[4:])
+    yield nt.CapsuleConv2d(
+        g.C,
+        g.P,
+        (g.KH, g.KW),
+        in_capsule=tuple(in_capsule),
+        out_capsule=tuple(out_capsule),
+        stride=g.stride,
+        padding=g.padding,
+        dilation=g.dilation,
+        product=layer.product,
+        precision=layer.precision,
+    )
+    yield (
+        nt.ExponentialSquash(layer.squash, layer.slope)
+        if layer.squash
+        else nn.LeakyReLU(layer.slope)
+    )
 
 
-class PublishedNet(nn.Sequential):
+class PublishedNet(nt.CapsuleSequential):
     """A network of :mod:`numbacaps.nn`, such as the published one, as a module.
 
     Parameters
@@ -70,10 +56,10 @@ class PublishedNet(nn.Sequential):
     """
 
     def __init__(self, network):
-        shapes = [network.input_shape, *(placed.output_shape for placed in network.layers)]
-        super().__init__(
-            *(CapsuleLayer(placed, shape[3:]) for placed, shape in zip(network.layers, shapes))
-        )
+        layers = network.layers
+        shapes = [network.input_shape, *(placed.output_shape for placed in layers)]
+        parts = [_layer(placed, shape[3:]) for placed, shape in zip(layers, shapes)]
+        super().__init__(*chain.from_iterable(parts), capsule=shapes[-1][3:])
         self.to(getattr(torch, str(network.dtype)))
         with torch.no_grad():
             for weight, kernel in zip(self.parameters(), network.kernels):

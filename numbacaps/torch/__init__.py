@@ -39,11 +39,13 @@ from numbacaps.torch.routing_layers import (  # noqa: E402
     RoutedCapsuleConv2d,
     RoutedCapsuleLinear,
 )
+from numbacaps.torch.sequence import CapsuleSequential  # noqa: E402
 
 __all__ = [
     "CapsuleConv2d",
     "CapsuleConvTranspose2d",
     "CapsuleLinear",
+    "CapsuleSequential",
     "DynamicRouting",
     "EMRouting",
     "ExponentialSquash",

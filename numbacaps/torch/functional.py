@@ -204,7 +204,7 @@ def squash(x, dim=-1):
         The capsule's axes. CUDA tensors whose last axes these are take one kernel.
     """
     wide = _wide(x)
-    group = _last_elements(x, dim) if x.is_cuda else 0
+    group = last_elements(x.shape, dim) if x.is_cuda else 0
     if group:
         y = squashed(wide, group, 1.0, "rational")
     else:
@@ -240,13 +240,13 @@ def _wide(x):
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _last_elements(x, dim):
-    """Elements of the axes ``dim`` where these are the last ones, behind the images'; else 0."""
+def last_elements(shape, dim):
+    """Elements of the axes ``dim`` of a tensor where these are the last ones, behind the images'; else 0."""
     axes = (dim,) if isinstance(dim, int) else tuple(dim)
-    count, rank = len(axes), x.dim()
+    count, rank = len(axes), len(shape)
     if {axis % rank for axis in axes} != set(range(rank - count, rank)) or count >= rank:
         return 0
-    return math.prod(x.shape[rank - count :])
+    return math.prod(shape[rank - count :])
 
 
 def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):

@@ -32,6 +32,7 @@ from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.resident.packed_kernels import packings
+from numbacaps.nn.state import starts_of
 from numbacaps.fused import precision
 
 g = Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2))
@@ -46,7 +47,7 @@ for terms in (1, 3):
 made += [swapped_kernel(p, swapped_tiles.choose_tile(p, 128, 1, 132)[0])]
 precision.has_warpgroups = precision.has_tensor_cores = lambda: True
 placed = placed_layers("published", "tf32")
-found = packings(placed, layout_of(placed), True)
+found = packings(placed, layout_of(placed), True, starts_of(placed)[1:])
 for kernel in [*(one.kernel for one in made), make_pack_network(found)]:
     files = kernel._cache._impl
     print(files.filename_base, files.locator.get_cache_path())

@@ -20,7 +20,7 @@ from numbacaps.nn.resident import passes as resident_pass
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.nn.resident.packed_kernels import PackedKernels, packings
-from numbacaps.nn.state import State
+from numbacaps.nn.state import State, starts_of
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
@@ -144,7 +144,7 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
             assert abs(found[taps, chunk, column, e] - wanted) <= 2.0**-11 * abs(wanted)
 
 
-@pytest.mark.slow(but=["uneven-tf32"])
+@pytest.mark.slow(but=["loss-uneven-tf32", "given-uneven-tf32"])
 @pytest.mark.tiers("ptx")
 @pytest.mark.parametrize(
     ("name", "precision"),
@@ -157,18 +157,23 @@ def test_packed_kernels_hold_every_weight_in_its_place(channels, precision, rng)
         ("cores", "tf32"),
     ],
 )
-def test_kernel(name, precision, monkeypatch):
+@pytest.mark.parametrize("beginning", ["loss", "given"])
+def test_kernel(name, precision, beginning, monkeypatch):
     from numba import float32, int64, types
     from numba.cuda import dispatcher
 
     from numbacaps.nn.resident.backward import make_resident_backward
+    from numbacaps.nn.resident.backward_given import make_given
+    from numbacaps.nn.resident.backward_loss import make_loss
 
     gpu = SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(devices, "current", lambda: devices.H100)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
     layout = layout_of(placed).backward
-    kernel = make_resident_backward(layout, placed[-1].layer.channels)
+    given, classes = beginning == "given", placed[-1].layer.channels
+    begin_with = make_given(layout) if given else make_loss(layout, classes)
+    kernel = make_resident_backward(layout, begin_with)
     array, labels = types.Array(float32, 1, "C"), types.Array(int64, 1, "C")
     kinds = (array, labels, *(array,) * 6, int64)
     text, _ = cuda.compile_ptx(kernel, kinds, cc=(9, 0))
@@ -209,7 +214,7 @@ def test_packing(name, precision, monkeypatch):
     monkeypatch.setattr(devices, "current", lambda: devices.H100)
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: gpu)  # device functions' own
     placed = placed_layers(name, precision)
-    kernel = make_pack_network(packings(placed, layout_of(placed), True))
+    kernel = make_pack_network(packings(placed, layout_of(placed), True, starts_of(placed)[1:]))
     array = types.Array(float32, 1, "C")
     text, _ = cuda.compile_ptx(kernel, (array, array), cc=(9, 0))
     assert "__local_depot" not in text and not re.search(r"\.f64\b", text)

@@ -16,7 +16,8 @@ sum over the images too, so a block leaves its images' part, for another kernel 
 that are small: the first layer's, and that of a layer whose capsules are, transposed, the tensor cores'
 core matrices. :mod:`numbacaps.nn.resident.backward_layout` says what fits, and where it lies.
 
-The steps of a pass, a file each: :mod:`~numbacaps.nn.resident.backward_loss`; of every layer from the last one down
+The steps of a pass, a file each: :mod:`~numbacaps.nn.resident.backward_loss`, or where what reaches the class capsules is given
+:mod:`~numbacaps.nn.resident.backward_given`; of every layer from the last one down
 :mod:`~numbacaps.nn.resident.backward_activation`, :mod:`~numbacaps.nn.resident.backward_kernel` where its kernel's gradient
 is computed here, :mod:`~numbacaps.nn.resident.backward_input`; at last :mod:`~numbacaps.nn.resident.backward_first`.
 """
@@ -46,28 +47,27 @@ from numbacaps.nn.resident.backward_activation import make_activation
 from numbacaps.nn.resident.backward_first import make_first_kernel_gradient
 from numbacaps.nn.resident.backward_input import make_input_gradient
 from numbacaps.nn.resident.backward_kernel import make_kernel_gradient
-from numbacaps.nn.resident.backward_loss import make_loss
 from numbacaps.nn.resident.pipeline import in_sequence, make_copy, make_fetch
 from numbacaps.nn.resident.records import BackwardWork, CopyWork
 from numbacaps.nn.resident.shared_memory import PRODUCER_REGISTERS
 
 
 @cache
-def make_resident_backward(layout, classes):
+def make_resident_backward(layout, begin_with):
     """Kernel for a network's backward pass.
 
     Parameters
     ----------
     layout : numbacaps.nn.resident.backward_layout.BackwardLayout
-    classes : int
-        Capsules of the last layer.
+    begin_with : device function
+        What reaches the class capsules: of :func:`numbacaps.nn.resident.backward_loss.make_loss` or
+        :func:`numbacaps.nn.resident.backward_given.make_given`.
     """
     first, gradients, pipeline = layout.first, layout.gradients, layout.pipeline
     WARPS, THREADS = pipeline.warpgroups * 4, pipeline.consumers
     REGISTERS, COPYING = pipeline.registers, PRODUCER_REGISTERS
     STAGES, EMPTY = map(specialized, (pipeline.stages, pipeline.empty_at))
     GATE, X, IMAGE = map(specialized, (pipeline.gate_at, first.x, first.layer.image))
-    begin_with = make_loss(gradients[-1], pipeline, classes)
     steps, copies = [make_activation(gradients[-1], pipeline)], []
     for layer, before in zip(reversed(layout.layers), reversed(gradients[:-1])):
         steps += [make_kernel_gradient(layer, pipeline)] if layer.kernel else []
@@ -80,8 +80,8 @@ def make_resident_backward(layout, classes):
     @cuda.jit(launch_bounds=(pipeline.threads, 1))
     def resident_backward_kernel(
         x,  # in   (N, C, H, W, E1)
-        labels,  # in   (N,), int64
-        lengths,  # in   (N, classes)
+        labels,  # in   of the loss (N,), int64
+        lengths,  # in   of the loss (N, classes); where it is given, what reaches the class capsules, (N, P, E3)
         slopes,  # in   of every layer's squash, (groups, 2), one behind the other
         outputs,  # in   every layer's, likewise
         packed,  # in   all kernels but the first, one behind the other as the layers say

@@ -218,6 +218,11 @@ class BackwardLayout:
     pipeline: Pipeline
     memory: SharedMemory
 
+    @property
+    def apart(self):
+        """Numbers of the layers whose kernel's gradient is not computed here."""
+        return [k for k, one in enumerate(self.gradients) if one.d_sums_at is not None]
+
 
 def why_not(placed):
     """Why a network's backward pass cannot stay in a multiprocessor, as far as sizes say; None where it can.

@@ -1,17 +1,32 @@
 """The margin loss' gradient, as it reaches the class capsules."""
 
+from functools import cache
+
 import numpy as np
 
 from numbacaps.device.instructions import meet, short, unforeseen
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
-from numbacaps.nn.kernels.margin_loss import MARGIN_ABSENT, MARGIN_PRESENT, WEIGHT_ABSENT
+from numbacaps.nn.kernels.margin_loss import (
+    MARGIN_ABSENT,
+    MARGIN_PRESENT,
+    WEIGHT_ABSENT,
+)
 
 _ZERO = np.float32(0)
 
 
-def make_loss(last, pipeline, classes):
-    """Device function for what reaches the class capsules."""
+@cache
+def make_loss(layout, classes):
+    """Device function for what reaches the class capsules.
+
+    Parameters
+    ----------
+    layout : numbacaps.nn.resident.backward_layout.BackwardLayout
+    classes : int
+        Capsules of the last layer.
+    """
+    last, pipeline = layout.gradients[-1], layout.pipeline
     output = last.output
     SIZE, AT, CLASSES = map(specialized, (output.size, last.at, classes))
     OF_CAPSULE, OUTPUT = map(specialized, (output.size // classes, output.elements_before))

@@ -31,21 +31,37 @@ class PackedKernels:
     """
 
     def __init__(self, placed, layout, backward):
-        found, dtype = packings(placed, layout, backward), np.dtype(np.float32)
-        sizes = [elements for _, _, elements, _ in found]
-        size = sum(sizes[: len(layout.forward.layers)])
-        self._all = cuda.device_array(sum(sizes), dtype)
+        found, dtype = (
+            packings(placed, layout, backward, starts_of(placed)[1:]),
+            np.dtype(np.float32),
+        )
+        size, of_both = elements_of(found, layout)
+        self._all = cuda.device_array(of_both, dtype)
         self.forward, self.backward = self._all[:size], self._all[size:]
-        self._kernel = Compiled(make_pack_network(found), (dtype, dtype), 0, early=True)
+        self._kernel = compiled_pack(found)
 
     def pack(self, state, stream):
         """Queue it."""
         launch(self._kernel, self._all.size, 1, (state.weights, self._all), stream)
 
 
-def packings(placed, layout, backward):
-    """What :func:`numbacaps.nn.resident.pack_network.make_pack_network` takes; arguments as :class:`PackedKernels`'s."""
-    begins = starts_of(placed)[1:]
+def compiled_pack(packings):
+    """The kernel of :func:`numbacaps.nn.resident.pack_network.make_pack_network`."""
+    dtype = np.dtype(np.float32)
+    return Compiled(make_pack_network(packings), (dtype, dtype), 0, early=True)
+
+
+def elements_of(packings, layout):
+    """Elements of what the forward pass reads, and of what both do; the backward pass's lie behind."""
+    sizes = [elements for _, _, elements, _ in packings]
+    return sum(sizes[: len(layout.forward.layers)]), sum(sizes)
+
+
+def packings(placed, layout, backward, begins):
+    """What :func:`numbacaps.nn.resident.pack_network.make_pack_network` takes; arguments as :class:`PackedKernels`'s.
+
+    ``begins`` says where, of all weights, those of each layer but the first begin.
+    """
     found = [
         (finder, _forward_form(one, of), one.chunks.elements, begin)
         for one, of, begin in zip(layout.forward.layers, placed[1:], begins)

@@ -6,25 +6,25 @@ from math import prod
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled
 from numbacaps.device.gpu import multiprocessors
-from numbacaps.device.launch import ceil_div, launch_tiles
+from numbacaps.device.launch import launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused.choose import split_k_beside
 from numbacaps.fused.precision import TERMS, has_warpgroups
-from numbacaps.fused.rung_3_register_tiles.split_k import (
-    ADD_THREADS,
-    ADDED,
-    ahead_of,
-    make_add_splits,
-)
+from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS
 from numbacaps.nn.convolution import Convolution
 from numbacaps.nn.kernels.margin_loss import margin_loss
 from numbacaps.nn.passes import BackwardPass, ForwardPass
 from numbacaps.nn.protocol import Backward, Forward, differentiate
-from numbacaps.nn.resident.backward import make_resident_backward
-from numbacaps.nn.resident.forward import make_resident_forward
+from numbacaps.nn.resident.backward_loss import make_loss
 from numbacaps.nn.resident.forward_layout import precision_of
+from numbacaps.nn.resident.launches import (
+    compiled_backward,
+    compiled_forward,
+    compiled_sum,
+    grid_of,
+    parts_of,
+)
 from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.packed_kernels import PackedKernels
 
@@ -39,14 +39,18 @@ def forward_pass(layers, N, dtype, for_gradients=True) -> Forward:
     layers, N, dtype, for_gradients
         As those of :class:`numbacaps.nn.passes.ForwardPass`.
     """
-    why = why_not(layers, dtype)
-    if for_gradients:  # each backward pass reads what its own forward pass leaves
-        why = why or layout_of(layers).why_no_backward
-    elif not why:
-        why = _why_slow(layout_of(layers).forward, N)
+    why = why_layered(layers, N, dtype, for_gradients)
     if why:
         return ForwardPass(layers, N, dtype, for_gradients, why=why)
     return ResidentPass(layers, N, dtype, for_gradients)
+
+
+def why_layered(layers, N, dtype, for_gradients):
+    """Why a batch passes layer by layer; None where it passes as one kernel. For gradients it is the same of all ``N``."""
+    why = why_not(layers, dtype)
+    if for_gradients:  # each backward pass reads what its own forward pass leaves
+        return why or layout_of(layers).why_no_backward
+    return why or _why_slow(layout_of(layers).forward, N)
 
 
 def backward_pass(forward) -> Backward:
@@ -112,13 +116,7 @@ class ResidentPass:
         self.all_slopes, self.slopes = _one_behind_the_other(
             [(N, one.groups, 2) for one in kept], dtype
         )
-        kernel = make_resident_forward(self.layout.forward, classes, for_gradients)
-        self._kernel = Compiled(kernel, [dtype] * 6, 1, self._bytes, early=True)
-
-    @property
-    def _bytes(self):
-        """Of shared memory."""
-        return self.layout.forward.memory.bytes
+        self._kernel = compiled_forward(self.layout.forward, classes, for_gradients)
 
     def pack(self, state, beside):
         """Queue the packing of all kernels, for both passes."""
@@ -128,8 +126,8 @@ class ResidentPass:
         """Queue the pass, behind what was packed."""
         arrays = x, state.kernels[0], self.packed.forward, self.all_slopes, self.all_outputs
         arguments = *arrays, self.lengths, self.images
-        how = min(self.images, multiprocessors()), self.layout.forward.pipeline.threads
-        launch_tiles(self._kernel, *how, arguments, beside.stream, self._bytes)
+        grid, block, shared = grid_of(self.layout.forward, self.images)
+        launch_tiles(self._kernel, grid, block, arguments, beside.stream, shared)
 
     def explain(self) -> str:
         """A line: what the kernel is made of."""
@@ -165,28 +163,16 @@ class ResidentBackwardPass:
     def __init__(self, forward):
         self.forward, dtype = forward, forward.lengths.dtype
         layout = self._layout = forward.layout.backward
-        images, floats = forward.images, [dtype] * 6
-        kernel = make_resident_backward(layout, forward.layers[-1].channels)
-        types = (dtype, np.int64, *floats)
-        # Not early: blocks that wait for the forward pass delay it by more than a launch takes (measured).
-        self._kernel = Compiled(kernel, types, 1, layout.memory.bytes)
-        apart = [k for k, one in enumerate(layout.gradients) if one.d_sums_at is not None]
+        images = forward.images
+        self._kernel = compiled_backward(layout, make_loss(layout, forward.layers[-1].channels))
+        apart = layout.apart
         shapes = [(images, layout.gradients[k].output.size) for k in apart]
         self._all_d_sums, written = _one_behind_the_other(shapes, dtype)
         self._d_sums = dict(zip(apart, written))
         self._reduces = self._reductions(sorted(apart, key=lambda k: -forward.outputs[k - 1].size))
-        # A block adds its images up, so where they are more than multiprocessors these decide the sum's order.
-        self._blocks = min(images, multiprocessors())
-        self._parts, begin = [], 0
-        computed = [layout.first, *(one.kernel for one in layout.layers)]
-        shares = [1, *[layout.pipeline.warpgroups] * len(layout.layers)]
-        for which, parts in zip(computed, shares):
-            count = self._blocks * parts
-            self._parts.append(
-                which and _Parts(count, which.size, self._blocks * which.partial_at, dtype)
-            )
-            begin += count * which.size if which else 0
-        self._partial = cuda.device_array(begin, dtype)
+        parts, size = parts_of(layout, images)
+        self._parts = {k: _Parts(*part) for k, part in parts.items()}
+        self._partial = cuda.device_array(size, dtype)
 
     def _reductions(self, numbers):
         """What computes the gradients of these layers' kernels, beside each other: {layer: function}."""
@@ -218,9 +204,8 @@ class ResidentBackwardPass:
         beside.run(lambda other: margin_loss(forward.lengths, labels, *results, other))
         arrays = x, labels, forward.lengths, forward.all_slopes, forward.all_outputs
         arrays += forward.packed.backward, self._all_d_sums, self._partial
-        how = self._blocks, self._layout.pipeline.threads
-        size = self._layout.memory.bytes
-        launch_tiles(self._kernel, *how, (*arrays, forward.images), stream, size)
+        grid, block, shared = grid_of(self._layout, forward.images)
+        launch_tiles(self._kernel, grid, block, (*arrays, forward.images), stream, shared)
         beside.mark()
         for number, (k, reduce) in enumerate(self._reduces.items()):
             work = partial(reduce, forward.outputs[k - 1], self._d_sums[k], state.d_kernels[k])
@@ -228,9 +213,8 @@ class ResidentBackwardPass:
                 work(stream)  # which takes longest
             else:
                 beside.run_marked(work)
-        for parts, d_kernel in zip(self._parts, state.d_kernels):
-            if parts is not None:
-                beside.run_marked(partial(parts.add, self._partial, d_kernel))
+        for k, parts in self._parts.items():
+            beside.run_marked(partial(parts.add, self._partial, state.d_kernels[k]))
         beside.join()
 
     def explain(self) -> str:
@@ -253,10 +237,9 @@ def _with_room(reduce, dtype):
 class _Parts:
     """What blocks add to a kernel's gradient, ``count`` times ``size`` elements from ``begin`` on."""
 
-    def __init__(self, count, size, begin, dtype):
-        self._place, self._grid = slice(begin, begin + count * size), ceil_div(size, ADDED)
-        self._sizes, kernel = (count, size), make_add_splits(ahead_of(count), dtype)
-        self._kernel = Compiled(kernel, (dtype, dtype), 2, early=True)
+    def __init__(self, count, size, begin):
+        self._place, self._sizes = slice(begin, begin + count * size), (count, size)
+        self._kernel, self._grid = compiled_sum(count, size)
 
     def add(self, partial, d_kernel, stream):
         """Queue their sum."""

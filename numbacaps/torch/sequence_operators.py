@@ -1,0 +1,304 @@
+"""A sequence of capsule convolutions, each with its activation, as an operator, and its gradients as another.
+
+In eager PyTorch a small network waits for the host, which pays for every operator and for every node of autograd: here a pass
+is one of each. A sequence that fits in one multiprocessor is one kernel a pass (:mod:`numbacaps.torch.resident`), others run layer by
+layer, by the kernels and with the bits of the operators ``capsule_conv2d`` and ``capsule_squash``. Gradients of gradients are
+those operators'.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import leaky_relu
+
+from numbacaps.torch import resident, squash_operators
+from numbacaps.torch.closed import backend_below, backend_of, check, redispatched
+from numbacaps.torch.operators import CONVOLUTION, shape_of_output
+from numbacaps.torch.resident import whole
+
+_KEPT = 256  # sequences whose description is kept
+NOTHING, KERNELS, ALL = range(3)  # what is differentiated: nothing, the kernels, and x, too
+LEAKY = "leaky"  # LeakyReLU alone, in the place of a formula of squash
+
+
+class Joined(NamedTuple):
+    """A convolution of a sequence, and what follows it.
+
+    Attributes
+    ----------
+    how : tuple
+        stride, padding, dilation, product, precision and keep_packed, which is False, as ``capsule_conv2d`` takes them.
+    activation : tuple or None
+        group, slope and formula, as ``capsule_squash`` takes them; 0, slope and :data:`LEAKY` of LeakyReLU; None for none.
+    capsule, read_as : tuple of int
+        Shape of the capsules that it makes, and that the next one reads them as.
+    """
+
+    how: tuple
+    activation: tuple | None
+    capsule: tuple
+    read_as: tuple
+
+
+_SCHEMA = "int[] numbers, float[] slopes, str[] words, int wanted"
+_library = torch.library.Library("numbacaps", "FRAGMENT")
+_library.define(f"capsule_sequence(Tensor x, Tensor[] weights, {_SCHEMA}) -> (Tensor, Tensor[])")
+_library.define(
+    "capsule_sequence_gradients(Tensor x, Tensor[] weights, Tensor[] kept, Tensor dy, "
+    f"{_SCHEMA}) -> Tensor[]"
+)
+_sequence = torch.ops.numbacaps.capsule_sequence.default
+_gradients = torch.ops.numbacaps.capsule_sequence_gradients.default
+_convolution = torch.ops.numbacaps.capsule_conv2d.default
+_squash = torch.ops.numbacaps.capsule_squash.default
+
+
+def written(layers):
+    """Layers as the operators take them: (numbers, slopes, words)."""
+    numbers, slopes, words = [], [], []
+    for (stride, padding, dilation, product, precision, _), activation, capsule, read_as in layers:
+        group, slope, formula = activation or (0, 1.0, "")
+        numbers += [*stride, *padding, *dilation, group]
+        numbers += [len(capsule), *capsule, len(read_as), *read_as]
+        slopes.append(slope)
+        words += [product, precision, formula]
+    return numbers, slopes, words
+
+
+def _read(numbers, slopes, words):
+    return _layers(tuple(numbers), tuple(slopes), tuple(words))
+
+
+@lru_cache(_KEPT)
+def _layers(numbers, slopes, words):
+    """The inverse of :func:`written`."""
+    numbers, words = iter(numbers), iter(words)
+
+    def some(count):
+        return tuple(next(numbers) for _ in range(count))
+
+    found = []
+    for slope, product, precision, formula in zip(slopes, words, words, words):
+        moves, group = (some(2), some(2), some(2)), next(numbers)
+        activation = (group, slope, formula) if formula else None
+        capsule, read_as = some(next(numbers)), some(next(numbers))
+        found.append(Joined((*moves, product, precision, False), activation, capsule, read_as))
+    return tuple(found)
+
+
+def _layer_by_layer(backend, x, weights, layers, wanted):
+    """(y, what the gradients read: every layer's input but the first one's, then what activations are of)."""
+    convolve = CONVOLUTION.on[backend].forward
+    inputs, sums = [], []
+    for layer, w in zip(layers, weights):
+        x = convolve(x, w, layer.how)
+        if layer.activation:
+            sums.append(x)
+            x = _activated(backend, x, *layer.activation)
+        if layer.read_as != layer.capsule:
+            x = x.reshape(*x.shape[:4], *layer.read_as)
+        inputs.append(x)
+    y = inputs.pop()
+    return y, (inputs + sums if wanted else [])
+
+
+def _activated(backend, x, group, slope, formula):
+    if formula == LEAKY:
+        return leaky_relu(x, slope)
+    return squash_operators.ON[backend][0](x, group, slope, formula)
+
+
+def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, wanted):
+    _, input_gradient, kernel_gradient = CONVOLUTION.on[backend]
+    inputs, sums = [x, *kept[: len(layers) - 1]], list(kept[len(layers) - 1 :])
+    found = []
+    for number in reversed(range(len(layers))):
+        layer, w, given = layers[number], weights[number], inputs[number]
+        if layer.read_as != layer.capsule:
+            dy = dy.reshape(*dy.shape[:4], *layer.capsule)
+        if layer.activation:
+            dy = _activation_gradient(backend, sums.pop(), dy, *layer.activation)
+        found.append(kernel_gradient(given, dy, w.shape, layer.how))
+        if number or wanted == ALL:
+            dy = input_gradient(dy, w, given.shape, layer.how)
+    found.reverse()
+    return [*found, dy] if wanted == ALL else found
+
+
+def _activation_gradient(backend, x, dy, group, slope, formula):
+    if formula == LEAKY:
+        return torch.where(x > 0, dy, slope * dy)
+    return squash_operators.ON[backend][1](x, dy, group, slope, formula)
+
+
+def _run(backend, x, weights, layers, wanted):
+    """(y, what the gradients read)."""
+    for w in weights:
+        check(x=x, w=w)
+    one = _resident(backend, x, weights, layers, wanted)
+    return one.run(x, weights) if one else _layer_by_layer(backend, x, weights, layers, wanted)
+
+
+def _run_back(backend, x, weights, kept, dy, layers, wanted):
+    """The gradients of the kernels and, where it is wanted, of x."""
+    shape = (*x.shape[:1], *_shapes(x.shape[1:], weights, layers)[-1][1][1:])
+    if tuple(dy.shape) != shape:
+        raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {shape}")
+    check(x=x, dy=dy)
+    one = _resident(backend, x, weights, layers, wanted)
+    if one:
+        return one.run_back(x, weights, kept, dy)
+    return _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, wanted)
+
+
+def _resident(backend, x, weights, layers, wanted):
+    """What runs the sequence as one kernel a pass, where that is so."""
+    if backend != "CUDA" or wanted == ALL:
+        return None
+    return resident.found(x, weights, layers, wanted == KERNELS)
+
+
+def _kept_shapes(N, shapes, layers):
+    """Shapes of what :func:`_layer_by_layer` keeps."""
+    inputs = [(N, *read[1:]) for _, read in shapes[:-1]]
+    return inputs + [(N, *sums[1:]) for (sums, _), layer in zip(shapes, layers) if layer.activation]
+
+
+def _shapes(image, weights, layers):
+    """(shape of the sums, shape that results are read as) of each layer, for one image of a shape (C, H, W, *T1)."""
+    return _shapes_of(whole(image), tuple([whole(w.shape) for w in weights]), layers)
+
+
+@lru_cache(_KEPT)
+def _shapes_of(image, w_shapes, layers):
+    found, shape = [], (1, *image)
+    for layer, w_shape in zip(layers, w_shapes, strict=True):
+        sums = shape_of_output(shape, w_shape, *layer.how)
+        shape = (*sums[:4], *layer.read_as)
+        found.append((tuple(sums), shape))
+    return found
+
+
+def _on(backend):
+    """A backend's operators."""
+
+    def run(x, weights, *description):
+        *described, wanted = description
+        return _run(backend, x, weights, _read(*described), wanted)
+
+    def run_back(x, weights, kept, dy, *description):
+        *described, wanted = description
+        return _run_back(backend, x, weights, kept, dy, _read(*described), wanted)
+
+    return run, run_back
+
+
+for _backend in ("CPU", "CUDA"):
+    for _name, _rule in zip(("capsule_sequence", "capsule_sequence_gradients"), _on(_backend)):
+        _library.impl(_name, _rule, _backend)
+
+
+@torch.library.register_fake("numbacaps::capsule_sequence", lib=_library)
+def _(x, weights, *description):
+    *described, wanted = description
+    for w in weights:
+        check(x=x, w=w)
+    layers = _read(*described)
+    shapes = _shapes(x.shape[1:], weights, layers)
+    N, last = x.shape[0], shapes[-1][1]
+    kept, one = [], None
+    if wanted:  # without gradients nothing is kept either way
+        one = _resident("CUDA" if x.is_cuda else "CPU", x, weights, layers, wanted)
+        kept = one.kept_shapes(N) if one else _kept_shapes(N, shapes, layers)
+    return x.new_empty((N, *last[1:])), [x.new_empty(shape) for shape in kept]
+
+
+@torch.library.register_fake("numbacaps::capsule_sequence_gradients", lib=_library)
+def _(x, weights, kept, dy, *description):
+    found = [w.new_empty(w.shape) for w in weights]
+    return [*found, x.new_empty(x.shape)] if description[-1] == ALL else found
+
+
+def composed(x, weights, layers):
+    """y by an operator for each convolution and each activation."""
+    for layer, w in zip(layers, weights):
+        x = _convolution(x, w, *layer.how)
+        if layer.activation:
+            group, slope, formula = layer.activation
+            x = leaky_relu(x, slope) if formula == LEAKY else _squash(x, *layer.activation)
+        if layer.read_as != layer.capsule:
+            x = x.reshape(*x.shape[:4], *layer.read_as)
+    return x
+
+
+class _Differentiated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, below, layers, x, *weights):
+        wanted = ALL if ctx.needs_input_grad[2] else KERNELS
+        y, kept = below(x, weights, layers, wanted)
+        ctx.save_for_backward(x, *weights, *kept)
+        ctx.layers, ctx.wanted = layers, wanted
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        layers, wanted, needs = ctx.layers, ctx.wanted, ctx.needs_input_grad[2:]
+        (x, *saved), count = ctx.saved_tensors, len(ctx.layers)
+        weights, kept = saved[:count], saved[count:]
+        if torch.is_grad_enabled():  # the gradients are differentiated, too
+            operands = [one for one, needed in zip((x, *weights), needs) if needed]
+            again = composed(x, weights, layers)
+            found = iter(torch.autograd.grad(again, operands, dy, create_graph=True))
+            return None, None, *(next(found) if needed else None for needed in needs)
+        backend = backend_of(dy)
+        if backend:
+            found = _run_back(backend, x, weights, kept, dy, layers, wanted)
+        else:
+            found = _gradients(x, weights, kept, dy, *written(layers), wanted)
+        dx = found[count] if needs[0] else None
+        dw = (one if needed else None for one, needed in zip(found, needs[1:]))
+        return None, None, dx, *dw
+
+
+_Differentiated.__name__ = _Differentiated.__qualname__ = "capsule_sequence"
+
+
+def run(x, weights, layers):
+    """y of ordinary tensors on one CUDA device, with gradients; the operators' dispatcher is left out."""
+
+    def below(*arguments):
+        return _run("CUDA", *arguments)
+
+    return _differentiated(below, x, weights, layers)
+
+
+def _differentiated(below, x, weights, layers):
+    wanted = x.requires_grad or any(w.requires_grad for w in weights)
+    if torch.is_grad_enabled() and wanted:
+        return _Differentiated.apply(below, layers, x, *weights)
+    return below(x, weights, layers, NOTHING)[0]
+
+
+def _rule(keys, x, weights, *description):
+    """The operator's rule for autograd."""
+    *described, wanted = description
+
+    def below(x, weights, layers, wanted):
+        backend = backend_below(keys)
+        if backend:
+            return _run(backend, x, weights, layers, wanted)
+        return redispatched(_sequence, keys, x, list(weights), *written(layers), wanted)
+
+    layers = _read(*described)
+    if wanted != NOTHING:  # who asks for what the gradients read differentiates by itself
+        return redispatched(_sequence, keys, x, weights, *description)
+    return _differentiated(below, x, weights, layers), []
+
+
+_library.impl("capsule_sequence", _rule, "Autograd", with_keyset=True)
+
+
+def traced(x, weights, layers):
+    """y by the operator, which torch.compile and torch.export see as one."""
+    return _sequence(x, weights, *written(layers), NOTHING)[0]

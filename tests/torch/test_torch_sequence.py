@@ -1,0 +1,233 @@
+"""A sequence of layers as one operator: results, gradients and contracts on CPU tensors, its kernels on the simulator."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from numbacaps.torch import operators, resident, sequence, squash_operators  # noqa: E402
+from numbacaps.torch.sequence_operators import (  # noqa: E402
+    ALL,
+    KERNELS,
+    NOTHING,
+    traced,
+    written,
+)
+from tests.support.torch_cuda import OnSimulator  # noqa: E402
+
+pytestmark = pytest.mark.tiers("simulator")
+_operator = torch.ops.numbacaps.capsule_sequence.default
+_gradients = torch.ops.numbacaps.capsule_sequence_gradients.default
+
+
+def _parts(name, dtype):
+    """(modules, their sequence's options, shape of an image)."""
+    conv, made = nt.CapsuleConv2d, {"dtype": dtype}
+    if name == "published":  # capsules that are read in other shapes, the last ones too
+        first = {"in_capsule": (1, 1), "out_capsule": (1, 8), "stride": 2}
+        parts = [
+            *(conv(1, 2, 3, **first, **made), nt.ExponentialSquash(4, 0.1)),
+            *(conv(2, 3, 2, in_capsule=(2, 4), out_capsule=(2, 6), **made),),
+            nt.ExponentialSquash(6, 0.1),
+        ]
+        return parts, {"capsule": (3, 4)}, (1, 7, 6, 1, 1)
+    if (
+        name == "mixed"
+    ):  # both squashes, LeakyReLU, nothing; padding, dilation, a kernel in another order
+        turned = {"in_capsule": (3, 2), "out_capsule": (3, 2), "product": "ab,cb->ac"}
+        parts = [
+            *(conv(2, 2, (2, 3), in_capsule=(2, 2), out_capsule=(2, 3), padding=1, **made),),
+            nt.Squash((-2, -1)),
+            *(conv(2, 3, 2, **turned, dilation=(1, 2), **made), torch.nn.LeakyReLU(0.3)),
+            *(conv(3, 2, 1, in_capsule=(3, 2), out_capsule=(3, 4), **made), nt.Squash()),
+            conv(2, 2, 2, in_capsule=(3, 4), out_capsule=(3, 1), stride=(1, 2), **made),
+        ]
+        return parts, {}, (2, 4, 5, 2, 2)
+    return [conv(2, 3, 2, in_capsule=(2, 2), out_capsule=(2, 3), **made)], {}, (2, 3, 3, 2, 2)
+
+
+_names = pytest.mark.parametrize("name", ["published", "mixed", "alone"])
+
+
+def _network(name, dtype=torch.float64):
+    """(sequence, shape of an image) with weights that are always the same."""
+    torch.manual_seed(0)
+    parts, options, image = _parts(name, dtype)
+    return nt.CapsuleSequential(*parts, **options), image
+
+
+def _described(network):
+    return sequence._joined(sequence._pairs(network), network.capsule)
+
+
+def _as_operator(network, x):
+    return traced(x, list(network.parameters()), _described(network))
+
+
+def _all_of(y, x, network, dy):
+    return [y.detach(), *torch.autograd.grad(y, [x, *network.parameters()], dy)]
+
+
+@_names
+def test_results_and_gradients_are_module_by_modules(name):
+    network, image = _network(name)
+    x = torch.randn(3, *image, dtype=torch.float64, requires_grad=True)
+    y = network(x)
+    dy = torch.randn_like(y)
+    wanted = _all_of(y, x, network, dy)
+    for found, want in zip(_all_of(_as_operator(network, x), x, network, dy), wanted):
+        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13)
+    with torch.no_grad():
+        torch.testing.assert_close(_as_operator(network, x), wanted[0], rtol=0, atol=0)
+
+
+@_names
+def test_gradients_of_any_order(name):
+    network, image = _network(name)
+    x = torch.randn(1, *image, dtype=torch.float64, requires_grad=True)
+    layers, weights = _described(network), list(network.parameters())
+
+    def run(x, *weights):
+        return traced(x, list(weights), layers)
+
+    assert torch.autograd.gradcheck(run, (x, *weights))
+    assert torch.autograd.gradgradcheck(run, (x, *weights))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own
+@_names
+def test_operators_keep_their_contracts(name):
+    network, image = _network(name)
+    x = torch.randn(2, *image, dtype=torch.float64, requires_grad=True)
+    weights, described = list(network.parameters()), written(_described(network))
+    with torch.no_grad():
+        kept = {}
+        for wanted in (KERNELS, ALL):
+            _, kept[wanted] = _operator(x, weights, *described, wanted)
+    calls = [(_operator, (x, weights, *described, NOTHING))]
+    apart = x.detach(), [w.detach() for w in weights]
+    calls += [(_operator, (*apart, *described, wanted)) for wanted in (KERNELS, ALL)]
+    dy = torch.randn_like(network(x).detach())
+    calls += [(_gradients, (*apart, kept[one], dy, *described, one)) for one in (KERNELS, ALL)]
+    for operator, arguments in calls:
+        found = torch.library.opcheck(operator, arguments)
+        assert len(found) == 4 and set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.slow
+def test_a_compiled_training_step_is_one_graph_for_all_batch_sizes(monkeypatch):
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(nt.CapsuleSequential, "_how_whole", lambda *given: traced)
+    network, image = _network("mixed")
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(network, fullgraph=True, backend=counted)
+    for N, most in ((2, 1), (3, 2), (7, 2)):
+        x = torch.randn(N, *image, dtype=torch.float64)
+        found = [
+            torch.autograd.grad(run(x).square().sum(), list(network.parameters()))
+            for run in (compiled, network)
+        ]
+        for one, other in zip(*found):
+            torch.testing.assert_close(one, other)
+        assert counted.frame_count <= most
+    called = [str(node.target) for node in counted.graphs[0].graph.nodes]
+    assert called.count("numbacaps.capsule_sequence.default") == 1
+    assert not any("capsule_conv2d" in one for one in called)
+
+
+@_names
+def test_kernels_on_the_simulator(name, monkeypatch):
+    """What CUDA tensors take, layer by layer, in CPU tensors' memory."""
+    network, image = _network(name, torch.float32)
+    x = torch.randn(2, *image, requires_grad=True)
+    y = network(x)
+    dy = torch.randn_like(y)
+    wanted = _all_of(y, x, network, dy)
+    on = operators.CONVOLUTION.on
+    monkeypatch.setitem(on, "CPU", on["CUDA"])
+    monkeypatch.setitem(squash_operators.ON, "CPU", squash_operators.ON["CUDA"])
+    OnSimulator(monkeypatch)
+    for found, want in zip(_all_of(_as_operator(network, x), x, network, dy), wanted):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_named_as_those_of_sequential():
+    network, image = _network("published")
+    other = torch.nn.Sequential(*_parts("published", torch.float64)[0])
+    other.load_state_dict(network.state_dict())
+    network.load_state_dict(other.state_dict())
+    assert list(network.state_dict()) == ["0.weight", "2.weight"]
+    assert "capsule=(3, 4)" in str(network)
+
+
+def test_the_published_network_is_that_of_the_package():
+    """Whose passes are one kernel each where there is a GPU for it."""
+    from numbacaps.nn import CapsNet
+    from tests.support.resident_networks import NETWORKS
+
+    layers, image = NETWORKS["published"]
+    torch.manual_seed(0)
+    parts, capsule = [], image[3:]
+    placed = CapsNet(layers, image).layers
+    for one in placed:
+        g, out = one.geometry, (one.geometry.D1, one.geometry.D3)
+        how = {"in_capsule": capsule, "out_capsule": out, "stride": g.stride}
+        parts.append(nt.CapsuleConv2d(g.C, g.P, (g.KH, g.KW), **how))
+        parts.append(nt.ExponentialSquash(one.layer.squash, one.layer.slope))
+        capsule = one.output_shape[3:]
+    network = nt.CapsuleSequential(*parts, capsule=capsule)
+    w_shapes = tuple(tuple(w.shape) for w in network.parameters())
+    found = resident._placed(_described(network), image, w_shapes)
+    for one, wanted in zip(found, placed, strict=True):
+        assert one.description == wanted.description and one.geometry == wanted.geometry
+
+
+@_names
+def test_other_networks_are_none_of_the_package(name):
+    network, image = _network(name, torch.float32)
+    w_shapes = tuple(tuple(w.shape) for w in network.parameters())
+    found = resident._placed(_described(network), image, w_shapes)
+    assert found is None  # other formulas, or more than one position at the end
+
+
+def test_bad_modules_are_refused_by_name():
+    conv = nt.CapsuleConv2d(2, 3, 2)
+    for error, message, parts in (
+        (ValueError, "there are no modules", ()),
+        (
+            TypeError,
+            r"modules\[1\] is a ReLU; it takes one of CapsuleConv2d",
+            (conv, torch.nn.ReLU()),
+        ),
+        (ValueError, r"modules\[0\] is a Squash; it follows", (nt.Squash(), conv)),
+        (ValueError, r"modules\[2\] is a Squash; it follows", (conv, nt.Squash(), nt.Squash())),
+        (ValueError, r"modules\[0\] has a bias", (nt.CapsuleConv2d(2, 3, 2, bias=True),)),
+        (ValueError, "reads 2 channels; the convolution before it makes 3", (conv, conv)),
+        (
+            ValueError,
+            r"reads capsules \(4, 8\)",
+            (conv, nt.CapsuleConv2d(3, 1, 1, in_capsule=(4, 8))),
+        ),
+        (ValueError, "dim of Squash is 1; it takes the last axes", (conv, nt.Squash(1))),
+    ):
+        with pytest.raises(error, match=message):
+            nt.CapsuleSequential(*parts)
+    with pytest.raises(ValueError, match=r"capsule is \(3, 4\); it takes as many elements"):
+        nt.CapsuleSequential(conv, capsule=(3, 4))
+    with pytest.raises(
+        ValueError, match=r"x has shape \(1, 1, 5, 5, 4, 4\); it takes \(N, 2, H, W"
+    ):
+        nt.CapsuleSequential(conv)(torch.ones(1, 1, 5, 5, 4, 4))
+
+
+def test_operators_refuse_tensors_that_do_not_go_together():
+    network, image = _network("mixed")
+    x, weights = torch.randn(2, *image), list(network.parameters())
+    described = written(_described(network))
+    with pytest.raises(RuntimeError, match="x is torch.float32 and w torch.float64"):
+        _operator(x, weights, *described, NOTHING)
+    _, kept = _operator(x.double(), [w.detach() for w in weights], *described, KERNELS)
+    with pytest.raises(RuntimeError, match=r"dy has shape \(2, 1\); it takes \(2, 2, "):
+        _gradients(x.double(), weights, kept, torch.ones(2, 1).double(), *described, KERNELS)
