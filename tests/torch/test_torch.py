@@ -165,6 +165,34 @@ def test_squash_and_losses():
     assert nt.SpreadLoss()(near, labels) == nt.spread_loss(near, labels)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradients_of_the_margin_loss(reduction):
+    """By differences, of its gradients too; those of plain operations; and of no images."""
+    torch.manual_seed(0)
+    labels, margins = torch.tensor([2, 0, 1]), (0.7, 0.2, 0.4)
+    lengths = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def loss(lengths):
+        return nt.margin_loss(lengths, labels, *margins, reduction=reduction)
+
+    def written_out(lengths):
+        present = torch.nn.functional.one_hot(labels, 4).bool()
+        lacks = (0.7 - lengths).clamp(min=0) ** 2
+        losses = torch.where(present, lacks, 0.4 * (lengths - 0.2).clamp(min=0) ** 2).sum(1)
+        return losses if reduction == "none" else getattr(losses, reduction)()
+
+    dy = torch.randn_like(loss(lengths))
+    found, wanted = (
+        torch.autograd.grad(one(lengths), lengths, dy)[0] for one in (loss, written_out)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(loss(lengths), written_out(lengths))
+    assert torch.autograd.gradcheck(loss, lengths) and torch.autograd.gradgradcheck(loss, lengths)
+    none = torch.rand(0, 4, requires_grad=True)
+    y = nt.margin_loss(none, labels[:0], reduction=reduction)
+    assert torch.autograd.grad(y, none, torch.zeros_like(y))[0].shape == (0, 4)
+
+
 def test_bad_input_is_refused_by_name():
     x, w = torch.randn(1, 2, 4, 4, 2, 3), torch.randn(3, 2, 2, 2, 3, 2)
     with pytest.raises(RuntimeError, match="x is torch.float32 and w torch.float64"):
