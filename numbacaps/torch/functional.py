@@ -7,6 +7,7 @@ import torch
 from numbacaps.signature import is_two_ints
 from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
 from numbacaps.torch.closed import check_tensors, refuse_tangents
+from numbacaps.torch.margin import margin_losses, reduced
 from numbacaps.torch.squash_operators import factor, squashed
 
 _convolve = torch.ops.numbacaps.capsule_conv2d.default
@@ -267,11 +268,7 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
         ``labels`` are not one int64 an image.
     """
     _check_labels("lengths", lengths, labels)
-    wanted = torch.zeros_like(lengths, dtype=torch.bool).scatter(1, labels[:, None], True)
-    # The weight goes under the square: few operations, because the host pays for each.
-    absent = math.sqrt(down_weight) * (lengths - m_minus)
-    losses = torch.where(wanted, m_plus - lengths, absent).relu().square().sum(1)
-    return _reduced(losses, reduction)
+    return margin_losses(lengths, labels, (m_plus, m_minus, down_weight), reduction)
 
 
 def spread_loss(activations, labels, margin=0.2, reduction="mean"):
@@ -294,7 +291,7 @@ def spread_loss(activations, labels, margin=0.2, reduction="mean"):
     _check_labels("activations", activations, labels)
     target = activations.gather(1, labels[:, None])
     losses = (margin - (target - activations)).clamp_min(0) ** 2
-    return _reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
+    return reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
 
 
 def _check_labels(name, scores, labels):
@@ -310,9 +307,3 @@ def _check_labels(name, scores, labels):
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}; it takes {tuple(scores.shape[:1])}, a class an image"
         )
-
-
-def _reduced(losses, reduction):
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
-    return losses if reduction == "none" else getattr(losses, reduction)()

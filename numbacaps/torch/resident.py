@@ -1,11 +1,12 @@
-"""A sequence whose layers fit in one multiprocessor, on CUDA tensors: a pass is one kernel (:mod:`numbacaps.nn.resident`).
+"""All layers of a sequence in one kernel a pass, on CUDA tensors (:mod:`numbacaps.nn.resident`).
 
-Memory and streams are PyTorch's, as in :mod:`numbacaps.torch.kernels`. Which sequences run so depends on shapes, the precision and the
-GPU alone: those of :func:`numbacaps.nn.resident.passes.why_layered`, where the gradient of x is not wanted.
+A few small kernels stand beside it: forward they pack the weights, backward they add parts up, and gradients of large kernels have
+kernels of their own. Memory and streams are PyTorch's, as in :mod:`numbacaps.torch.kernels`. Which sequences run so depends on shapes,
+the precision and the GPU alone (:func:`numbacaps.nn.resident.passes.why_layered`); the gradient of x is not computed here.
 """
 
 from itertools import accumulate
-from math import prod
+from math import isfinite, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from numbacaps.nn.resident.passes import why_layered
 from numbacaps.product import parse_product
 from numbacaps.torch.kernels import Place, argument, kernel_gradient
 
-_KINDS = 256  # of sequences and batch sizes that are kept
+_KINDS = 256  # of sequences that are kept, and of batch sizes of each
 _DTYPE = np.dtype(np.float32)
 _EXPONENTIAL = "exponential"  # the formula of squash that such kernels have
 _LAYERED = object()  # what is kept of a sequence that runs layer by layer
@@ -42,8 +43,8 @@ _kept = LastUsed(_KINDS, 0)
 cleared_too(_kept.clear)
 
 
-def found(x, weights, layers, with_gradients):
-    """What runs a sequence as one kernel a pass; None where it runs layer by layer.
+def passes_of(x, weights, layers, with_gradients):
+    """The passes of a sequence in one kernel each; None where it runs layer by layer.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ def found(x, weights, layers, with_gradients):
             return _LAYERED
         with Place(x):
             why = why_layered(placed, N, _DTYPE, with_gradients)
-        return _LAYERED if why else Sequence(placed, layers, with_gradients)
+        return _LAYERED if why else Passes(placed, layers, with_gradients)
 
     kept = _kept.get(key, decide)
     return None if kept is _LAYERED else kept
@@ -82,7 +83,7 @@ def _placed(layers, image, w_shapes):
     for layer, (P, _, KH, KW, *capsule) in zip(layers, w_shapes):
         stride, padding, dilation, product, precision, _ = layer.how
         group, slope, formula = layer.activation or (0, 1.0, "")
-        if formula != _EXPONENTIAL:
+        if formula != _EXPONENTIAL or prod(layer.capsule) % group or not isfinite(slope):
             return None
         parsed = parse_product(product)
         for order in (parsed.x_order, parsed.w_order, parsed.y_order):
@@ -95,8 +96,8 @@ def _placed(layers, image, w_shapes):
     return placed if placed[-1].geometry.L == 1 else None  # the last outputs are class capsules
 
 
-class Sequence:
-    """Both passes of a sequence as one kernel each.
+class Passes:
+    """Both passes of a sequence, in one kernel each.
 
     Parameters
     ----------
@@ -119,23 +120,23 @@ class Sequence:
         begins = list(accumulate(sizes, initial=0))[:-1]
         self._packings = packings(placed, self._layout, with_gradients, begins)
         self._packed, self._packed_for_both = elements_of(self._packings, self._layout)
-        self._launches = {}  # of batch sizes
+        self._launches = LastUsed(_KINDS, 0)  # of batch sizes
 
     def kept_shapes(self, N):
         """Shapes of what the gradients read: outputs, slopes of squashes, packed kernels."""
         return (N, self._outputs), (N, self._slopes), (self._packed_for_both,)
 
     def _launches_of(self, N):
-        made = self._launches.get(N)
-        if made is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    f"a sequence of {len(self._layers)} layers is captured for {N} images before it has run: call it "
-                    "once before, so that its kernels are compiled"
-                )
-            with linked_side_by_side():
-                made = self._launches[N] = self._made(N)
-        return made
+        return self._launches.get(N, lambda: self._new_launches(N))
+
+    def _new_launches(self, N):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a sequence of {len(self._layers)} layers is captured for {N} images before it has run: call it "
+                "once before, so that its kernels are compiled"
+            )
+        with linked_side_by_side():
+            return self._made(N)
 
     def _made(self, N):
         layout, size = self._layout, self._packed_for_both

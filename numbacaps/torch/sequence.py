@@ -4,6 +4,8 @@ import math
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from numbacaps.torch.closed import backend_of
 from numbacaps.torch.functional import last_elements
@@ -18,6 +20,7 @@ from numbacaps.torch.sequence_operators import LEAKY, Joined, run, traced
 
 _DTYPES = torch.float32, torch.float64
 _ACTIVATIONS = Squash, ExponentialSquash, nn.LeakyReLU
+_FORWARDS = tuple(one.forward for one in (CapsuleConv2d, *_ACTIVATIONS))
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
@@ -25,8 +28,8 @@ class CapsuleSequential(nn.Sequential):
     """``torch.nn.Sequential`` of capsule convolutions and their activations, which CUDA devices compute as a whole.
 
     In eager PyTorch a small network waits for the host. Here a pass is one operator and one node of autograd, whatever the number
-    of layers. A network whose layers fit in one multiprocessor, such as the published one, is one kernel a pass. Names of parameters
-    are those of ``torch.nn.Sequential``, so either loads the other's ``state_dict``.
+    of layers. Where a network fits in one multiprocessor, as the published one does, one kernel computes all layers. Parameters have
+    the names that ``torch.nn.Sequential`` gives them, so either loads the other's ``state_dict``.
 
     Parameters
     ----------
@@ -38,10 +41,15 @@ class CapsuleSequential(nn.Sequential):
 
     Notes
     -----
-    ``forward`` takes what the first convolution takes, and returns what the last module does. Module by module run CPU tensors,
-    float16 and bfloat16, under autocast, with hooks on a part, and where a part keeps its packed kernel. At the precision
-    ``"auto"`` results are module by module's, but for a network that is one kernel a pass: that is ``"tf32x3"``, which is as exact, and
-    in which an infinity may become NaN.
+    ``forward`` takes what the first convolution takes, and returns what the last module does.
+
+    One kernel computes all layers where these conditions hold: compute capability 9.0; float32 at ``"auto"``, ``"tf32"`` or
+    ``"tf32x3"``; an ExponentialSquash behind every convolution; one position at the end; sizes that fit
+    (:func:`numbacaps.nn.resident.layout.layout_of`); no gradient of x; without gradients, and not at ``"tf32"``, at most two images a
+    multiprocessor. Its bits are others than module by module's. There ``"auto"`` is ``"tf32x3"``, in which an infinity may become NaN.
+
+    Other networks run layer by layer, with module by module's bits. Modules are called one by one for CPU tensors, float16 and
+    bfloat16, under autocast and ``torch.func``, and where a module has hooks, a ``forward`` of its own or ``keep_packed``.
 
     Raises
     ------
@@ -51,44 +59,50 @@ class CapsuleSequential(nn.Sequential):
 
     def __init__(self, *modules, capsule=None):
         super().__init__(*modules)
-        pairs = _pairs(self)
-        for (before, _), (part, _) in zip(pairs, pairs[1:]):
-            _check_follows(part, before)
-        made = pairs[-1][0].out_capsule
-        self.capsule = made if capsule is None else check_capsule("capsule", capsule)
-        if math.prod(self.capsule) != math.prod(made):
+        self._returned = None if capsule is None else check_capsule("capsule", capsule)
+        made = _pairs(self)[-1][0].out_capsule
+        if math.prod(self._returned or made) != math.prod(made):
             raise ValueError(f"capsule is {capsule}; it takes as many elements as {made} has")
 
     def forward(self, x):
         """The last module's result."""
         pairs = _pairs(self)
-        check_shape("x", x, pairs[0][0]._takes())
-        weights = [part.weight for part, _ in pairs]
-        how = self._how_whole(x, weights)
-        if how:
-            return how(x, weights, _joined(pairs, self.capsule))
+        (first, _), (last, _) = pairs[0], pairs[-1]
+        returned = self._returned or last.out_capsule
+        check_shape("x", x, first._takes())
+        if self._runs_whole(x):
+            weights = [part.weight for part, _ in pairs]
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
+                return traced(x, weights, _joined(pairs, returned))
+            if all(backend_of(tensor) == "CUDA" for tensor in (x, *weights)):
+                return run(x, weights, _joined(pairs, returned))
         for part, activation in pairs:
             x = part(_read_as(x, part.in_capsule))
             x = x if activation is None else activation(x)
-        return _read_as(x, self.capsule)
+        return _read_as(x, returned)
+
+    def _runs_whole(self, x):
+        """Whether the modules need not be called one by one, as far as can be told without their weights."""
+        if not _has_kernels(x) or torch.is_autocast_enabled("cuda"):
+            return False
+        if forward_ad._current_level >= 0 or _has_any_global_hook():
+            return False
+        for part in self:
+            if type(part).forward not in _FORWARDS or "forward" in part.__dict__:
+                return False
+            if isinstance(part, CapsuleConv2d) and part._keeps_packed():
+                return False
+            if any(getattr(part, hooks) for hooks in _HOOKS):
+                return False
+        return True
 
     def extra_repr(self):
-        """The shape of the last capsules."""
-        return f"capsule={self.capsule}"
+        """The shape of the last capsules, where it was given."""
+        return "" if self._returned is None else f"capsule={self._returned}"
 
-    def _how_whole(self, x, weights):
-        """What computes the sequence as a whole; None where it runs module by module."""
-        if not x.is_cuda or x.dtype not in _DTYPES or torch.is_autocast_enabled("cuda"):
-            return None
-        for part in self:
-            if isinstance(part, CapsuleConv2d) and part._keeps_packed():
-                return None
-            if any(getattr(part, hooks) for hooks in _HOOKS):
-                return None
-        if torch.compiler.is_compiling():
-            return traced
-        is_ordinary = all(backend_of(tensor) == "CUDA" for tensor in (x, *weights))
-        return run if is_ordinary else None
+
+def _has_kernels(x):
+    return x.is_cuda and x.dtype in _DTYPES
 
 
 def _read_as(x, capsule):
@@ -102,6 +116,8 @@ def _pairs(parts):
         if isinstance(part, CapsuleConv2d):
             if part.bias is not None:
                 raise ValueError(f"modules[{number}] has a bias; it takes bias=False")
+            if found:
+                _check_follows(part, found[-1][0])
             found.append((part, None))
             continue
         kind = type(part).__name__
@@ -138,8 +154,8 @@ def _activation_of(part, activation):
         return 0, float(activation.negative_slope), LEAKY
     if isinstance(activation, ExponentialSquash):
         return activation.group, float(activation.slope), "exponential"
-    group = last_elements((0, *part.out_capsule), activation.dim)
-    if not group:
+    group = last_elements((0, 0, 0, 0, *part.out_capsule), activation.dim)
+    if not group or math.prod(part.out_capsule) % group:
         raise ValueError(
             f"dim of Squash is {activation.dim}; it takes the last axes of the capsule {part.out_capsule}, as -1"
         )

@@ -1,15 +1,18 @@
 """A sequence of capsule convolutions, each with its activation, as an operator, and its gradients as another.
 
 In eager PyTorch a small network waits for the host, which pays for every operator and for every node of autograd: here a pass
-is one of each. A sequence that fits in one multiprocessor is one kernel a pass (:mod:`numbacaps.torch.resident`), others run layer by
-layer, by the kernels and with the bits of the operators ``capsule_conv2d`` and ``capsule_squash``. Gradients of gradients are
-those operators'.
+is one of each. Where :mod:`numbacaps.torch.resident` can, one kernel computes all layers. Others run layer by layer, by the kernels
+and with the bits of the operators ``capsule_conv2d`` and ``capsule_squash``. Where gradients are differentiated in turn, or batched,
+they are those operators', too.
+
+``needs`` says whose gradients are wanted: a bool of x and of each kernel, or none at all.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.nn.functional import leaky_relu
 
 from numbacaps.torch import resident, squash_operators
@@ -18,7 +21,6 @@ from numbacaps.torch.operators import CONVOLUTION, shape_of_output
 from numbacaps.torch.resident import whole
 
 _KEPT = 256  # sequences whose description is kept
-NOTHING, KERNELS, ALL = range(3)  # what is differentiated: nothing, the kernels, and x, too
 LEAKY = "leaky"  # LeakyReLU alone, in the place of a formula of squash
 
 
@@ -41,7 +43,7 @@ class Joined(NamedTuple):
     read_as: tuple
 
 
-_SCHEMA = "int[] numbers, float[] slopes, str[] words, int wanted"
+_SCHEMA = "int[] numbers, float[] slopes, str[] words, bool[] needs"
 _library = torch.library.Library("numbacaps", "FRAGMENT")
 _library.define(f"capsule_sequence(Tensor x, Tensor[] weights, {_SCHEMA}) -> (Tensor, Tensor[])")
 _library.define(
@@ -87,7 +89,7 @@ def _layers(numbers, slopes, words):
     return tuple(found)
 
 
-def _layer_by_layer(backend, x, weights, layers, wanted):
+def _layer_by_layer(backend, x, weights, layers, needs):
     """(y, what the gradients read: every layer's input but the first one's, then what activations are of)."""
     convolve = CONVOLUTION.on[backend].forward
     inputs, sums = [], []
@@ -100,7 +102,11 @@ def _layer_by_layer(backend, x, weights, layers, wanted):
             x = x.reshape(*x.shape[:4], *layer.read_as)
         inputs.append(x)
     y = inputs.pop()
-    return y, (inputs + sums if wanted else [])
+    if (
+        y._is_view()
+    ):  # of memory that nobody else has; PyTorch refuses to write to views that are made here
+        y = torch.ops.aten._unsafe_view(y, y.shape)
+    return y, (inputs + sums if needs else [])
 
 
 def _activated(backend, x, group, slope, formula):
@@ -109,21 +115,24 @@ def _activated(backend, x, group, slope, formula):
     return squash_operators.ON[backend][0](x, group, slope, formula)
 
 
-def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, wanted):
+def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, needs):
+    """The gradients that are needed, of x and then of the kernels; no pass goes further down than they ask for."""
     _, input_gradient, kernel_gradient = CONVOLUTION.on[backend]
     inputs, sums = [x, *kept[: len(layers) - 1]], list(kept[len(layers) - 1 :])
-    found = []
-    for number in reversed(range(len(layers))):
+    of_x, *of_kernels = needs
+    lowest, found = 0 if of_x else of_kernels.index(True), []
+    for number in reversed(range(lowest, len(layers))):
         layer, w, given = layers[number], weights[number], inputs[number]
         if layer.read_as != layer.capsule:
             dy = dy.reshape(*dy.shape[:4], *layer.capsule)
         if layer.activation:
             dy = _activation_gradient(backend, sums.pop(), dy, *layer.activation)
-        found.append(kernel_gradient(given, dy, w.shape, layer.how))
-        if number or wanted == ALL:
+        if of_kernels[number]:
+            found.append(kernel_gradient(given, dy, w.shape, layer.how))
+        if number > lowest or of_x:
             dy = input_gradient(dy, w, given.shape, layer.how)
     found.reverse()
-    return [*found, dy] if wanted == ALL else found
+    return [dy, *found] if of_x else found
 
 
 def _activation_gradient(backend, x, dy, group, slope, formula):
@@ -132,31 +141,33 @@ def _activation_gradient(backend, x, dy, group, slope, formula):
     return squash_operators.ON[backend][1](x, dy, group, slope, formula)
 
 
-def _run(backend, x, weights, layers, wanted):
+def _run(backend, x, weights, layers, needs):
     """(y, what the gradients read)."""
     for w in weights:
         check(x=x, w=w)
-    one = _resident(backend, x, weights, layers, wanted)
-    return one.run(x, weights) if one else _layer_by_layer(backend, x, weights, layers, wanted)
+    _shapes(x.shape[1:], weights, layers)  # which refuses what does not fit
+    one = _in_one_kernel(backend, x, weights, layers, needs)
+    return one.run(x, weights) if one else _layer_by_layer(backend, x, weights, layers, needs)
 
 
-def _run_back(backend, x, weights, kept, dy, layers, wanted):
-    """The gradients of the kernels and, where it is wanted, of x."""
+def _run_back(backend, x, weights, kept, dy, layers, needs):
+    """The gradients that are needed, of x and then of the kernels."""
     shape = (*x.shape[:1], *_shapes(x.shape[1:], weights, layers)[-1][1][1:])
     if tuple(dy.shape) != shape:
         raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {shape}")
     check(x=x, dy=dy)
-    one = _resident(backend, x, weights, layers, wanted)
+    one = _in_one_kernel(backend, x, weights, layers, needs)
     if one:
-        return one.run_back(x, weights, kept, dy)
-    return _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, wanted)
+        every = one.run_back(x, weights, kept, dy)
+        return [found for found, needed in zip(every, needs[1:]) if needed]
+    return _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, needs)
 
 
-def _resident(backend, x, weights, layers, wanted):
-    """What runs the sequence as one kernel a pass, where that is so."""
-    if backend != "CUDA" or wanted == ALL:
+def _in_one_kernel(backend, x, weights, layers, needs):
+    """What computes all layers in one kernel a pass, where that is so."""
+    if backend != "CUDA" or any(needs[:1]):
         return None
-    return resident.found(x, weights, layers, wanted == KERNELS)
+    return resident.passes_of(x, weights, layers, bool(needs))
 
 
 def _kept_shapes(N, shapes, layers):
@@ -184,12 +195,12 @@ def _on(backend):
     """A backend's operators."""
 
     def run(x, weights, *description):
-        *described, wanted = description
-        return _run(backend, x, weights, _read(*described), wanted)
+        *described, needs = description
+        return _run(backend, x, weights, _read(*described), needs)
 
     def run_back(x, weights, kept, dy, *description):
-        *described, wanted = description
-        return _run_back(backend, x, weights, kept, dy, _read(*described), wanted)
+        *described, needs = description
+        return _run_back(backend, x, weights, kept, dy, _read(*described), needs)
 
     return run, run_back
 
@@ -201,23 +212,23 @@ for _backend in ("CPU", "CUDA"):
 
 @torch.library.register_fake("numbacaps::capsule_sequence", lib=_library)
 def _(x, weights, *description):
-    *described, wanted = description
+    *described, needs = description
     for w in weights:
         check(x=x, w=w)
     layers = _read(*described)
     shapes = _shapes(x.shape[1:], weights, layers)
     N, last = x.shape[0], shapes[-1][1]
     kept, one = [], None
-    if wanted:  # without gradients nothing is kept either way
-        one = _resident("CUDA" if x.is_cuda else "CPU", x, weights, layers, wanted)
+    if needs:  # without gradients nothing is kept either way
+        one = _in_one_kernel("CUDA" if x.is_cuda else "CPU", x, weights, layers, needs)
         kept = one.kept_shapes(N) if one else _kept_shapes(N, shapes, layers)
     return x.new_empty((N, *last[1:])), [x.new_empty(shape) for shape in kept]
 
 
 @torch.library.register_fake("numbacaps::capsule_sequence_gradients", lib=_library)
 def _(x, weights, kept, dy, *description):
-    found = [w.new_empty(w.shape) for w in weights]
-    return [*found, x.new_empty(x.shape)] if description[-1] == ALL else found
+    operands = zip((x, *weights), description[-1])
+    return [one.new_empty(one.shape) for one, needed in operands if needed]
 
 
 def composed(x, weights, layers):
@@ -235,30 +246,38 @@ def composed(x, weights, layers):
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, below, layers, x, *weights):
-        wanted = ALL if ctx.needs_input_grad[2] else KERNELS
-        y, kept = below(x, weights, layers, wanted)
+        ctx.needs = ctx.needs_input_grad[2:]
+        y, kept = below(x, weights, layers, ctx.needs)
         ctx.save_for_backward(x, *weights, *kept)
-        ctx.layers, ctx.wanted = layers, wanted
+        ctx.layers = layers
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        layers, wanted, needs = ctx.layers, ctx.wanted, ctx.needs_input_grad[2:]
-        (x, *saved), count = ctx.saved_tensors, len(ctx.layers)
+        layers, needs = ctx.layers, ctx.needs
+        (x, *saved), count = ctx.saved_tensors, len(layers)
         weights, kept = saved[:count], saved[count:]
-        if torch.is_grad_enabled():  # the gradients are differentiated, too
-            operands = [one for one, needed in zip((x, *weights), needs) if needed]
-            again = composed(x, weights, layers)
-            found = iter(torch.autograd.grad(again, operands, dy, create_graph=True))
-            return None, None, *(next(found) if needed else None for needed in needs)
         backend = backend_of(dy)
-        if backend:
-            found = _run_back(backend, x, weights, kept, dy, layers, wanted)
+        batched = is_legacy_batchedtensor(dy) or is_functorch_wrapped_tensor(dy)
+        if torch.is_grad_enabled() or batched:
+            found = _by_operators(x, weights, layers, needs, dy)
+        elif backend:
+            found = _run_back(backend, x, weights, kept, dy, layers, needs)
         else:
-            found = _gradients(x, weights, kept, dy, *written(layers), wanted)
-        dx = found[count] if needs[0] else None
-        dw = (one if needed else None for one, needed in zip(found, needs[1:]))
-        return None, None, dx, *dw
+            found = _gradients(x, weights, kept, dy, *written(layers), needs)
+        found = iter(found)
+        return None, None, *(next(found) if needed else None for needed in needs)
+
+
+def _by_operators(x, weights, layers, needs, dy):
+    """The gradients that are needed, by operators that can be differentiated in turn."""
+    differentiated = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: a kernel that comes twice has a gradient in each place, and none through what it was made of.
+        x, *weights = [one.view_as(one) for one in (x, *weights)]
+        again = composed(x, weights, layers)
+    operands = [one for one, needed in zip((x, *weights), needs) if needed]
+    return torch.autograd.grad(again, operands, dy, create_graph=differentiated)
 
 
 _Differentiated.__name__ = _Differentiated.__qualname__ = "capsule_sequence"
@@ -274,26 +293,25 @@ def run(x, weights, layers):
 
 
 def _differentiated(below, x, weights, layers):
-    wanted = x.requires_grad or any(w.requires_grad for w in weights)
-    if torch.is_grad_enabled() and wanted:
+    needed = x.requires_grad or any(w.requires_grad for w in weights)
+    if torch.is_grad_enabled() and needed:
         return _Differentiated.apply(below, layers, x, *weights)
-    return below(x, weights, layers, NOTHING)[0]
+    return below(x, weights, layers, ())[0]
 
 
 def _rule(keys, x, weights, *description):
     """The operator's rule for autograd."""
-    *described, wanted = description
+    *described, needs = description
+    if needs:  # the caller differentiates
+        return redispatched(_sequence, keys, x, weights, *description)
 
-    def below(x, weights, layers, wanted):
+    def below(x, weights, layers, needs):
         backend = backend_below(keys)
         if backend:
-            return _run(backend, x, weights, layers, wanted)
-        return redispatched(_sequence, keys, x, list(weights), *written(layers), wanted)
+            return _run(backend, x, weights, layers, needs)
+        return redispatched(_sequence, keys, x, list(weights), *written(layers), needs)
 
-    layers = _read(*described)
-    if wanted != NOTHING:  # who asks for what the gradients read differentiates by itself
-        return redispatched(_sequence, keys, x, weights, *description)
-    return _differentiated(below, x, weights, layers), []
+    return _differentiated(below, x, weights, _read(*described)), []
 
 
 _library.impl("capsule_sequence", _rule, "Autograd", with_keyset=True)
@@ -301,4 +319,4 @@ _library.impl("capsule_sequence", _rule, "Autograd", with_keyset=True)
 
 def traced(x, weights, layers):
     """y by the operator, which torch.compile and torch.export see as one."""
-    return _sequence(x, weights, *written(layers), NOTHING)[0]
+    return _sequence(x, weights, *written(layers), ())[0]

@@ -5,13 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
 from numbacaps.torch import operators, resident, sequence, squash_operators  # noqa: E402
-from numbacaps.torch.sequence_operators import (  # noqa: E402
-    ALL,
-    KERNELS,
-    NOTHING,
-    traced,
-    written,
-)
+from numbacaps.torch import sequence_operators as whole  # noqa: E402
+from numbacaps.torch.sequence_operators import traced, written  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
@@ -56,11 +51,19 @@ def _network(name, dtype=torch.float64):
 
 
 def _described(network):
-    return sequence._joined(sequence._pairs(network), network.capsule)
+    pairs = sequence._pairs(network)
+    return sequence._joined(pairs, network._returned or pairs[-1][0].out_capsule)
 
 
 def _as_operator(network, x):
     return traced(x, list(network.parameters()), _described(network))
+
+
+def _one_by_one(network, x):
+    for part, activation in sequence._pairs(network):
+        x = part(sequence._read_as(x, part.in_capsule))
+        x = x if activation is None else activation(x)
+    return x
 
 
 def _all_of(y, x, network, dy):
@@ -100,15 +103,16 @@ def test_operators_keep_their_contracts(name):
     network, image = _network(name)
     x = torch.randn(2, *image, dtype=torch.float64, requires_grad=True)
     weights, described = list(network.parameters()), written(_described(network))
-    with torch.no_grad():
-        kept = {}
-        for wanted in (KERNELS, ALL):
-            _, kept[wanted] = _operator(x, weights, *described, wanted)
-    calls = [(_operator, (x, weights, *described, NOTHING))]
+    everything, kernels = [True] * (1 + len(weights)), [False] + [True] * len(weights)
+    one_kernel = [False, *[False] * (len(weights) - 1), True]
+    calls = [(_operator, (x, weights, *described, []))]
     apart = x.detach(), [w.detach() for w in weights]
-    calls += [(_operator, (*apart, *described, wanted)) for wanted in (KERNELS, ALL)]
     dy = torch.randn_like(network(x).detach())
-    calls += [(_gradients, (*apart, kept[one], dy, *described, one)) for one in (KERNELS, ALL)]
+    for needs in (everything, kernels, one_kernel):
+        calls.append((_operator, (*apart, *described, needs)))
+        with torch.no_grad():
+            _, kept = _operator(x, weights, *described, needs)
+        calls.append((_gradients, (*apart, kept, dy, *described, needs)))
     for operator, arguments in calls:
         found = torch.library.opcheck(operator, arguments)
         assert len(found) == 4 and set(found.values()) == {"SUCCESS"}
@@ -119,7 +123,7 @@ def test_a_compiled_training_step_is_one_graph_for_all_batch_sizes(monkeypatch):
     import torch._dynamo.testing
 
     torch._dynamo.reset()
-    monkeypatch.setattr(nt.CapsuleSequential, "_how_whole", lambda *given: traced)
+    monkeypatch.setattr(sequence, "_has_kernels", lambda x: True)
     network, image = _network("mixed")
     counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(network, fullgraph=True, backend=counted)
@@ -127,7 +131,7 @@ def test_a_compiled_training_step_is_one_graph_for_all_batch_sizes(monkeypatch):
         x = torch.randn(N, *image, dtype=torch.float64)
         found = [
             torch.autograd.grad(run(x).square().sum(), list(network.parameters()))
-            for run in (compiled, network)
+            for run in (compiled, lambda x: _one_by_one(network, x))
         ]
         for one, other in zip(*found):
             torch.testing.assert_close(one, other)
@@ -135,6 +139,139 @@ def test_a_compiled_training_step_is_one_graph_for_all_batch_sizes(monkeypatch):
     called = [str(node.target) for node in counted.graphs[0].graph.nodes]
     assert called.count("numbacaps.capsule_sequence.default") == 1
     assert not any("capsule_conv2d" in one for one in called)
+
+
+def _as_on_cuda(x, weights, layers):
+    """What CUDA tensors are computed by, without the dispatcher; on CPU tensors."""
+    return whole._differentiated(lambda *given: whole._run("CPU", *given), x, weights, layers)
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    """While the test runs, CPU tensors are computed as a whole as CUDA tensors are."""
+    monkeypatch.setattr(sequence, "run", _as_on_cuda)
+    monkeypatch.setattr(sequence, "backend_of", lambda tensor: "CUDA")
+    monkeypatch.setattr(sequence, "_has_kernels", lambda x: True)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "twice", "made of another"])
+def test_kernels_that_come_more_than_once(kind, create_graph, as_on_cuda):
+    """Each place has its own gradient, and none comes in twice."""
+    torch.manual_seed(0)
+    conv = nt.CapsuleConv2d(2, 2, 2, padding=1, in_capsule=(2, 2), out_capsule=(2, 2)).double()
+    other = nt.CapsuleConv2d(2, 2, 2, in_capsule=(2, 2), out_capsule=(2, 2)).double()
+    if kind == "made of another":
+        weight = conv.weight
+        del other._parameters["weight"]
+        other.weight = weight * weight
+    parts = conv, nt.Squash((-2, -1)), conv if kind == "tied" else other, nt.Squash((-2, -1))
+    x = torch.randn(2, 2, 4, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    found = []
+    for make in (nt.CapsuleSequential, torch.nn.Sequential):
+        network = make(*parts)
+        y = network(network(x)) if kind == "twice" else network(x)
+        operands = [x, conv.weight]
+        how = {"create_graph": create_graph, "retain_graph": True}
+        found.append(torch.autograd.grad(y.square().sum(), operands, **how))
+        if create_graph:
+            penalty = sum(one.square().sum() for one in found[-1])
+            found[-1] += torch.autograd.grad(penalty, operands, retain_graph=True)
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("trained", [(0,), (2,), (0, 2), (1,), ()])
+@pytest.mark.parametrize("of_x", [True, False])
+def test_some_gradients_are_not_wanted(trained, of_x, as_on_cuda):
+    network, image = _network("mixed")
+    weights = list(network.parameters())
+    for number, w in enumerate(weights):
+        w.requires_grad_(number in trained)
+    x = torch.randn(2, *image, dtype=torch.float64, requires_grad=of_x)
+    y = network(x)
+    assert y.requires_grad == bool(trained or of_x)
+    if y.requires_grad:
+        y.square().sum().backward()
+    found = [one.grad for one in (x, *weights)]
+    for one in (x, *weights):
+        one.grad = None
+    wanted = _one_by_one(network, x).square().sum()
+    if wanted.requires_grad:
+        wanted.backward()
+    for have, want in zip(found, (one.grad for one in (x, *weights))):
+        assert (have is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
+
+
+def test_gradients_in_a_batch_and_results_that_are_written_to(as_on_cuda):
+    network, image = _network("published")
+    x = torch.randn(2, *image, dtype=torch.float64)
+    y, weights = network(x), list(network.parameters())
+    dy = torch.randn(3, *y.shape, dtype=torch.float64)
+    found = torch.autograd.grad(y, weights, dy, is_grads_batched=True, retain_graph=True)
+    for number, one in enumerate(dy):
+        for have, want in zip(found, torch.autograd.grad(y, weights, one, retain_graph=True)):
+            torch.testing.assert_close(have[number], want, rtol=1e-12, atol=1e-13)
+    doubled = network(x).mul_(2)
+    for have, want in zip(
+        torch.autograd.grad(doubled, weights, dy[0]), torch.autograd.grad(y, weights, 2 * dy[0])
+    ):
+        torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
+
+
+class _OnCuda:
+    """What a sequence asks of images, as if they were CUDA tensors."""
+
+    is_cuda, dtype = True, torch.float32
+
+
+class _Own(nt.CapsuleConv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_modules_that_are_called_one_by_one():
+    """Whatever a module does besides is done."""
+
+    def network(conv=nt.CapsuleConv2d):
+        return nt.CapsuleSequential(conv(2, 3, 2), nt.Squash((-2, -1)))
+
+    assert network()._runs_whole(_OnCuda)
+    assert not network()._runs_whole(torch.ones(1))
+    assert not network(_Own)._runs_whole(_OnCuda)
+    changed = network()
+    changed[1].forward = lambda x: x
+    assert not changed._runs_whole(_OnCuda)
+    hooked = network()
+    handle = hooked[0].register_forward_hook(lambda *given: None)
+    assert not hooked._runs_whole(_OnCuda)
+    handle.remove()
+    assert hooked._runs_whole(_OnCuda)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert not hooked._runs_whole(_OnCuda)
+    handle.remove()
+    with torch.autograd.forward_ad.dual_level():
+        assert not hooked._runs_whole(_OnCuda)
+    hooked[0].keep_packed = True
+    assert not hooked.requires_grad_(False).eval()._runs_whole(_OnCuda)
+    parametrized = torch.nn.utils.parametrizations.weight_norm(nt.CapsuleConv2d(2, 3, 2))
+    assert nt.CapsuleSequential(parametrized)._runs_whole(_OnCuda)
+
+
+def test_modules_may_be_put_in_and_taken_out(as_on_cuda):
+    network = nt.CapsuleSequential(nt.CapsuleConv2d(2, 3, 2), nt.Squash((-2, -1)))
+    network.append(nt.CapsuleConv2d(3, 4, 2, out_capsule=(4, 2)))
+    x = torch.randn(1, 2, 5, 5, 4, 4)
+    torch.testing.assert_close(network(x), torch.nn.Sequential(*network)(x))
+    network[2] = nt.CapsuleConv2d(7, 4, 2)
+    with pytest.raises(ValueError, match="reads 7 channels; the convolution before it makes 3"):
+        network(x)
+    network[2] = nt.CapsuleConv2d(3, 4, 2)
+    network[2].weight = torch.nn.Parameter(torch.ones(4, 5, 2, 2, 4, 4))
+    with pytest.raises(ValueError, match=r"w has 5 input channels \(C\); x has 3"):
+        network(x)
 
 
 @_names
@@ -184,6 +321,14 @@ def test_the_published_network_is_that_of_the_package():
         assert one.description == wanted.description and one.geometry == wanted.geometry
 
 
+def test_groups_of_several_capsules_are_none_of_the_package():
+    conv = nt.CapsuleConv2d(1, 4, 2, in_capsule=(1, 1), out_capsule=(1, 8))
+    for squash in (nt.ExponentialSquash(16), nt.ExponentialSquash(8, float("nan"))):
+        network = nt.CapsuleSequential(conv, squash)
+        w_shapes = (tuple(conv.weight.shape),)
+        assert resident._placed(_described(network), (1, 2, 2, 1, 1), w_shapes) is None
+
+
 @_names
 def test_other_networks_are_none_of_the_package(name):
     network, image = _network(name, torch.float32)
@@ -210,7 +355,10 @@ def test_bad_modules_are_refused_by_name():
             r"reads capsules \(4, 8\)",
             (conv, nt.CapsuleConv2d(3, 1, 1, in_capsule=(4, 8))),
         ),
-        (ValueError, "dim of Squash is 1; it takes the last axes", (conv, nt.Squash(1))),
+        *(
+            (ValueError, "dim of Squash is .*; it takes the last axes", (conv, nt.Squash(dim)))
+            for dim in (1, 2, -4, (3, 4, 5))
+        ),
     ):
         with pytest.raises(error, match=message):
             nt.CapsuleSequential(*parts)
@@ -227,7 +375,8 @@ def test_operators_refuse_tensors_that_do_not_go_together():
     x, weights = torch.randn(2, *image), list(network.parameters())
     described = written(_described(network))
     with pytest.raises(RuntimeError, match="x is torch.float32 and w torch.float64"):
-        _operator(x, weights, *described, NOTHING)
-    _, kept = _operator(x.double(), [w.detach() for w in weights], *described, KERNELS)
+        _operator(x, weights, *described, [])
+    needs = [False, *[True] * len(weights)]
+    _, kept = _operator(x.double(), [w.detach() for w in weights], *described, needs)
     with pytest.raises(RuntimeError, match=r"dy has shape \(2, 1\); it takes \(2, 2, "):
-        _gradients(x.double(), weights, kept, torch.ones(2, 1).double(), *described, KERNELS)
+        _gradients(x.double(), weights, kept, torch.ones(2, 1).double(), *described, needs)
