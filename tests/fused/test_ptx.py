@@ -35,6 +35,8 @@ from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.nn.resident.backward import make_resident_backward
+from numbacaps.nn.resident.backward_given import make_given
+from numbacaps.nn.resident.backward_loss import make_loss
 from numbacaps.nn.resident.forward import make_resident_forward
 from numbacaps.nn.resident.pack_network import make_pack_network
 from numbacaps.stages.strided_batched_matmul import choose_tile
@@ -642,6 +644,7 @@ def test_every_factory_is_compiled_here():
     covered |= {make for name, make in vars(addressing).items() if name.startswith("make_")}
     # In test_resident and test_resident_backward, with their parts.
     covered |= {make_resident_forward, make_resident_backward, make_pack_network}
+    covered |= {make_loss, make_given}
     covered |= {
         part
         for name, part in factories().items()
