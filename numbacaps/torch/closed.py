@@ -8,8 +8,9 @@ A map that is linear in x and in w has two gradients, and the three are the part
 
 So gradients of gradients are these operators again, and the saved tensors are the operands alone.
 
-In eager PyTorch the host's time decides, so the map's own rule takes the short way where it can: of ordinary tensors
-(:func:`backend_of`) it calls what the dispatcher would find, forward and backward.
+In eager PyTorch the host's time decides, so a call of ordinary tensors (:func:`ordinary`) goes past the dispatcher, which takes longer
+than the rest of it: :func:`define` returns the function. The map's own rule for autograd takes the short way, too: it calls what the
+dispatcher would find, forward and backward.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+_DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+_TENSORS = torch.Tensor, torch.nn.Parameter  # subclasses may see to their functions themselves
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 # Keys of ordinary tensors besides their backend's.
@@ -135,8 +138,26 @@ def backend_of(tensor):
 
 
 def backend_below(keys):
-    """The same by the keys that a rule for autograd is given."""
-    return _backend(keys.raw_repr())
+    """The same by the keys that a rule for autograd is given, or by the backend itself."""
+    return keys if type(keys) is str else _backend(keys.raw_repr())
+
+
+def ordinary(*tensors):
+    """ "CPU" or "CUDA" of tensors that no dispatcher need look at; None where something else would come first.
+
+    That is torch.compile, torch.jit.trace, autocast, a mode, a subclass, or a transform of ``torch.func``.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    if torch._C._len_torch_function_stack() or torch._C._are_functorch_transforms_active():
+        return None
+    backend = None
+    for tensor in tensors:
+        found = backend_of(tensor) if type(tensor) in _TENSORS else None
+        if found is None or backend not in (None, found):
+            return None
+        backend = found
+    return None if torch.is_autocast_enabled(_DEVICES[backend]) else backend
 
 
 def redispatched(operator, keys, *arguments):
@@ -146,7 +167,12 @@ def redispatched(operator, keys, *arguments):
 
 
 def define(kind):
-    """Define the three operators of a kind of call; the library must be held."""
+    """Define the three operators of a kind of call.
+
+    Returns
+    -------
+    (library, which must be held; the map as a function of x, w and the options as a sequence)
+    """
     library = torch.library.Library("numbacaps", "FRAGMENT")
     (forward, of_x, of_w), dy, how = kind.names, kind.given, kind.options
     library.define(f"{forward}(Tensor x, Tensor w, {how}) -> Tensor")
@@ -173,8 +199,7 @@ def define(kind):
     for backend in kind.on:
         for name, operator in zip(kind.names, _checked(kind, backend)):
             library.impl(name, operator, backend)
-    _differentiate(library, kind)
-    return library
+    return library, _differentiate(library, kind)
 
 
 def _checked(kind, backend):
@@ -196,7 +221,7 @@ def _checked(kind, backend):
 
 
 def _differentiate(library, kind):
-    """Register the rules for autograd."""
+    """Register the rules for autograd; the map as a function that goes past the dispatcher where it can."""
     forward, of_x, of_w = (getattr(torch.ops.numbacaps, name).default for name in kind.names)
 
     def keep(ctx, inputs, output):
@@ -248,12 +273,23 @@ def _differentiate(library, kind):
 
     Map.__name__ = Map.__qualname__ = kind.names[0]
 
-    def run(keys, x, w, *how):
+    def differentiated(keys, x, w, how):
         if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
             return Map.apply(keys, x, w, how)
         return below(keys, x, w, how)
 
+    def run(keys, x, w, *how):
+        return differentiated(keys, x, w, how)
+
     library.impl(kind.names[0], run, "Autograd", with_keyset=True)
+
+    def call(x, w, how):
+        backend = ordinary(x, w)
+        if backend and _go_together(x, w):
+            return differentiated(backend, x, w, how)
+        return forward(x, w, *how)
+
+    return call
 
 
 def _autocast(operator, device):

@@ -5,14 +5,12 @@ import math
 import torch
 
 from numbacaps.signature import is_two_ints
-from numbacaps.torch import operators, votes_operators  # noqa: F401  (they define torch.ops.numbacaps)
+from numbacaps.torch import operators, votes_operators
 from numbacaps.torch.closed import check_tensors, refuse_tangents
 from numbacaps.torch.margin import margin_losses, reduced
 from numbacaps.torch.squash_operators import factor, squashed
 
-_convolve = torch.ops.numbacaps.capsule_conv2d.default
 _input_gradient = torch.ops.numbacaps.capsule_input_gradient.default
-_votes = torch.ops.numbacaps.capsule_votes.default
 
 
 def pair(name, value, least):
@@ -73,7 +71,7 @@ def capsule_conv2d(
     check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
-    return _convolve(x, w, *how, product, precision, keep_packed)
+    return operators.convolve(x, w, (*how, product, precision, keep_packed))
 
 
 def capsule_conv_transpose2d(
@@ -144,7 +142,7 @@ def capsule_votes(
     check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
     refuse_tangents(x=x, w=w)
-    return _votes(x, w, *how, product, precision, sum_window)
+    return votes_operators.votes(x, w, (*how, product, precision, sum_window))
 
 
 def capsule_linear(x, w, *, product="ab,bc->ac", precision="auto", keep_packed=False):

@@ -57,4 +57,4 @@ CONVOLUTION = Kind(
         "CPU": Kernels(_convolve, _input_gradient, _kernel_gradient),
     },
 )
-_library = define(CONVOLUTION)
+_library, convolve = define(CONVOLUTION)  # (x, w, options)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-from numbacaps.torch.closed import backend_of
+from numbacaps.torch.closed import ordinary
 from numbacaps.torch.functional import last_elements
 from numbacaps.torch.modules import (
     CapsuleConv2d,
@@ -74,7 +74,7 @@ class CapsuleSequential(nn.Sequential):
             weights = [part.weight for part, _ in pairs]
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return traced(x, weights, _joined(pairs, returned))
-            if all(backend_of(tensor) == "CUDA" for tensor in (x, *weights)):
+            if ordinary(x, *weights) == "CUDA":
                 return run(x, weights, _joined(pairs, returned))
         for part, activation in pairs:
             x = part(_read_as(x, part.in_capsule))

@@ -13,7 +13,7 @@ import torch
 from numbacaps.squash import prepared
 from numbacaps.squash.formulas import EPSILON, FORMULAS
 from numbacaps.torch import kernels
-from numbacaps.torch.closed import backend_below, backend_of, redispatched
+from numbacaps.torch.closed import backend_below, backend_of, ordinary, redispatched
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _HOW = "int group, float slope, str formula"
@@ -177,6 +177,8 @@ _library.impl("capsule_squash_gradient", _differentiated_gradient, "Autograd", w
 
 def squashed(x, group, slope, formula):
     """y by the operator where it pays: of CUDA tensors in eager PyTorch; torch.compile makes one kernel of the formula itself."""
-    if x.is_cuda and not torch.compiler.is_compiling():
-        return _value(x, group, float(slope), formula)
-    return value(x, group, slope, formula)
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return value(x, group, slope, formula)
+    how = group, float(slope), formula
+    backend = ordinary(x)
+    return _differentiated_value(backend, x, *how) if backend else _value(x, *how)

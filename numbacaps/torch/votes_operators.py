@@ -54,4 +54,4 @@ VOTES = Kind(
         "CPU": Kernels(_votes, _input_gradient, _kernel_gradient),
     },
 )
-_library = define(VOTES)
+_library, votes = define(VOTES)  # (x, w, options)

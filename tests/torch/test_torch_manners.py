@@ -8,7 +8,10 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-import numbacaps.torch as nt  # noqa: E402  (where torch is)
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  (where torch is)
+
+import numbacaps.torch as nt  # noqa: E402
+from numbacaps.torch.closed import ordinary  # noqa: E402
 from tests.support.torch_listener import Listener  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
@@ -436,3 +439,28 @@ def test_several_gradients_at_once(function):
         found = torch.autograd.grad(y, leaves, torch.stack([dy, 2 * dy]), is_grads_batched=True)
     for both, one in zip(found, wanted):
         torch.testing.assert_close(both, torch.stack([one, 2 * one]))
+
+
+class _Named(torch.Tensor):
+    """A subclass, which may see to functions itself."""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+def test_calls_go_past_the_dispatcher_only_where_nothing_else_comes_first():
+    x, w = _ONES
+    assert ordinary(x, torch.nn.Parameter(w)) == "CPU"
+    assert ordinary(x.as_subclass(_Named), w) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ordinary(x, w) is None
+    with FakeTensorMode() as mode:
+        assert ordinary(mode.from_tensor(x)) is None and ordinary(x) is None
+    with torch.device("cpu"):  # a mode that sees every function
+        assert ordinary(x, w) is None
+    found = []
+    torch.func.vmap(lambda one: found.extend([ordinary(one), ordinary(w)]) or one)(x)
+    torch.jit.trace(lambda one: found.append(ordinary(one, w)) or one + 1, (x,), check_trace=False)
+    assert found == [None] * 3
+    traced = torch.jit.trace(lambda one: nt.capsule_conv2d(one, w), (x,), check_trace=False)
+    assert "numbacaps::capsule_conv2d" in str(traced.graph)
+    torch.testing.assert_close(traced(2 * x), 2 * nt.capsule_conv2d(x, w))
