@@ -8,8 +8,8 @@ A map that is linear in x and in w has two gradients, and the three are the part
 
 So gradients of gradients are these operators again, and the saved tensors are the operands alone.
 
-In eager PyTorch the host's time decides, so a call of ordinary tensors (:func:`ordinary`) goes past the dispatcher, which takes longer
-than the rest of it: :func:`define` returns the function. The map's own rule for autograd takes the short way, too: it calls what the
+In eager PyTorch the host's time decides, so a call of ordinary tensors (:func:`ordinary`) goes past the dispatcher: :func:`define`
+returns the function. The map's own rule for autograd takes the short way, too: it calls what the
 dispatcher would find, forward and backward.
 """
 
