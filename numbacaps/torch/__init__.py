@@ -1,7 +1,7 @@
 """Capsule convolutions for PyTorch: operators with gradients, the layers on them, routing, and losses.
 
-:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.modules` and
-:mod:`~numbacaps.torch.routing_layers` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
+:mod:`~numbacaps.torch.functional` holds the functions, :mod:`~numbacaps.torch.losses` the losses, :mod:`~numbacaps.torch.modules`,
+:mod:`~numbacaps.torch.routing_layers` and :mod:`~numbacaps.torch.sequence` the layers, :mod:`~numbacaps.torch.layouts` the way from and to the layouts of other
 code. On CUDA tensors they run numbacaps' kernels, on PyTorch's current stream; on CPU tensors one ``conv2d`` of
 PyTorch, so that the same code runs anywhere. It takes the extra ``torch``.
 """
@@ -19,10 +19,9 @@ from numbacaps.torch.functional import (  # noqa: E402
     capsule_linear_votes,
     capsule_votes,
     exponential_squash,
-    margin_loss,
-    spread_loss,
     squash,
 )
+from numbacaps.torch.losses import margin_loss, spread_loss  # noqa: E402
 from numbacaps.torch.modules import (  # noqa: E402
     CapsuleConv2d,
     CapsuleConvTranspose2d,

@@ -7,7 +7,6 @@ import torch
 from numbacaps.signature import is_two_ints
 from numbacaps.torch import operators, votes_operators
 from numbacaps.torch.closed import check_tensors, refuse_tangents
-from numbacaps.torch.margin import margin_losses, reduced
 from numbacaps.torch.squash_operators import factor, squashed
 
 _input_gradient = torch.ops.numbacaps.capsule_input_gradient.default
@@ -246,62 +245,3 @@ def last_elements(shape, dim):
     if {axis % rank for axis in axes} != set(range(rank - count, rank)) or count >= rank:
         return 0
     return math.prod(shape[rank - count :])
-
-
-def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
-    """The margin loss (Sabour et al. 2017, equation 4), summed over the classes.
-
-    Parameters
-    ----------
-    lengths : Tensor (N, classes)
-        Of the class capsules.
-    labels : int64 Tensor (N,)
-    m_plus, m_minus, down_weight : float
-    reduction : str
-        ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``labels`` are not one int64 an image.
-    """
-    _check_labels("lengths", lengths, labels)
-    return margin_losses(lengths, labels, (m_plus, m_minus, down_weight), reduction)
-
-
-def spread_loss(activations, labels, margin=0.2, reduction="mean"):
-    """The spread loss (Hinton et al. 2018, equation 3), summed over the other classes.
-
-    Parameters
-    ----------
-    activations : Tensor (N, classes)
-    labels : int64 Tensor (N,)
-    margin : float
-        From 0.2 to 0.9 in the course of training, in that paper.
-    reduction : str
-        As for :func:`margin_loss`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`margin_loss`.
-    """
-    _check_labels("activations", activations, labels)
-    target = activations.gather(1, labels[:, None])
-    losses = (margin - (target - activations)).clamp_min(0) ** 2
-    return reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
-
-
-def _check_labels(name, scores, labels):
-    """Refuse labels that are not a class an image; which classes there are PyTorch looks at itself."""
-    check_tensors(**{name: scores, "labels": labels})
-    if isinstance(scores, torch.fx.Proxy):  # which has no shape yet
-        return
-    if scores.dim() != 2:
-        raise ValueError(f"{name} has shape {tuple(scores.shape)}; it takes (N, classes)")
-    if labels.dtype != torch.int64:
-        raise TypeError(f"labels has dtype {labels.dtype}; it takes torch.int64, a class an image")
-    if labels.shape != scores.shape[:1]:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}; it takes {tuple(scores.shape[:1])}, a class an image"
-        )

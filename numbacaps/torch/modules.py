@@ -7,7 +7,7 @@ from torch import nn
 
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
-from numbacaps.torch import functional, kernels
+from numbacaps.torch import functional, kernels, losses
 from numbacaps.torch.closed import check_tensors
 from numbacaps.torch.functional import pair
 
@@ -417,7 +417,7 @@ class ExponentialSquash(nn.Module):
 
 
 class MarginLoss(nn.Module):
-    """:func:`numbacaps.torch.functional.margin_loss` as a criterion."""
+    """:func:`numbacaps.torch.losses.margin_loss` as a criterion."""
 
     def __init__(self, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
         super().__init__()
@@ -431,11 +431,11 @@ class MarginLoss(nn.Module):
     def forward(self, lengths, labels):
         """The loss."""
         margins = self.m_plus, self.m_minus, self.down_weight
-        return functional.margin_loss(lengths, labels, *margins, self.reduction)
+        return losses.margin_loss(lengths, labels, *margins, self.reduction)
 
 
 class SpreadLoss(nn.Module):
-    """:func:`numbacaps.torch.functional.spread_loss` as a criterion; set ``margin`` as training goes on."""
+    """:func:`numbacaps.torch.losses.spread_loss` as a criterion; set ``margin`` as training goes on."""
 
     def __init__(self, margin=0.2, reduction="mean"):
         super().__init__()
@@ -446,4 +446,4 @@ class SpreadLoss(nn.Module):
 
     def forward(self, activations, labels):
         """The loss."""
-        return functional.spread_loss(activations, labels, self.margin, self.reduction)
+        return losses.spread_loss(activations, labels, self.margin, self.reduction)

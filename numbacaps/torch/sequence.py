@@ -60,16 +60,13 @@ class CapsuleSequential(nn.Sequential):
     def __init__(self, *modules, capsule=None):
         super().__init__(*modules)
         self._returned = None if capsule is None else check_capsule("capsule", capsule)
-        made = _pairs(self)[-1][0].out_capsule
-        if math.prod(self._returned or made) != math.prod(made):
-            raise ValueError(f"capsule is {capsule}; it takes as many elements as {made} has")
+        self._returned_as(_pairs(self))
 
     def forward(self, x):
         """The last module's result."""
         pairs = _pairs(self)
-        (first, _), (last, _) = pairs[0], pairs[-1]
-        returned = self._returned or last.out_capsule
-        check_shape("x", x, first._takes())
+        returned = self._returned_as(pairs)
+        check_shape("x", x, pairs[0][0]._takes())
         if self._runs_whole(x):
             weights = [part.weight for part, _ in pairs]
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -80,6 +77,15 @@ class CapsuleSequential(nn.Sequential):
             x = part(_read_as(x, part.in_capsule))
             x = x if activation is None else activation(x)
         return _read_as(x, returned)
+
+    def _returned_as(self, pairs):
+        """Shape that the last capsules are returned in."""
+        made = pairs[-1][0].out_capsule
+        if self._returned and math.prod(self._returned) != math.prod(made):
+            raise ValueError(
+                f"capsule is {self._returned}; it takes as many elements as {made} has"
+            )
+        return self._returned or made
 
     def _runs_whole(self, x):
         """Whether the modules need not be called one by one, as far as can be told without their weights."""

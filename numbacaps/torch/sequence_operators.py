@@ -1,7 +1,7 @@
 """A sequence of capsule convolutions, each with its activation, as an operator, and its gradients as another.
 
 In eager PyTorch a small network waits for the host, which pays for every operator and for every node of autograd: here a pass
-is one of each. Where :mod:`numbacaps.torch.resident` can, one kernel computes all layers. Others run layer by layer, by the kernels
+is one of each. Where :mod:`numbacaps.torch.sequence_resident` can, one kernel computes all layers. Others run layer by layer, by the kernels
 and with the bits of the operators ``capsule_conv2d`` and ``capsule_squash``. Where gradients are differentiated in turn, or batched,
 they are those operators', too.
 
@@ -9,16 +9,17 @@ they are those operators', too.
 """
 
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.nn.functional import leaky_relu
 
-from numbacaps.torch import resident, squash_operators
+from numbacaps.torch import sequence_resident, squash_operators
 from numbacaps.torch.closed import backend_below, backend_of, check, redispatched
 from numbacaps.torch.operators import CONVOLUTION, shape_of_output
-from numbacaps.torch.resident import whole
+from numbacaps.torch.sequence_resident import sizes_of
 
 _KEPT = 256  # sequences whose description is kept
 LEAKY = "leaky"  # LeakyReLU alone, in the place of a formula of squash
@@ -69,6 +70,8 @@ def written(layers):
 
 
 def _read(numbers, slopes, words):
+    if len(words) != 3 * len(slopes):
+        raise ValueError(f"words are {len(words)}; it takes 3 of each of {len(slopes)} layers")
     return _layers(tuple(numbers), tuple(slopes), tuple(words))
 
 
@@ -78,41 +81,42 @@ def _layers(numbers, slopes, words):
     numbers, words = iter(numbers), iter(words)
 
     def some(count):
-        return tuple(next(numbers) for _ in range(count))
+        some = tuple(islice(numbers, count))
+        if len(some) < count:
+            raise ValueError("numbers end amid a layer; it takes those of all slopes' layers")
+        return some
 
     found = []
     for slope, product, precision, formula in zip(slopes, words, words, words):
-        moves, group = (some(2), some(2), some(2)), next(numbers)
+        moves, (group,) = (some(2), some(2), some(2)), some(1)
         activation = (group, slope, formula) if formula else None
-        capsule, read_as = some(next(numbers)), some(next(numbers))
+        capsule, read_as = some(*some(1)), some(*some(1))
         found.append(Joined((*moves, product, precision, False), activation, capsule, read_as))
     return tuple(found)
 
 
-def _layer_by_layer(backend, x, weights, layers, needs):
-    """(y, what the gradients read: every layer's input but the first one's, then what activations are of)."""
-    convolve = CONVOLUTION.on[backend].forward
-    inputs, sums = [], []
+def _steps(x, weights, layers, convolve, squash):
+    """Of each layer (what its activation is of, its result as the next one reads it)."""
     for layer, w in zip(layers, weights):
-        x = convolve(x, w, layer.how)
+        sums = x = convolve(x, w, *layer.how)
         if layer.activation:
-            sums.append(x)
-            x = _activated(backend, x, *layer.activation)
+            group, slope, formula = layer.activation
+            x = leaky_relu(x, slope) if formula == LEAKY else squash(x, *layer.activation)
         if layer.read_as != layer.capsule:
             x = x.reshape(*x.shape[:4], *layer.read_as)
-        inputs.append(x)
-    y = inputs.pop()
-    if (
-        y._is_view()
-    ):  # of memory that nobody else has; PyTorch refuses to write to views that are made here
+        yield sums, x
+
+
+def _layer_by_layer(backend, x, weights, layers, needs):
+    """(y, what the gradients read: every layer's input but the first one's, then what activations are of)."""
+    run, (squash, _) = CONVOLUTION.on[backend].forward, squash_operators.ON[backend]
+    steps = list(_steps(x, weights, layers, lambda x, w, *how: run(x, w, how), squash))
+    *inputs, y = [read for _, read in steps]
+    if y._is_view():
+        # PyTorch refuses to write to a view that a node of autograd returns. Here nothing else reads the memory.
         y = torch.ops.aten._unsafe_view(y, y.shape)
+    sums = [sums for (sums, _), layer in zip(steps, layers) if layer.activation]
     return y, (inputs + sums if needs else [])
-
-
-def _activated(backend, x, group, slope, formula):
-    if formula == LEAKY:
-        return leaky_relu(x, slope)
-    return squash_operators.ON[backend][0](x, group, slope, formula)
 
 
 def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, needs):
@@ -137,21 +141,35 @@ def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, needs):
 
 def _activation_gradient(backend, x, dy, group, slope, formula):
     if formula == LEAKY:
-        return torch.where(x > 0, dy, slope * dy)
+        return torch.ops.aten.leaky_relu_backward(dy, x, slope, False)
     return squash_operators.ON[backend][1](x, dy, group, slope, formula)
 
 
 def _run(backend, x, weights, layers, needs):
     """(y, what the gradients read)."""
-    for w in weights:
-        check(x=x, w=w)
+    _check(x, weights, layers, needs)
     _shapes(x.shape[1:], weights, layers)  # which refuses what does not fit
     one = _in_one_kernel(backend, x, weights, layers, needs)
     return one.run(x, weights) if one else _layer_by_layer(backend, x, weights, layers, needs)
 
 
+def _check(x, weights, layers, needs):
+    """Refuse operands that do not go together."""
+    if not layers or len(weights) != len(layers):
+        raise ValueError(
+            f"weights are {len(weights)}; it takes one of each of {len(layers)} layers"
+        )
+    if len(needs) not in (0, 1 + len(weights)):
+        raise ValueError(f"needs are {len(needs)}; it takes none, or x's and one of each weight")
+    for w in weights:
+        check(x=x, w=w)
+
+
 def _run_back(backend, x, weights, kept, dy, layers, needs):
     """The gradients that are needed, of x and then of the kernels."""
+    _check(x, weights, layers, needs)
+    if not any(needs):
+        return []
     shape = (*x.shape[:1], *_shapes(x.shape[1:], weights, layers)[-1][1][1:])
     if tuple(dy.shape) != shape:
         raise RuntimeError(f"dy has shape {tuple(dy.shape)}; it takes {shape}")
@@ -167,7 +185,7 @@ def _in_one_kernel(backend, x, weights, layers, needs):
     """What computes all layers in one kernel a pass, where that is so."""
     if backend != "CUDA" or any(needs[:1]):
         return None
-    return resident.passes_of(x, weights, layers, bool(needs))
+    return sequence_resident.passes_of(x, weights, layers, bool(needs))
 
 
 def _kept_shapes(N, shapes, layers):
@@ -178,7 +196,7 @@ def _kept_shapes(N, shapes, layers):
 
 def _shapes(image, weights, layers):
     """(shape of the sums, shape that results are read as) of each layer, for one image of a shape (C, H, W, *T1)."""
-    return _shapes_of(whole(image), tuple([whole(w.shape) for w in weights]), layers)
+    return _shapes_of(sizes_of(image), tuple([sizes_of(w.shape) for w in weights]), layers)
 
 
 @lru_cache(_KEPT)
@@ -213,9 +231,8 @@ for _backend in ("CPU", "CUDA"):
 @torch.library.register_fake("numbacaps::capsule_sequence", lib=_library)
 def _(x, weights, *description):
     *described, needs = description
-    for w in weights:
-        check(x=x, w=w)
     layers = _read(*described)
+    _check(x, weights, layers, needs)
     shapes = _shapes(x.shape[1:], weights, layers)
     N, last = x.shape[0], shapes[-1][1]
     kept, one = [], None
@@ -229,18 +246,6 @@ def _(x, weights, *description):
 def _(x, weights, kept, dy, *description):
     operands = zip((x, *weights), description[-1])
     return [one.new_empty(one.shape) for one, needed in operands if needed]
-
-
-def composed(x, weights, layers):
-    """y by an operator for each convolution and each activation."""
-    for layer, w in zip(layers, weights):
-        x = _convolution(x, w, *layer.how)
-        if layer.activation:
-            group, slope, formula = layer.activation
-            x = leaky_relu(x, slope) if formula == LEAKY else _squash(x, *layer.activation)
-        if layer.read_as != layer.capsule:
-            x = x.reshape(*x.shape[:4], *layer.read_as)
-    return x
 
 
 class _Differentiated(torch.autograd.Function):
@@ -275,7 +280,7 @@ def _by_operators(x, weights, layers, needs, dy):
     with torch.enable_grad():
         # Views: a kernel that comes twice has a gradient in each place, and none through what it was made of.
         x, *weights = [one.view_as(one) for one in (x, *weights)]
-        again = composed(x, weights, layers)
+        *_, (_, again) = _steps(x, weights, layers, _convolution, _squash)
     operands = [one for one, needed in zip((x, *weights), needs) if needed]
     return torch.autograd.grad(again, operands, dy, create_graph=differentiated)
 

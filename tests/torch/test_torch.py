@@ -165,6 +165,9 @@ def test_squash_and_losses():
     assert nt.SpreadLoss()(near, labels) == nt.spread_loss(near, labels)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+)  # PyTorch's
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_gradients_of_the_margin_loss(reduction):
     """By differences, of its gradients too; those of plain operations; and of no images."""
@@ -188,6 +191,14 @@ def test_gradients_of_the_margin_loss(reduction):
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(loss(lengths), written_out(lengths))
     assert torch.autograd.gradcheck(loss, lengths) and torch.autograd.gradgradcheck(loss, lengths)
+    several = torch.stack([dy, 2 * dy])
+    (found,) = torch.autograd.grad(loss(lengths), lengths, several, is_grads_batched=True)
+    torch.testing.assert_close(found, torch.stack([wanted, 2 * wanted]), rtol=1e-13, atol=1e-14)
+    tangent = torch.randn_like(lengths)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(lengths, tangent)
+        along = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
+    torch.testing.assert_close((along * dy).sum(), (wanted * tangent).sum())
     none = torch.rand(0, 4, requires_grad=True)
     y = nt.margin_loss(none, labels[:0], reduction=reduction)
     assert torch.autograd.grad(y, none, torch.zeros_like(y))[0].shape == (0, 4)
@@ -211,6 +222,10 @@ def test_bad_input_is_refused_by_name():
         nt.capsule_conv_transpose2d(x, w, (1, 2, 4, 4, 2, 3))
     with pytest.raises(ValueError, match="reduction is 'all'"):
         nt.margin_loss(torch.ones(1, 2), torch.tensor([0]), reduction="all")
+    with pytest.raises(ValueError, match="reduction is 'all'"):
+        nt.spread_loss(torch.ones(1, 2), torch.tensor([0]), reduction="all")
+    with pytest.raises(ValueError, match="down_weight is -1; it takes 0 or more"):
+        nt.margin_loss(torch.ones(1, 2), torch.tensor([0]), down_weight=-1)
     for value, least in (("stride", 1), ("padding", 0), ("dilation", 1), ("kernel_size", 1)):
         with pytest.raises(ValueError, match=f"{value} is {least - 1}; it takes {least} or more"):
             nt.CapsuleConv2d(1, 1, **{"kernel_size": 1, value: least - 1})

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
-from numbacaps.torch import operators, resident, sequence, squash_operators  # noqa: E402
+from numbacaps.torch import operators, sequence, sequence_resident, squash_operators  # noqa: E402
 from numbacaps.torch import sequence_operators as whole  # noqa: E402
 from numbacaps.torch.sequence_operators import traced, written  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
@@ -52,7 +52,7 @@ def _network(name, dtype=torch.float64):
 
 def _described(network):
     pairs = sequence._pairs(network)
-    return sequence._joined(pairs, network._returned or pairs[-1][0].out_capsule)
+    return sequence._joined(pairs, network._returned_as(pairs))
 
 
 def _as_operator(network, x):
@@ -316,7 +316,7 @@ def test_the_published_network_is_that_of_the_package():
         capsule = one.output_shape[3:]
     network = nt.CapsuleSequential(*parts, capsule=capsule)
     w_shapes = tuple(tuple(w.shape) for w in network.parameters())
-    found = resident._placed(_described(network), image, w_shapes)
+    found = sequence_resident._placed(_described(network), image, w_shapes)
     for one, wanted in zip(found, placed, strict=True):
         assert one.description == wanted.description and one.geometry == wanted.geometry
 
@@ -326,14 +326,14 @@ def test_groups_of_several_capsules_are_none_of_the_package():
     for squash in (nt.ExponentialSquash(16), nt.ExponentialSquash(8, float("nan"))):
         network = nt.CapsuleSequential(conv, squash)
         w_shapes = (tuple(conv.weight.shape),)
-        assert resident._placed(_described(network), (1, 2, 2, 1, 1), w_shapes) is None
+        assert sequence_resident._placed(_described(network), (1, 2, 2, 1, 1), w_shapes) is None
 
 
 @_names
 def test_other_networks_are_none_of_the_package(name):
     network, image = _network(name, torch.float32)
     w_shapes = tuple(tuple(w.shape) for w in network.parameters())
-    found = resident._placed(_described(network), image, w_shapes)
+    found = sequence_resident._placed(_described(network), image, w_shapes)
     assert found is None  # other formulas, or more than one position at the end
 
 
@@ -368,6 +368,27 @@ def test_bad_modules_are_refused_by_name():
         ValueError, match=r"x has shape \(1, 1, 5, 5, 4, 4\); it takes \(N, 2, H, W"
     ):
         nt.CapsuleSequential(conv)(torch.ones(1, 1, 5, 5, 4, 4))
+
+
+def test_operators_refuse_descriptions_by_name():
+    network, image = _network("mixed")
+    x, weights = torch.randn(2, *image).double(), [w.detach() for w in network.parameters()]
+    numbers, slopes, words = written(_described(network))
+    for message, given in (
+        (
+            "weights are 3; it takes one of each of 4 layers",
+            (weights[:3], numbers, slopes, words, []),
+        ),
+        ("weights are 0; it takes one of each of 0 layers", ([], [], [], [], [])),
+        ("needs are 2; it takes none, or", (weights, numbers, slopes, words, [True, True])),
+        ("numbers end amid a layer", (weights, numbers[:-1], slopes, words, [])),
+        ("words are 11; it takes 3 of each of 4", (weights, numbers, slopes, words[:-1], [])),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _operator(x, *given)
+    needs = [False] * 5
+    y, kept = _operator(x, weights, numbers, slopes, words, needs)
+    assert _gradients(x, weights, kept, torch.ones_like(y), numbers, slopes, words, needs) == []
 
 
 def test_operators_refuse_tensors_that_do_not_go_together():

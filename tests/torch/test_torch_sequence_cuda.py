@@ -7,7 +7,7 @@ import numbacaps.torch as nt  # noqa: E402  (where torch is)
 import reference  # noqa: E402
 from numbacaps.device.gpu import multiprocessors  # noqa: E402
 from numbacaps.fused.precision import has_warpgroups  # noqa: E402
-from numbacaps.torch import resident, sequence  # noqa: E402
+from numbacaps.torch import sequence, sequence_resident  # noqa: E402
 
 pytestmark = [
     pytest.mark.tiers("gpu"),
@@ -55,7 +55,7 @@ def _kernels(network, with_gradients=True, N=3, image=_IMAGE):
     pairs = sequence._pairs(network)
     described = sequence._joined(pairs, pairs[-1][0].out_capsule)
     x = _images(N, image)
-    return resident.passes_of(x, list(network.parameters()), described, with_gradients)
+    return sequence_resident.passes_of(x, list(network.parameters()), described, with_gradients)
 
 
 def _given(y):
@@ -242,11 +242,11 @@ def test_one_kernel_computes_both_passes(monkeypatch):
     network, x, calls = _published(), _images(3), []
     for name in ("run", "run_back"):
 
-        def listened(*given, one=getattr(resident.Passes, name), name=name):
+        def listened(*given, one=getattr(sequence_resident.Passes, name), name=name):
             calls.append(name)
             return one(*given)
 
-        monkeypatch.setattr(resident.Passes, name, listened)
+        monkeypatch.setattr(sequence_resident.Passes, name, listened)
     y = network(x)
     y.sum().backward()
     assert calls == ["run", "run_back"]

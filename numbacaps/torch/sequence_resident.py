@@ -57,7 +57,7 @@ def passes_of(x, weights, layers, with_gradients):
     if x.dtype is not torch.float32:
         return None
     N = None if with_gradients else x.shape[0]
-    shapes = whole(x.shape[1:]), tuple([whole(w.shape) for w in weights])
+    shapes = sizes_of(x.shape[1:]), tuple([sizes_of(w.shape) for w in weights])
     key = N, shapes, layers, x.get_device()
 
     def decide():
@@ -72,7 +72,7 @@ def passes_of(x, weights, layers, with_gradients):
     return None if kept is _LAYERED else kept
 
 
-def whole(shape):
+def sizes_of(shape):
     """A shape, whose sizes may be symbols, as a tuple of int."""
     return tuple(map(int, shape))
 
@@ -112,10 +112,8 @@ class Passes:
         self._placed, self._layers, self._with_gradients = placed, layers, with_gradients
         self._layout = layout_of(placed)
         outputs = self._layout.forward.outputs
-        self._outputs, self._slopes = (
-            sum(one.size for one in outputs),
-            sum(2 * one.groups for one in outputs),
-        )
+        self._outputs = sum(one.size for one in outputs)
+        self._slopes = sum(2 * one.groups for one in outputs)
         sizes = [prod(one.geometry.kernel_shape) for one in placed[1:]]
         begins = list(accumulate(sizes, initial=0))[:-1]
         self._packings = packings(placed, self._layout, with_gradients, begins)
