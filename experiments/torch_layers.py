@@ -16,6 +16,7 @@ Losses and gradients are compared with float64 first. The steps of one workload,
 torch.compile; ``--modes eager,graph`` is a quick run.
 """
 
+import statistics
 import sys
 from functools import cache
 
@@ -32,11 +33,20 @@ from experiments.measuring import (
 from experiments.measuring.clocks import in_turns, queueing_us
 from experiments.measuring.listed import Listed
 from experiments.measuring.problem import Problem
-from experiments.measuring.torch_rows import KEYS, MODES, NAME, NETWORK, PASSES, PRECISIONS, VALUES
+from experiments.measuring.torch_rows import (
+    KEYS,
+    MODES,
+    NAME,
+    NETWORK,
+    PASSES,
+    PRECISIONS,
+    VALUES,
+)
 
 MINUTES = 10  # that a run takes, about
 LAYERS = ("paper-layer-5", "em-caps2")  # whose kernels are short
 _BATCH_MS = 20  # of steps between two events
+_TURNS, _A_TURN = 10, 10  # of a call, and how often its host time is taken in each
 _LISTED = Listed(NAME, KEYS, VALUES, module="torch_layers")
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
@@ -82,21 +92,26 @@ def _problem(layer):
 
 
 def measure_calls(keys):
-    """The rows of a layer's calls."""
+    """The rows of a layer's calls, which take turns: a host is slower at one moment than at another."""
     _, layer, what, precision, _ = keys[0]
-    torch, problem, rows = opponents.torch(), _problem(layer), []
-    for key in keys:
-        row = dict(zip(KEYS, key))
-        try:
-            with opponents.precision(torch_calls.CLASSES[precision][1]):
+    torch, problem = opponents.torch(), _problem(layer)
+    rows, calls = {key: dict(zip(KEYS, key)) for key in keys}, {}
+    with opponents.precision(torch_calls.CLASSES[precision][1]):
+        for key in keys:
+            try:
                 caller = torch_calls.make(key[-1], problem, precision)
-                row["error"] = torch_calls.check(caller, what, problem)
-                row["host_us"] = queueing_us(getattr(caller, what), torch.cuda.synchronize)
-        except Exception as failure:  # whatever a library raises is what its row says
-            row["note"] = measure.note_of(failure)
-        rows.append(row)
+                rows[key]["error"] = torch_calls.check(caller, what, problem)
+                calls[key] = getattr(caller, what)
+            except Exception as failure:  # whatever a library raises is what its row says
+                rows[key]["note"] = measure.note_of(failure)
+        taken = {key: [] for key in calls}
+        for key in [*calls] * _TURNS:
+            taken[key].append(queueing_us(calls[key], torch.cuda.synchronize, repeats=_A_TURN))
+    for key, found in taken.items():
+        rows[key]["host_us"] = statistics.median(found)
+    calls.clear()
     device_memory.release()
-    return rows
+    return list(rows.values())
 
 
 def measure_steps(keys):

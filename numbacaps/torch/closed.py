@@ -18,6 +18,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch._C import (
+    _are_functorch_transforms_active,
+    _dispatch_keys,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
 from torch.autograd import forward_ad
 
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
@@ -132,9 +139,7 @@ def backend_of(tensor):
     """ "CPU" or "CUDA" of an ordinary tensor; None of one that is fake, wrapped or a view with a pending sign, and where a
     mode listens to what operators are called.
     """
-    if torch._C._len_torch_dispatch_stack():
-        return None
-    return _backend(torch._C._dispatch_keys(tensor).raw_repr())
+    return None if _len_torch_dispatch_stack() else _backend(_dispatch_keys(tensor).raw_repr())
 
 
 def backend_below(keys):
@@ -145,15 +150,19 @@ def backend_below(keys):
 def ordinary(*tensors):
     """ "CPU" or "CUDA" of tensors that no dispatcher need look at; None where something else would come first.
 
-    That is torch.compile, torch.jit.trace, autocast, a mode, a subclass, or a transform of ``torch.func``.
+    That is torch.compile, torch.jit.trace, forward-mode differentiation, autocast, a mode, a subclass, or a transform of
+    ``torch.func``.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or _is_tracing() or forward_ad._current_level >= 0:
         return None
-    if torch._C._len_torch_function_stack() or torch._C._are_functorch_transforms_active():
+    if _len_torch_function_stack() or _are_functorch_transforms_active():
+        return None
+    if _len_torch_dispatch_stack():
         return None
     backend = None
     for tensor in tensors:
-        found = backend_of(tensor) if type(tensor) in _TENSORS else None
+        is_known = type(tensor) in _TENSORS
+        found = _backend(_dispatch_keys(tensor).raw_repr()) if is_known else None
         if found is None or backend not in (None, found):
             return None
         backend = found
@@ -246,6 +255,8 @@ def _differentiate(library, kind):
 
     def below(keys, x, w, how):
         """The map of tensors whose gradients are taken care of."""
+        if type(keys) is str:
+            return kind.on[keys].forward(x, w, how)
         backend = backend_below(keys)
         if backend and _go_together(x, w):
             return kind.on[backend].forward(x, w, how)
@@ -287,6 +298,8 @@ def _differentiate(library, kind):
         backend = ordinary(x, w)
         if backend and _go_together(x, w):
             return differentiated(backend, x, w, how)
+        check_tensors(x=x, w=w)
+        refuse_tangents(x=x, w=w)
         return forward(x, w, *how)
 
     return call

@@ -67,9 +67,7 @@ def capsule_conv2d(
     TypeError, ValueError
         As :func:`numbacaps.capsule_conv2d`.
     """
-    check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
-    refuse_tangents(x=x, w=w)
     return operators.convolve(x, w, (*how, product, precision, keep_packed))
 
 
@@ -138,9 +136,7 @@ def capsule_votes(
     RuntimeError, TypeError, ValueError
         As :func:`capsule_conv2d`.
     """
-    check_tensors(x=x, w=w)
     how = _options(stride, padding, dilation)
-    refuse_tangents(x=x, w=w)
     return votes_operators.votes(x, w, (*how, product, precision, sum_window))
 
 

@@ -263,14 +263,15 @@ class Call(Place):
 
     def packing(self, w, keep, rooms=None):
         """A ``with`` block in which the pass is launched: its workspaces, and whether ``w`` lies packed there."""
+        keeps = keep and not self._captured and self.plan.packs(self._wanted)
+        if rooms is None and not keeps:
+            return nullcontext({"packed": False, "room": _Room(self.device)})
         # Arrays that begin elsewhere than copies want are multiplied by ordinary arithmetic, which packs nothing.
         is_aligned = all(tensor.data_ptr() % CHUNK == 0 for tensor in self._kept)
         if rooms is not None:
             return nullcontext(rooms.of((self._key, is_aligned), self.plan.packs(self._wanted)))
-        if keep and not self._captured and self.plan.packs(self._wanted):
-            key = *self._key, is_aligned, int(self.stream) if self.stream else 0
-            return _packings.room(w, key, lambda: _Room(self.device))
-        return nullcontext({"packed": False, "room": _Room(self.device)})
+        key = *self._key, is_aligned, int(self.stream) if self.stream else 0
+        return _packings.room(w, key, lambda: _Room(self.device))
 
     def check(self, which, tensor):
         """Refuse a gradient that is not shaped like what it is of."""

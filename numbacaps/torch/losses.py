@@ -3,7 +3,6 @@
 import math
 
 import torch
-from torch.autograd import forward_ad
 
 from numbacaps.torch.closed import check_tensors, ordinary
 
@@ -33,7 +32,7 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
         raise ValueError(f"down_weight is {down_weight!r}; it takes 0 or more")
     margins = m_plus, m_minus, down_weight
     differentiated = torch.is_grad_enabled() and lengths.requires_grad
-    if differentiated and forward_ad._current_level < 0 and ordinary(lengths):
+    if differentiated and ordinary(lengths):
         return _MarginLoss.apply(lengths, labels, margins, reduction)
     return _reduced(_gaps(lengths, labels, margins)[0].square().sum(1), reduction)
 

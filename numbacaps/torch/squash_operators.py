@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from numbacaps.squash import prepared
 from numbacaps.squash.formulas import EPSILON, FORMULAS
@@ -176,8 +177,11 @@ _library.impl("capsule_squash_gradient", _differentiated_gradient, "Autograd", w
 
 
 def squashed(x, group, slope, formula):
-    """y by the operator where it pays: of CUDA tensors in eager PyTorch; torch.compile makes one kernel of the formula itself."""
-    if not x.is_cuda or torch.compiler.is_compiling():
+    """y by the operator where it pays: of CUDA tensors in eager PyTorch; torch.compile makes one kernel of the formula itself.
+
+    In forward-mode differentiation it is the formula, which has tangents.
+    """
+    if not x.is_cuda or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return value(x, group, slope, formula)
     how = group, float(slope), formula
     backend = ordinary(x)

@@ -319,13 +319,20 @@ def test_steps_of_a_group_take_turns(monkeypatch, clock, caps):
 
 def test_calls_of_a_group(monkeypatch, clock):
     monkeypatch.setattr(torch_layers, "_problem", lambda layer: SMALL)
-    monkeypatch.setattr(torch_layers, "queueing_us", lambda call, wait: 12.0)
+    turns = []
+
+    def queueing_us(call, wait, repeats):
+        turns.append(call)
+        return 12.0 if len(turns) <= 3 else 14.0  # of the first turn, and of the others
+
+    monkeypatch.setattr(torch_layers, "queueing_us", queueing_us)
     make = torch_calls.make
     monkeypatch.setattr(torch_calls, "make", lambda *how: make(*how, device="cpu"))
     keys = [("host", "paper-layer-5", "training", "default", name) for name in CALLERS]
     rows = torch_layers.measure_calls(keys)
     assert [tuple(row[name] for name in KEYS) for row in rows] == keys
-    assert [row.get("host_us") for row in rows] == [12.0, None, 12.0, 12.0]
+    assert [row.get("host_us") for row in rows] == [14.0, None, 14.0, 14.0]
+    assert len(set(turns[:3])) == 3 and turns == turns[:3] * torch_layers._TURNS
     assert rows[1]["note"]  # a plan takes no tensors of the host
 
 

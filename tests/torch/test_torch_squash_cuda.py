@@ -86,6 +86,16 @@ def test_functions(dtype):
     _close(nt.exponential_squash(x, 8, 0.1).detach(), nt.exponential_squash(wide, 8, 0.1), within)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated:DeprecationWarning")
+def test_tangents_are_those_of_the_formula():
+    x, tangent = (one.detach() for one in _operands(torch.float32))
+    for function in (nt.squash, lambda x: nt.exponential_squash(x, 8, 0.1)):
+        _, found = torch.func.jvp(function, (x,), (tangent,))
+        wide = x.double().cpu(), tangent.double().cpu()
+        _, wanted = torch.func.jvp(function, wide[:1], wide[1:])
+        _close(found, wanted, 1e-5)
+
+
 @_formulas
 def test_a_graph_replays_both_passes_and_nothing_waits(formula):
     x, dy = _operands(torch.float32)
