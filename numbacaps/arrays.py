@@ -4,7 +4,7 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numbacaps.device.strided_copy import gather
 from numbacaps.device.target import SIMULATED, cuda, current_device
 from numbacaps.device.tensors import is_on_gpu
 from numbacaps.forms import DTYPE_NAMES, form_of, form_of_interface, form_of_tensor
+from numbacaps.made_once import made_once
 
 _TAKES = "a NumPy array, a Numba device array, or an array with __cuda_array_interface__ or DLPack"
 _DLPACK_CUDA = 2  # the kind of device that is a GPU of CUDA's
@@ -70,7 +71,7 @@ class Operand:
     is_contiguous = property(lambda self: self.form.is_contiguous)
     rank = property(lambda self: len(self.form.shape))
 
-    @cached_property
+    @made_once
     def address(self):  # on the host, or the simulator's
         return _simulated(self.array).__array_interface__["data"][0]
 

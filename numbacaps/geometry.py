@@ -19,11 +19,11 @@ output ``(N, P, OH, OW, G, D1, D3)``.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 import numpy as np
 
+from numbacaps.made_once import made_once
 from numbacaps.messages import shown
 
 Pair = int | tuple[int, int]  # (vertical, horizontal), or one number for both
@@ -185,7 +185,7 @@ class Geometry:
         how = {"stride": 1, "padding": 0, "dilation": 1}
         return replace(self, H=self.OH, W=self.OW, KH=1, KW=1, **how)
 
-    @cached_property
+    @made_once
     def of_channels(self):
         """The convolution whose output is the votes summed over the window: what is g to it is (c, g)."""
         return replace(self, C=1, G=self.C * self.G)

@@ -32,11 +32,11 @@ class LastUsed:
             if found is not None:
                 self._kept.move_to_end(key)
                 return found
-        found = make()
+        made = make()
         with self._lock:
-            self._kept[key] = found
+            found = self._kept.setdefault(key, made)  # another thread's, if that was there first
             dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._count)]
-        del dropped  # outside of the lock
+        del made, dropped  # outside of the lock
         return found
 
     def fit(self):

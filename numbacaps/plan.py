@@ -11,7 +11,6 @@ Every convolution of this package runs through a plan. The public functions make
 
 import threading
 import weakref
-from functools import cached_property
 
 from numbacaps.algorithms.registry import find_algorithm, resolve
 from numbacaps.arrays import Array, check_device, resolve_stream
@@ -21,6 +20,7 @@ from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
+from numbacaps.made_once import made_once
 from numbacaps.plan_arrays import PlanArrays
 
 _PASSES = "forward", "input", "kernel"
@@ -117,21 +117,20 @@ class Plan(PlanArrays):
 
     def _passes(self, activation=None):
         made = self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
-        self._tables[activation] = made
-        return made
+        return self._tables.setdefault(activation, made)
 
-    @cached_property
+    @made_once
     def _plain(self):
         """The kernels of all passes, none with an activation."""
         return self._passes()
 
-    @cached_property
+    @made_once
     def _forward(self):
         """The kernels that the forward pass takes: those with the activation where there are such, else the plain ones."""
         wanted = self._passes(self._activation) if self._activation else self._plain
         return wanted if wanted.activates else self._plain
 
-    @cached_property
+    @made_once
     def _input(self):
         """The kernels that the input's gradient takes: those with the gradient of the activation before it, else the plain ones."""
         wanted = self._passes(self._before) if self._before else self._plain

@@ -31,7 +31,7 @@ from tests.support.ended import terminated_as_by_ctrl_c
 FILE = "gpu_campaign.json"
 _BY_DEFAULT = tuple(name for name in PARTS if name != "sanitizer")
 _WRITTEN_EVERY = 2.0  # seconds
-_AHEAD = 340  # cases that are compiled side by side before they are checked
+_AHEAD = 340  # pieces of cases that are compiled side by side before the cases are checked
 _SUPPORT = Path(__file__).parent / "support"
 _OWN = (
     Path(__file__),
@@ -157,10 +157,12 @@ class Run:
         ahead = self.part.compile is not None and self.share == WHOLE and not SIMULATED
         if not ahead or first < self._compiled:
             return
-        self._compiled = min(first + _AHEAD, int(self.amount))
+        pieces = self.part.pieces
+        self._compiled = min(first + max(1, _AHEAD // pieces), int(self.amount))
         device = cuda.get_current_device()
-        about = self.name, self._seed, first, device.compute_capability
-        names = [f"{self.name}:{number}" for number in range(first, self._compiled)]
+        about = self.name, self._seed, first * pieces, device.compute_capability
+        numbers = range(first, self._compiled)
+        names = [f"{self.name}:{number}" for number in numbers for _ in range(pieces)]
         arguments = (*about, device.MULTIPROCESSOR_COUNT)
         side_by_side(names, _compile_one, _begin, arguments, self.processes)  # it says which fails
 
@@ -190,11 +192,11 @@ def _is_a_refusal(error):
     return isinstance(error, (TypeError, ValueError, ImportError, MemoryError, OSError))
 
 
-_work = []  # of a process that compiles: (part, seed, first number)
+_work = []  # of a process that compiles: (part, seed, first piece)
 
 
 def _begin(name, seed, first, capability, multiprocessors):
-    """Make a process ready to compile the cases from a number on."""
+    """Make a process ready to compile the pieces of cases from a number on."""
     pretend(tuple(capability), multiprocessors)
     _work[:] = [(PARTS[name], seed, first)]
 

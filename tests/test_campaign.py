@@ -427,6 +427,21 @@ def test_other_bits_in_a_thread_are_found(monkeypatch):
 # ---- memory
 
 
+def test_pieces_of_a_turn_are_the_turn(monkeypatch):
+    """What is compiled ahead is what a turn takes."""
+    for name, value in (("_GEOMETRIES", 12), ("_NETWORKS", 2), ("_PIECES", 4)):
+        monkeypatch.setattr(memory, name, value)
+    taken = []
+    monkeypatch.setattr(memory, "_convolve", lambda rng: taken.append(rng.random()))
+    monkeypatch.setattr(memory, "_network", lambda rng: (rng.random(), 1))
+    monkeypatch.setattr(memory, "compile_step", lambda net, N: taken.append(net))
+    for piece in range(4, 8):
+        memory.compile_piece(7, piece)
+    pieces, taken[:] = taken[:], []
+    memory._turn(7, 1, memory.compile_step, range(4))
+    assert pieces == taken and len(taken) == 14
+
+
 def test_memory_is_flat():
     assert len(memory.check(0, 0)) == 2
 

@@ -5,7 +5,7 @@ geometry keep what was chosen, with its tables on the GPU, and launch it.
 """
 
 import time
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,7 @@ from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, choose, choose_split_k
 from numbacaps.fused.choose_input import choose_input, columns_of_few, is_ordinary
 from numbacaps.fused.precision import AUTO, chosen_for
+from numbacaps.made_once import made_once
 
 _KEPT = 64  # geometries whose tables stay on the GPU
 _FEW_TAPS = 9  # of a window as large as the input, for which the window's own kernels were measured to be fast
@@ -96,13 +97,13 @@ class FusedPasses(Passes):
     def _is_backward(self):
         return self.activation is not None and self.activation.backward
 
-    @cached_property
+    @made_once
     def _forward(self):
         """The forward pass's product, and the word that it is computed at."""
         product = implicit_gemm.forward(self.geometry)
         return product, self._precision("forward", product.N, product.K)
 
-    @cached_property
+    @made_once
     def forward_launchers(self):
         """The forward pass's product, in a list of one."""
         product, precision = self._forward
@@ -110,7 +111,7 @@ class FusedPasses(Passes):
         activation = None if is_apart else self.activation
         return [self._gather("forward", self._job("forward", product, precision, activation))]
 
-    @cached_property
+    @made_once
     def input_launchers(self):
         """The products of the input's gradient, one for each residue of the stride."""
         if self._is_backward:
@@ -133,7 +134,7 @@ class FusedPasses(Passes):
         chosen = [columns] if columns else choose_input(jobs, self.geometry, *forced)
         return [self._launcher("backward_input", one) for one in chosen]
 
-    @cached_property
+    @made_once
     def kernel_launcher(self):
         """The product of the kernel's gradient."""
         g = self.geometry
@@ -144,7 +145,7 @@ class FusedPasses(Passes):
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
         return self._launcher("backward_kernel", chosen)
 
-    @cached_property
+    @made_once
     def sums(self):
         """Dtype of the workspaces."""
         return sum_dtype(self.dtype)
@@ -302,5 +303,5 @@ def passes(geometry, dtype, precision="auto", activation=None, rungs=()):
 def kept_passes(device, *key):
     found = _alive.get((device, *key))
     if found is None:
-        found = _alive[device, *key] = FusedPasses(*key)
+        found = _alive.setdefault((device, *key), FusedPasses(*key))
     return found

@@ -6,7 +6,6 @@ launch are called once, with a :class:`Recording` in the place of the stream and
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from numbacaps.device.compiled import address_of, launch_stream, run_as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
+from numbacaps.made_once import made_once
 
 _BEGINS = 256  # bytes; in one memory each workspace begins at a multiple
 
@@ -128,7 +128,7 @@ class Recording:
                 flat.extend(run_as_argument(0, one.size, one.dtype.itemsize))
         self._launches.append((launched, [*flat, *scalars], places))
 
-    @cached_property
+    @made_once
     def one_workspace(self):
         """All workspaces in one memory: (bytes of the memory, dict of name to the byte where that workspace begins).
 

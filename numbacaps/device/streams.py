@@ -1,9 +1,10 @@
 """Streams; and work that is launched kernel by kernel the first time, and as one CUDA graph from then on."""
 
+import gc
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 import numpy as np
@@ -11,15 +12,13 @@ from cuda.bindings import driver
 
 from numbacaps.device.target import SIMULATED, cuda
 
-
-_whole_device = (
-    threading.RLock()
-)  # held while a stream is captured, and while the whole device is waited for
+# Held while a stream is captured, and while the whole device is waited for.
+_whole_device = threading.RLock()
 
 
 def captured(stream, work):
     """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now."""
-    with _whole_device:
+    with _whole_device, _nothing_collected():
         builder = stream.create_graph_builder()
         builder.begin_building()
         try:
@@ -30,6 +29,18 @@ def captured(stream, work):
             raise
         builder.end_building()
     return builder.complete()
+
+
+@contextmanager
+def _nothing_collected():
+    """A block without garbage collection: what is collected may wait for the device, which breaks this thread's capture off."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def synchronize():
@@ -97,6 +108,7 @@ class Stream:
             self.numba.synchronize()
 
 
+_TRIES = 3  # to capture the same work
 _KEPT = 256  # streams of other libraries
 DEFAULT = 1  # the default stream's address where one must be named: 0 says that there is none
 
@@ -268,6 +280,8 @@ class Repeated:
     cannot be captured, all calls launch kernel by kernel; a warning says why if that was not known
     before. The results are the same.
 
+    What another thread does meanwhile may break a capture off, so a few calls try it.
+
     Parameters
     ----------
     work : callable
@@ -278,7 +292,7 @@ class Repeated:
 
     def __init__(self, work, stream, capturable):
         self._work, self._stream = work, stream
-        self._captures = capturable and stream.captures
+        self._tries = _TRIES if capturable and stream.captures else 0
         self._replay = None
 
     @property
@@ -291,12 +305,13 @@ class Repeated:
             self._replay()
             return
         self._work()
-        if self._captures:
+        if self._tries:
             try:
                 self._replay = self._stream.capture(self._work)
             except (
                 Exception
             ) as refusal:  # whatever a driver says of what it has just done one by one
-                self._captures = False
-                said = f"launched kernel by kernel, because it cannot be captured: {refusal}"
-                warnings.warn(said, RuntimeWarning, stacklevel=2)
+                self._tries -= 1
+                if not self._tries:
+                    said = f"launched kernel by kernel, because it cannot be captured: {refusal}"
+                    warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -1,5 +1,6 @@
 """Workspaces: device memory for the intermediate arrays of an algorithm."""
 
+import threading
 from dataclasses import dataclass, field
 from math import prod
 
@@ -186,6 +187,7 @@ class Rooms:
 
     def __init__(self, limit=None, held=()):
         self._limit, self._held, self._of, self.growth = limit, held, {}, Growth()
+        self._lock = threading.Lock()  # threads may come with new streams at once
         self._ready = None  # allocated ahead: the first stream that comes takes it
 
     @property
@@ -202,9 +204,7 @@ class Rooms:
     def of(self, stream):
         """The workspaces of a Numba stream."""
         address = int(stream) if stream else 0
-        room = self._of.get(address)
-        if room is None:
-            room = self._of[address] = self._new(stream)
+        room = self._of.get(address) or self._new(address, stream)
         if address and not room.captured and is_capturing(stream):
             room.captured = True
         return room
@@ -213,26 +213,33 @@ class Rooms:
         """Have what is held outlive the calls of a Numba stream, which bring workspaces of their own."""
         address = int(stream) if stream else 0
         if address not in self._of:
-            self._of[address] = self._new(stream)
+            self._new(address, stream)
 
-    def _new(self, stream):
+    def _new(self, address, stream):
         """Workspaces for a stream; those of the stream that came first are dropped where there are many."""
-        room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
-        room.use.stream = stream
-        idle = [address for address, one in self._of.items() if not one.captured]
-        if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
-            self._of.pop(idle[0]).drop(self._held)
+        dropped = None
+        with self._lock:
+            if address in self._of:
+                return self._of[address]
+            room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
+            room.use.stream = stream
+            idle = [one for one in self._of if not self._of[one].captured]
+            if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
+                dropped = self._of.pop(idle[0])
+            self._of[address] = room
+        if dropped is not None:
+            dropped.drop(self._held)
         return room
 
     def release(self):
         """Free all workspaces as soon as the streams have passed the calls that are queued."""
-        for room in self._of.values():
+        for room in list(self._of.values()):
             room.release()
         self._ready = None
 
     def drop(self):
         """The same, and let go of what is held."""
-        for room in self._of.values():
+        for room in list(self._of.values()):
             room.drop(self._held)
         self._ready = None
 

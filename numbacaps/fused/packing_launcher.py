@@ -1,6 +1,5 @@
 """What the launchers have in common whose rungs read a packed kernel."""
 
-from functools import cached_property
 
 from numbacaps.device.compiled import Compiled, aligned, as_words
 from numbacaps.device.dtypes import sum_dtype
@@ -10,6 +9,7 @@ from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.pack import NUMBERS, Packing, make_pack
 from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma.tile import LANES, Window
+from numbacaps.made_once import made_once
 
 
 class PackingLauncher(Launcher):
@@ -63,7 +63,7 @@ class PackingLauncher(Launcher):
         """Launch the packing of the kernel."""
         self._pack(stream, (*kernel, *packed, *self._numbers))
 
-    @cached_property
+    @made_once
     def by_ordinary_arithmetic(self):
         """The product for arrays that copies cannot take."""
         return RegisterTilesLauncher(*self._ordinary)

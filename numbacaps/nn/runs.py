@@ -5,11 +5,12 @@ when the last one who holds it lets go.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.streams import Beside, Repeated, Stream, synchronize
+from numbacaps.made_once import made_once
 from numbacaps.nn.batches import Slot
 from numbacaps.nn.data import RowBatch
 from numbacaps.nn.kernels.adam import Adam
@@ -112,12 +113,12 @@ class Training:
         self._turn = 0
         self._row_steps = WeakKeyDictionary()  # (batch of its rows, step on it) by data
 
-    @cached_property
+    @made_once
     def _slots(self):
         """Two, which batches from the host take in turn."""
         return [Slot(*self._place) for _ in range(2)]
 
-    @cached_property
+    @made_once
     def _steps(self):
         """A step for each of them."""
         return [self._step.repeated(self._step.launch, slot) for slot in self._slots]

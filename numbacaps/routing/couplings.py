@@ -7,14 +7,20 @@ They are computed again from the parents' states, by forms of the walk of :mod:`
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.made_once import made_once
 from numbacaps.routing import dynamic
-from numbacaps.routing.em import gaussian_numbers, make_hold_gaussians, make_log_p, make_norms
+from numbacaps.routing.em import (
+    gaussian_numbers,
+    make_hold_gaussians,
+    make_log_p,
+    make_norms,
+)
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.votes import make_parent
 
@@ -55,7 +61,7 @@ class DynamicCouplings:
     def held(self):
         return self.shape.elements + self.shape.scalars
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, sums = self.shape, self.shape.sums
         E, ELEMENTS = shape.geometry.E3, shape.elements
@@ -97,7 +103,7 @@ class Assignments:
     def held(self):
         return gaussian_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, sums = self.shape, self.shape.sums
         M, J = shape.images, shape.parents

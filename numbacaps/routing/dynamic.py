@@ -11,11 +11,12 @@ sum over its children, which the pass keeps shifted by the largest logit so far.
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.made_once import made_once
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
 from numbacaps.routing.votes import make_element, make_parent
@@ -193,7 +194,7 @@ class OverParents:
     def held(self):
         return self.shape.elements
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
@@ -233,7 +234,7 @@ class OverChildren:
     def held(self):
         return self.shape.elements
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, E + 2, sums.type(0)

@@ -11,11 +11,12 @@ begin with all couplings are alike: du = ds / P.
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
+from numbacaps.made_once import made_once
 from numbacaps.routing.dynamic import (
     make_add,
     make_logits,
@@ -103,7 +104,7 @@ class Earlier:
     def held(self):
         return held_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, ZERO = shape.scalars, sums.type(0)
@@ -160,7 +161,7 @@ class DynamicGradient:
     def held(self):
         return held_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
         shape, sums, HAS_LOGITS = self.shape, self.shape.sums, self.has_logits

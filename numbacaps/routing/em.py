@@ -17,11 +17,12 @@ Where R is normalised over all parents that a capsule votes for, ``norm`` is a n
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.made_once import made_once
 from numbacaps.routing.children import make_write_of_images
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
@@ -170,7 +171,7 @@ class MStep:
     def held(self):
         return gaussian_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         M, J, SCALARS, SIZE = shape.images, shape.parents, shape.scalars, 2 * E + 2
@@ -264,7 +265,7 @@ class Norms:
     def held(self):
         return gaussian_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, SCALARS = self.shape, self.shape.scalars
         sums = shape.sums

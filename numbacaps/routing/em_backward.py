@@ -16,11 +16,12 @@ is 1 / P whatever the votes are, and there is no dlog.
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.made_once import made_once
 from numbacaps.routing.children import make_write_of_images
 from numbacaps.routing.dynamic import make_add, make_read, make_zero
 from numbacaps.routing.em import (
@@ -187,7 +188,7 @@ class EarlierGaussians:
     def held(self):
         return held_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
         SCALARS, SIZE, ZERO = shape.scalars, 2 * E + 1, sums.type(0)
@@ -231,7 +232,7 @@ class EMGradient:
     def held(self):
         return held_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def function(self):
         """Device function, as :mod:`numbacaps.routing.gradient` calls it."""
         shape, E, sums = self.shape, self.shape.own, self.shape.sums
@@ -279,7 +280,7 @@ class Shares:
     def held(self):
         return held_numbers(self.shape)
 
-    @cached_property
+    @made_once
     def functions(self):
         shape, sums = self.shape, self.shape.sums
         logarithms, shares = make_logarithms(shape, "all"), make_shares(shape)

@@ -1,10 +1,10 @@
 """The passes of EM routing, as :mod:`numbacaps.routing.passes` has those of dynamic routing."""
 
-from functools import cached_property
 
 import numpy as np
 
 from numbacaps.device.launch import ceil_div
+from numbacaps.made_once import made_once
 from numbacaps.routing import em, em_ends
 from numbacaps.routing.couplings import Assignments
 from numbacaps.routing.em_backward import EarlierGaussians, EMGradient, Shares
@@ -25,11 +25,11 @@ class EMPasses(Passes):
     def _overlaps(self):
         return self.options.normalise == "all"
 
-    @cached_property
+    @made_once
     def forward_form(self):
         return em.MStep(self.shape, self.options.normalise)
 
-    @cached_property
+    @made_once
     def backward_form(self):
         return EarlierGaussians(self.backward_shape, self.options.normalise)
 

@@ -18,7 +18,7 @@ No vote is among them, but where clusters of blocks route few positions whole:
 """
 
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -27,6 +27,7 @@ from numbacaps.device.compiled import aligned, as_argument
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import MAX_GRID_Y, ceil_div
 from numbacaps.device.scalars import CompiledWithScalars
+from numbacaps.made_once import made_once
 from numbacaps.routing import dynamic, dynamic_ends
 from numbacaps.routing.children import make_of_children
 from numbacaps.routing.clusters import make_cluster
@@ -184,7 +185,7 @@ class Passes:
         """The dtype of states and of all else that is added."""
         return self.shape.sums
 
-    @cached_property
+    @made_once
     def states_shape(self):
         """(iterations + 1, N * L, fields, P): what the forward pass leaves for the backward one."""
         g, fields = self.geometry, self.state_fields(self.geometry.E3)[0]
@@ -399,7 +400,7 @@ class DynamicPasses(Passes):
 
     state_fields = staticmethod(dynamic.state_fields)
 
-    @cached_property
+    @made_once
     def forward_form(self):
         return self._form_of(self.shape)
 
@@ -415,7 +416,7 @@ class DynamicPasses(Passes):
             return None
         return choose_cluster(self.shape, self._form_of, batch, self.stored, precision)
 
-    @cached_property
+    @made_once
     def is_whole(self):
         if self.cluster:
             return True
@@ -429,12 +430,12 @@ class DynamicPasses(Passes):
         numbers = whole_gradient_numbers(self.backward_shape, self.options.iterations)
         return self._backward_split.blocks == 1 and numbers <= _WHOLE_NUMBERS
 
-    @cached_property
+    @made_once
     def _backward_split(self):
         """How teams share the children where positions are routed whole: their records are those of forward passes, too."""
         return self.split(self.backward_shape, self._form_of(self.backward_shape))
 
-    @cached_property
+    @made_once
     def backward_form(self):
         return Earlier(self.backward_shape, self.options.softmax_over, True)
 

@@ -6,7 +6,6 @@ Each has ``forward(given, into, stream)`` and ``backward(given, into, stream)``,
 
 import weakref
 from dataclasses import asdict, fields
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -18,6 +17,7 @@ from numbacaps.device.recorded import StandIn
 from numbacaps.device.strided_copy import gather
 from numbacaps.device.upload import uploaded
 from numbacaps.device.workspace import Rooms
+from numbacaps.made_once import made_once
 from numbacaps.plan import Plan
 from numbacaps.routing.api import capsule_routing, capsule_routing_backward
 from numbacaps.routing.call import children_of, host_array, shapes_of_operands
@@ -65,7 +65,7 @@ class OnDevice:
         weakref.finalize(self, self._rooms.drop).atexit = False
         self._problem = problem
 
-    @cached_property
+    @made_once
     def _runner(self):
         return self._new_runner(self._geometry)
 

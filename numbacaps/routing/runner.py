@@ -72,9 +72,13 @@ class Runner:
 
     def _of(self, images, precision):
         """The same, kept."""
-        if (images, precision) not in self._passes:
-            self._passes[images, precision] = self._made(images, precision, self._splits)
-        return self._passes[images, precision]
+        found = self._passes.get((images, precision))
+        if (
+            found is None
+        ):  # of threads that come at once all take what was made first, whose tables are held here
+            made = self._made(images, precision, self._splits)
+            found = self._passes.setdefault((images, precision), made)
+        return found
 
     def _wanted_forward_part(self):
         """On tensor cores the forward pass takes less memory, and parts that are larger fill the GPU; whole, it takes none."""
@@ -168,9 +172,9 @@ class Runner:
         if key not in self._recordings:
             made = Recording()
             getattr(self.within(made), method)(*arguments, stream=made, states=states)
-            self._recordings[key] = made
             for name, nbytes in made.workspaces.items():
                 self._most[name] = max(nbytes, self._most.get(name, 0))
+            self._recordings.setdefault(key, made)
         return self._recordings[key]
 
     def recorded(self, key):

@@ -10,7 +10,6 @@ pair ``(capsules, numbers)``.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from numbacaps.device.gpu import SHARED_WITHOUT_ASKING
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
+from numbacaps.made_once import made_once
 
 WARP = 32
 TEAM_THREADS = 32 if SIMULATED else 128  # of a block, unless a shape has others
@@ -78,7 +78,7 @@ class Shape:
         g = self.geometry
         return g.C * g.H * g.W
 
-    @cached_property
+    @made_once
     def across(self):
         """Lanes side by side, a power of two; each has parents of its own."""
         across = 1
@@ -86,7 +86,7 @@ class Shape:
             across *= 2
         return across
 
-    @cached_property
+    @made_once
     def along(self):
         """Lanes that share a parent, a power of two; each has some of its capsule's columns."""
         g, along = self.geometry, 1

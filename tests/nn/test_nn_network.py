@@ -217,10 +217,28 @@ def test_work_that_is_refused_while_it_is_captured_is_launched():
 
     done = []
     repeated = Repeated(lambda: done.append(1), Refuses(), capturable=True)
+    repeated(), repeated()
     with pytest.warns(RuntimeWarning, match="kernel by kernel, .* no branches here"):
         repeated()
     repeated(), repeated()
-    assert len(done) == 3 and not repeated.captured
+    assert len(done) == 5 and not repeated.captured
+
+
+def test_a_capture_that_another_thread_breaks_off_is_tried_again():
+    class Disturbed(_FakeStream):
+        def capture(self, work):
+            if not self.captured:
+                self.captured += 1
+                raise RuntimeError("invalidated")
+            return super().capture(work)
+
+    done = []
+    repeated = Repeated(lambda: done.append(1), Disturbed(), capturable=True)
+    repeated()
+    assert not repeated.captured
+    for calls in (2, 3):
+        repeated()
+        assert len(done) == calls and repeated.captured
 
 
 @pytest.mark.tiers("gpu")

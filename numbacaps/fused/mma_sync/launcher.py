@@ -4,7 +4,6 @@ Operands are read as they lie, or packed first for the widest copies (:mod:`numb
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd
 
 import numpy as np
@@ -28,6 +27,7 @@ from numbacaps.fused.pixel_packing import (
     seen_as,
     why_not_packed,
 )
+from numbacaps.made_once import made_once
 
 _SUMS = np.dtype(np.float32)
 
@@ -184,7 +184,7 @@ class MmaSyncLauncher(Launcher):
         launch, numbers = made.on(grid, tile.threads, shared), (len(self._walks), self.splits)
         return launch, as_argument(table), (*numbers, per_split), table
 
-    @cached_property
+    @made_once
     def _unaligned(self):
         """For arrays that copies of one element alone can read: in the smallest tile, a thread's copies are few."""
         return self._made(1, 1, False, TILES[self.terms][-1])

@@ -1,7 +1,6 @@
 """The launcher of the kernel's gradient by warps; x and dy are each read as they lie, or packed first."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import gcd
 
 import numpy as np
@@ -29,6 +28,7 @@ from numbacaps.fused.pixel_packing import (
     seen_as,
     why_not_packed,
 )
+from numbacaps.made_once import made_once
 
 PACKINGS = (), ("x",), ("dy",), ("x", "dy")  # what can be packed first
 _SUMS = np.dtype(np.float32)
@@ -145,7 +145,7 @@ class MmaSyncSplitK(SplitKLauncher):
         table = uploaded(table)
         return made.on(self.grid, self.tile.threads, self.shared), as_argument(table), table
 
-    @cached_property
+    @made_once
     def _unaligned(self):
         """The same where what is not packed does not begin at a multiple of 16 bytes."""
         runs = (run if name in self.packs else 1 for name, run in zip(("x", "dy"), self._runs))

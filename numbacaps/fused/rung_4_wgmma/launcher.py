@@ -1,6 +1,5 @@
 """Launchers of wgmma whose threads copy for themselves, and of mma.sync for the kernel's gradient."""
 
-from functools import cached_property
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from numbacaps.fused.rung_4_wgmma import tile as warpgroup_tiles
 from numbacaps.fused.rung_4_wgmma.kernel import make_wgmma
 from numbacaps.fused.rung_4_wgmma.split_k import make_mma_reduction
 from numbacaps.fused.rung_4_wgmma.tile import Stage, Window, chunks_beside, run_bytes
+from numbacaps.made_once import made_once
 
 
 class WgmmaLauncher(PackingLauncher):
@@ -85,7 +85,7 @@ class MmaSplitK(SplitKLauncher):
         compiled = Compiled(kernel, types, 0, shared, split_k.NUMBERS, early=True)
         return compiled.on(self.grid, self.tile.threads, shared)
 
-    @cached_property
+    @made_once
     def _unaligned(self):
         return self._made((4, 4))
 

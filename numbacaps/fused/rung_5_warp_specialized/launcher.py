@@ -1,6 +1,5 @@
 """Launchers of the persistent kernels whose producer warps keep TMA busy."""
 
-from functools import cached_property
 
 import numpy as np
 
@@ -21,11 +20,15 @@ from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK
 from numbacaps.fused.rung_4_wgmma.tile import Window
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
-from numbacaps.fused.rung_5_warp_specialized.add_tiles import fours_of_block, make_add_tiles
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import (
+    fours_of_block,
+    make_add_tiles,
+)
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction
 from numbacaps.fused.rung_5_warp_specialized.split_k_spec import ReductionSpec
+from numbacaps.made_once import made_once
 
 
 class WarpSpecializedLauncher(PackingLauncher):
@@ -192,7 +195,7 @@ class WarpSpecializedSplitK(SplitKLauncher):
         compiled = Compiled(kernel, types, 0, self.shared, 2 * MAP_WORDS, early=early)
         self._launch = compiled.on(self.grid, tile.threads, self.shared)
 
-    @cached_property
+    @made_once
     def _unaligned(self):
         if self._by_ordinary_arithmetic:
             return RegisterTilesSplitK(*self._ordinary)

@@ -1,6 +1,5 @@
 """Launcher of the kernel whose operands are swapped, so that a small kernel stays in registers."""
 
-from functools import cached_property
 
 from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.gpu import multiprocessors
@@ -13,6 +12,7 @@ from numbacaps.fused.rung_4_wgmma.tile import BM, LANES
 from numbacaps.fused.rung_6_swap_ab import tile as swapped_tiles
 from numbacaps.fused.rung_6_swap_ab.kernel import make_swapped_wgmma
 from numbacaps.fused.rung_6_swap_ab.spec import SwapSpec
+from numbacaps.made_once import made_once
 
 
 class SwapABLauncher(Launcher):
@@ -47,7 +47,7 @@ class SwapABLauncher(Launcher):
         """Itself, or the product by ordinary arithmetic where an array does not begin as copies want it."""
         return self if aligned(CHUNK, *arrays) else self._unaligned
 
-    @cached_property
+    @made_once
     def _unaligned(self):
         return RegisterTilesLauncher(*self._ordinary)
 

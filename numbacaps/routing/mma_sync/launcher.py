@@ -5,7 +5,7 @@ copies under way when the parents' states come. The first pass of a call waits f
 """
 
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.recorded import Recording
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.precision import TERMS
+from numbacaps.made_once import made_once
 from numbacaps.routing.mma_sync import dynamic, dynamic_ends, em
 from numbacaps.routing.mma_sync.fragments import choose_fragments
 from numbacaps.routing.mma_sync.sharing import words_of_sharing
@@ -150,7 +151,7 @@ class Warps:
         """Places, with those that fill the last block up."""
         return self._grid[0] * self.tile.places
 
-    @cached_property
+    @made_once
     def _of_elements(self):
         """The tile whose copies are of one element, for arrays that lie anywhere."""
         return replace(self.tile, runs=(4, 4))

@@ -18,6 +18,7 @@ from tests.support.campaign.part import Part
 
 _GEOMETRIES = 4 if SIMULATED else 1000  # of a case
 _NETWORKS = 1 if SIMULATED else 100
+_PIECES = 1 if SIMULATED else 100  # of a case, each with as many geometries and networks
 _MOST = 2 if SIMULATED else 16  # images and channels
 # The capsules are few, because kernels are made for them.
 _CAPSULES = (((4, 4), (4, 4), "float32"), ((1, 8), (8, 4), "float16"), ((3, 2), (2, 3), "float64"))
@@ -56,10 +57,10 @@ def _train(net, N):
     net.forward(x)
 
 
-def _turn(seed, number, use):
-    """The geometries and networks of a case, once; ``use(net, N)`` says what for."""
-    every = _GEOMETRIES // _NETWORKS
-    for at in range(_GEOMETRIES):
+def _turn(seed, number, use, pieces=range(_PIECES)):
+    """The geometries and networks of some pieces of a case, once; ``use(net, N)`` says what for."""
+    every, of_piece = _GEOMETRIES // _NETWORKS, _GEOMETRIES // _PIECES
+    for at in range(pieces.start * of_piece, pieces.stop * of_piece):
         rng = np.random.default_rng((seed, number, at))
         _convolve(rng)
         if at % every == 0:
@@ -97,16 +98,18 @@ def check(seed, number):
     return f"{_GEOMETRIES} geometries", f"{_NETWORKS} networks"
 
 
-def compile_turn(seed, number):
-    """Compile what a turn takes, inference left out."""
-    _turn(seed, number, compile_step)
+def compile_piece(seed, piece):
+    """Compile what a piece of a turn takes, inference left out."""
+    number, piece = divmod(piece, _PIECES)
+    _turn(seed, number, compile_step, range(piece, piece + 1))
 
 
 PART = Part(
     summary=f"memory over {_GEOMETRIES} geometries and {_NETWORKS} networks, again and again",
     unit="turn",
     check=check,
-    compile=compile_turn,
+    compile=compile_piece,
+    pieces=_PIECES,
     amount=10,
     few=1,
     alone=True,

@@ -28,7 +28,9 @@ class Part:
     timed : bool
         Whether cases are checked until the minutes are over.
     compile : callable, optional
-        ``compile(seed, number)``: compile what a case takes, in a process that pretends a GPU.
+        ``compile(seed, piece)``: compile what a piece of a case takes, in a process that pretends a GPU.
+    pieces : int
+        Of a case, for ``compile``; they are numbered through all cases.
     shared : bool
         Whether processes side by side may each check a share of the cases.
     alone : bool
@@ -42,6 +44,7 @@ class Part:
     few: float
     timed: bool = False
     compile: Callable | None = None
+    pieces: int = 1
     shared: bool = False
     alone: bool = False
 

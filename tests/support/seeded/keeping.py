@@ -218,6 +218,27 @@ FAULTS = [
         "tests/device/test_waiting.py -k capture",
     ),
     Fault(
+        "garbage is collected while a stream is captured",
+        "numbacaps/device/streams.py",
+        "with _whole_device, _nothing_collected():",
+        "with _whole_device:",
+        "tests/test_threads.py",
+    ),
+    Fault(
+        "threads that come at once have tables of their own",
+        "numbacaps/made_once.py",
+        "made.setdefault(self.attrname, self.func(instance))",
+        "made[self.attrname] = self.func(instance)",
+        "tests/test_threads.py",
+    ),
+    Fault(
+        "threads that come at once have plans of their own",
+        "numbacaps/last_used.py",
+        "found = self._kept.setdefault(key, made)",
+        "found = self._kept[key] = made",
+        "tests/test_threads.py",
+    ),
+    Fault(
         "threads load a kernel at the same time",
         "numbacaps/device/loading.py",
         "        with lock:\n            return work(*arguments)\n",

@@ -1,0 +1,161 @@
+"""What several threads share is made once, whichever asks first: queued kernels, and CUDA graphs, read its tables."""
+
+import gc
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import numbacaps
+from numbacaps.algorithms.fused import FusedPasses
+from numbacaps.device import streams, workspace
+from numbacaps.device.target import SIMULATED
+from numbacaps.geometry import Geometry
+from numbacaps.last_used import LastUsed
+from numbacaps.made_once import made_once
+from numbacaps.plan import Plan
+from numbacaps.routing.options import Options
+from numbacaps.routing.runner import Runner
+
+_F4 = np.dtype(np.float32)
+_GEOMETRY = Geometry(N=2, C=2, P=2, H=3, W=3, KH=2, KW=2, G=1, D1=2, D2=2, D3=2)
+_SIMULATOR = pytest.mark.skipif(not SIMULATED, reason="what is decided is the same on a GPU")
+
+
+def _at_once(work):
+    """What two threads get of ``work()``."""
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(work) for _ in range(2)]
+        return [one.result(60) for one in asked]
+
+
+@pytest.fixture
+def both():
+    """A function that makes something new when both threads have called it, for one of them later than for the other."""
+    barrier = threading.Barrier(2)
+
+    def make(*arguments, **options):
+        time.sleep(0.1 * barrier.wait(60))
+        return _Made()
+
+    return make
+
+
+class _Made:
+    nbytes = 0
+
+
+def test_a_property(both):
+    class Shared:
+        @made_once
+        def table(self):
+            """A table."""
+            return both()
+
+    shared = Shared()
+    one, other = _at_once(lambda: shared.table)
+    assert one is other is shared.table is not Shared().__dict__.get("table")
+    assert Shared.table.__doc__ == "A table."
+
+
+@_SIMULATOR
+def test_a_launcher(both, monkeypatch):
+    monkeypatch.setattr(FusedPasses, "_launcher", both)
+    passes = FusedPasses(_GEOMETRY, _F4, "tf32")
+    for name in ("kernel_launcher", "forward_launchers"):
+        one, other = _at_once(lambda name=name: getattr(passes, name))
+        assert one is other is getattr(passes, name)
+
+
+@_SIMULATOR
+def test_the_passes_of_a_plan(both):
+    plan = Plan(_GEOMETRY, _F4)
+    plan._make = both
+    one, other = _at_once(lambda: plan._plain)
+    assert one is other and list(plan._tables.values()) == [one]
+
+
+@_SIMULATOR
+def test_what_routing_launches(both, monkeypatch):
+    runner = Runner(_GEOMETRY, _F4, Options("dynamic", 2))
+    monkeypatch.setattr(Runner, "_made", both)
+    one, other = _at_once(lambda: runner._of(1, "other"))
+    assert one is other is runner._of(1, "other")
+    monkeypatch.setattr(Runner, "forward", both)
+    one, other = _at_once(lambda: runner.recording("key", "forward", ()))
+    assert one is other is runner.recorded("key")
+
+
+def test_a_kept_plan(both):
+    kept = LastUsed(1, 0)
+    one, other = _at_once(lambda: kept.get("key", both))
+    assert one is other is kept.get("key", None)
+
+
+def test_workspaces_of_a_stream(monkeypatch):
+    class Slow(workspace.Workspaces):
+        def __init__(self, *how):
+            time.sleep(0.1)
+            super().__init__(*how)
+
+    monkeypatch.setattr(workspace, "Workspaces", Slow)
+    rooms = workspace.Rooms()
+    one, other = _at_once(lambda: rooms.of(5))
+    assert one is other is rooms.of(5)
+
+
+def test_workspaces_of_many_streams(monkeypatch):
+    """Some make way for others while they come."""
+    monkeypatch.setattr(workspace, "keep_later", lambda *held: None)
+    rooms = workspace.Rooms()
+
+    def come(first):
+        for turn in range(300):
+            rooms.of(1 + (first + turn) % 24)
+            rooms.outlive(1 + (first + 5 * turn) % 24)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(come, range(8)))
+    assert len(rooms._of) == workspace.Rooms.STREAMS
+
+
+def test_every_property_of_the_package_is_made_once():
+    package = Path(numbacaps.__file__).parent
+    others = [path.name for path in package.rglob("*.py") if "cached_property" in path.read_text()]
+    assert others == ["made_once.py"]
+
+
+def test_nothing_is_collected_while_a_stream_is_captured():
+    """A finalizer that waits for the device breaks the capture off, and does not wait."""
+    seen = []
+
+    class Builder:
+        def begin_building(self):
+            seen.append(gc.isenabled())
+
+        def end_building(self):
+            seen.append(gc.isenabled())
+
+        def complete(self):
+            return "graph"
+
+    class Stream:
+        create_graph_builder = staticmethod(Builder)
+
+    assert streams.captured(Stream, lambda: seen.append(gc.isenabled())) == "graph"
+    assert seen == [False] * 3 and gc.isenabled()
+
+    def fails():
+        raise ValueError("work")
+
+    with pytest.raises(ValueError, match="work"):
+        streams.captured(Stream, fails)
+    gc.disable()
+    try:
+        streams.captured(Stream, lambda: None)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
