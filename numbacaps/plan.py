@@ -173,6 +173,11 @@ class Plan(PlanArrays):
         if not self._keeps_workspace:
             self._rooms.release()
 
+    @property
+    def alone(self):
+        """A ``with`` block in which no other thread launches: the kernels of a pass share a workspace."""
+        return self._lock
+
     def launch_pack(self, wanted, w, stream):
         """Write the packed copy that a pass reads when it is told ``packed``."""
         self._rooms.of(stream)  # which outlives what is queued
@@ -201,6 +206,7 @@ class Plan(PlanArrays):
         with ``packed`` an earlier call has left the packed kernel there.
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
+        self._rooms.outlive(stream)  # calls on other streams may have made it forget this one
 
     def votes_operands(self, x, w, out, stream, sum_window=False):
         """:meth:`launch_votes` of operands that have been checked."""
@@ -225,6 +231,7 @@ class Plan(PlanArrays):
             run(None, w, dy, dx, None, **self._where(stream, packed, room))
         if dw is not None:
             run(x, None, dy, None, dw, **self._where(stream, room=room))
+        self._rooms.outlive(stream)
 
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.

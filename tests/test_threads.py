@@ -3,15 +3,17 @@
 import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import numbacaps
 from numbacaps.algorithms.fused import FusedPasses
-from numbacaps.device import streams, workspace
+from numbacaps.device import keeping, streams, workspace
 from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
 from numbacaps.last_used import LastUsed
@@ -19,6 +21,7 @@ from numbacaps.made_once import made_once
 from numbacaps.plan import Plan
 from numbacaps.routing.options import Options
 from numbacaps.routing.runner import Runner
+from tests.support.fake_driver import STREAM, FakeDriver
 
 _F4 = np.dtype(np.float32)
 _GEOMETRY = Geometry(N=2, C=2, P=2, H=3, W=3, KH=2, KW=2, G=1, D1=2, D2=2, D3=2)
@@ -63,7 +66,7 @@ def test_a_property(both):
 
 @_SIMULATOR
 def test_a_launcher(both, monkeypatch):
-    monkeypatch.setattr(FusedPasses, "_launcher", both)
+    monkeypatch.setattr(FusedPasses, "_launchers", lambda *how: [both()])
     passes = FusedPasses(_GEOMETRY, _F4, "tf32")
     for name in ("kernel_launcher", "forward_launchers"):
         one, other = _at_once(lambda name=name: getattr(passes, name))
@@ -128,34 +131,87 @@ def test_every_property_of_the_package_is_made_once():
     assert others == ["made_once.py"]
 
 
-def test_nothing_is_collected_while_a_stream_is_captured():
+def _captured(driver, monkeypatch, work=lambda: None):
+    monkeypatch.setattr(streams, "driver", driver)
+    return streams.captured(STREAM, work)
+
+
+def test_nothing_is_collected_while_a_stream_is_captured(monkeypatch):
     """A finalizer that waits for the device breaks the capture off, and does not wait."""
-    seen = []
-
-    class Builder:
-        def begin_building(self):
-            seen.append(gc.isenabled())
-
-        def end_building(self):
-            seen.append(gc.isenabled())
-
-        def complete(self):
-            return "graph"
-
-    class Stream:
-        create_graph_builder = staticmethod(Builder)
-
-    assert streams.captured(Stream, lambda: seen.append(gc.isenabled())) == "graph"
-    assert seen == [False] * 3 and gc.isenabled()
-
-    def fails():
-        raise ValueError("work")
-
-    with pytest.raises(ValueError, match="work"):
-        streams.captured(Stream, fails)
+    driver = FakeDriver()
+    graph = _captured(driver, monkeypatch, lambda: driver.collects.append(gc.isenabled()))
+    assert driver.collects == [False] * 5 and gc.isenabled()
+    graph.launch(STREAM)
+    del graph
+    captures = [
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
+        "cuGraphInstantiate",
+        "cuGraphDestroy",
+    ]
+    assert driver.asked == [*captures, "cuGraphLaunch", "cuGraphExecDestroy"]
     gc.disable()
     try:
-        streams.captured(Stream, lambda: None)
+        _captured(FakeDriver(), monkeypatch)
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_that_is_broken_off_is_ended_once(fails, monkeypatch):
+    """There is no graph then, so none is destroyed."""
+
+    def work():
+        if fails:
+            raise ValueError("work")
+
+    driver = FakeDriver(breaks_off=True)
+    wrong, said = (ValueError, "work") if fails else (RuntimeError, "INVALIDATED")
+    with pytest.raises(wrong, match=said):
+        _captured(driver, monkeypatch, work)
+    assert driver.asked == ["cuStreamBeginCapture", "cuStreamEndCapture"] and gc.isenabled()
+
+
+def test_a_capture_whose_work_fails_leaves_no_graph(monkeypatch):
+    def work():
+        raise ValueError("work")
+
+    driver = FakeDriver()
+    with pytest.raises(ValueError, match="work"):
+        _captured(driver, monkeypatch, work)
+    assert driver.asked == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_a_device_that_is_captured_is_not_idle(monkeypatch):
+    """Nor does who asks wait for the capture's end, which may wait for who asks."""
+    waits = []
+    monkeypatch.setattr(streams, "cuda", SimpleNamespace(synchronize=lambda: waits.append(1)))
+    assert streams.is_idle() and len(waits) == 1
+    with ThreadPoolExecutor(1) as threads, streams._whole_device:
+        assert threads.submit(streams.is_idle).result(60) is False
+    assert streams.is_idle() and len(waits) == 2
+
+
+def test_memory_is_kept_where_the_driver_refuses_to_wait(monkeypatch):
+    """Another library captures a stream."""
+    refuses = [True]
+
+    def synchronize():
+        if refuses[0]:
+            raise RuntimeError("capturing")
+
+    mine = keeping.Keeping(0, keeping._mark)
+    monkeypatch.setattr(keeping, "_keeping", mine)
+    monkeypatch.setattr(keeping, "SIMULATED", False)
+    monkeypatch.setattr(keeping, "synchronize", synchronize)
+    monkeypatch.setattr(keeping, "is_idle", lambda: not refuses[0])
+    gone, held = [], _Made()
+    weakref.finalize(held, gone.append, "held")
+    keeping.keep_later(SimpleNamespace(external=True), held, 8)
+    del held
+    keeping.let_go()
+    assert not gone and len(mine) == 1
+    refuses[0] = False
+    keeping.let_go()
+    assert gone and len(mine) == 0

@@ -53,16 +53,13 @@ class FusedPasses(Passes):
         self.choices = {}  # pass to list of Choice
         self._made = {}  # pass to what a call of it launches
 
-    def _launcher(self, wanted, chosen):
-        """The launcher of a choice, its time counted."""
-        self.choices.setdefault(wanted, []).append(chosen)
+    def _launchers(self, wanted, chosen):
+        """The launchers of some choices, their time counted."""
         start = time.perf_counter()
-        made = chosen.launcher()
+        made = [one.launcher() for one in chosen]
         self.seconds += time.perf_counter() - start
+        self.choices[wanted] = chosen
         return made
-
-    def _gather(self, wanted, job):
-        return self._launcher(wanted, choose(job, *self._forced.get(wanted, ())))
 
     def _job(self, wanted, product, precision, activation=None):
         g, result = self.geometry, prod(self._result_of(wanted))
@@ -109,7 +106,8 @@ class FusedPasses(Passes):
         product, precision = self._forward
         is_apart = self._is_backward or self._is_apart(precision)
         activation = None if is_apart else self.activation
-        return [self._gather("forward", self._job("forward", product, precision, activation))]
+        job = self._job("forward", product, precision, activation)
+        return self._launchers("forward", [choose(job, *self._forced.get("forward", ()))])
 
     @made_once
     def input_launchers(self):
@@ -121,7 +119,6 @@ class FusedPasses(Passes):
         return self._input_launchers(None)
 
     def _input_launchers(self, activation):
-        self.choices["backward_input"] = []
         products = implicit_gemm.backward_input(self.geometry)
         most = max(product.K for product in products)
         forced = self._forced.get("backward_input", ())
@@ -132,7 +129,7 @@ class FusedPasses(Passes):
         if self.precision == AUTO and precision == "ieee" and not (forced or activation):
             columns = columns_of_few(jobs, self.geometry)
         chosen = [columns] if columns else choose_input(jobs, self.geometry, *forced)
-        return [self._launcher("backward_input", one) for one in chosen]
+        return self._launchers("backward_input", chosen)
 
     @made_once
     def kernel_launcher(self):
@@ -143,7 +140,8 @@ class FusedPasses(Passes):
         which = product, g.N, g.G, self.dtype, precision
         job = Job(*which, size=size, looked=self._looked("backward_kernel", precision))
         chosen = choose_split_k(job, *self._forced.get("backward_kernel", ()))
-        return self._launcher("backward_kernel", chosen)
+        (made,) = self._launchers("backward_kernel", [chosen])
+        return made
 
     @made_once
     def sums(self):

@@ -12,7 +12,7 @@ import threading
 import weakref
 from contextlib import suppress
 
-from numbacaps.device.streams import synchronize
+from numbacaps.device.streams import is_idle, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
@@ -46,7 +46,11 @@ class Keeping:
         nbytes : int
             Of device memory that it holds.
         """
-        entry = self._mark(stream), held, nbytes
+        self.keep_behind(self._mark(stream), held, nbytes)
+
+    def keep_behind(self, event, held, nbytes):
+        """The same behind an event."""
+        entry = event, held, nbytes
         with self._lock:
             earlier = list(self._kept)
             if not entry[0].query():
@@ -57,7 +61,7 @@ class Keeping:
                 passed = event.query()
                 if left > self._limit and not passed:
                     event.synchronize()
-                    passed = True
+                    passed = event.query()
                 if passed:
                     left -= nbytes
                     self._drop(one)
@@ -67,7 +71,8 @@ class Keeping:
         with self._lock:
             for one in list(self._kept):
                 one[0].synchronize()
-                self._drop(one)
+                if one[0].query():
+                    self._drop(one)
 
     def _drop(self, entry):
         if entry in self._kept:  # the garbage collector may have been here
@@ -82,6 +87,16 @@ class _Passed:
 
     def synchronize(self):
         pass
+
+
+class _Everything:
+    """The end of all work of the device."""
+
+    def query(self):
+        return is_idle()
+
+    def synchronize(self):
+        is_idle()
 
 
 def _mark(stream):
@@ -115,8 +130,10 @@ def keep_later(stream, held, nbytes=0):
     if not getattr(stream, "external", False):
         keep(stream, held, nbytes)
     elif not SIMULATED:
-        with suppress(Exception):  # whatever a driver says of a device that has failed
+        try:
             synchronize()
+        except Exception:  # a driver refuses while any library captures a stream
+            _keeping.keep_behind(_Everything(), held, nbytes)
 
 
 def let_go():

@@ -7,7 +7,7 @@ the first time can do so at once. All but one then meet its note of a library th
 from functools import wraps
 from threading import RLock
 
-from numbacaps.device.target import SIMULATED
+from numbacaps.device.target import SIMULATED, cuda
 
 
 def load_one_at_a_time():
@@ -20,12 +20,18 @@ def load_one_at_a_time():
 
 
 def _one_at_a_time(work):
-    """The same work, for which other threads wait."""
+    """The same work on a library, for which other threads wait; of one that is loaded nobody waits.
+
+    Who loads may collect garbage and wait for the device, and so for a thread that captures and launches what is loaded.
+    """
     lock = RLock()
 
     @wraps(work)
-    def alone(*arguments):
+    def alone(library):
+        loaded = library._cufunc_cache.get(cuda.get_current_device().id)
+        if loaded is not None:
+            return loaded
         with lock:
-            return work(*arguments)
+            return work(library)
 
     return alone

@@ -4,7 +4,8 @@ import gc
 import sys
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+import weakref
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -14,30 +15,72 @@ from numbacaps.device.target import SIMULATED, cuda
 
 # Held while a stream is captured, and while the whole device is waited for.
 _whole_device = threading.RLock()
+_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_SUCCESS = driver.CUresult.CUDA_SUCCESS
+
+
+class Graph:
+    """What was captured, ready to be launched.
+
+    Parameters
+    ----------
+    executable
+        The driver's, which goes with this.
+    """
+
+    def __init__(self, executable):
+        self._executable = executable
+        weakref.finalize(self, driver.cuGraphExecDestroy, executable).atexit = False
+
+    def launch(self, stream):
+        """Queue it on a stream of cuda.core."""
+        _done(driver.cuGraphLaunch(self._executable, int(stream.handle)))
 
 
 def captured(stream, work):
-    """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now."""
-    with _whole_device, _nothing_collected():
-        builder = stream.create_graph_builder()
-        builder.begin_building()
+    """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now.
+
+    A capture that another thread has broken off is ended like any other. (The builder of cuda.core, up to 1.2, does not end
+    it, and destroys its graph twice.)
+    """
+    address = int(stream.handle)
+    with _whole_device, _nothing_given_back():
+        _done(driver.cuStreamBeginCapture(address, _RELAXED))
         try:
             work()
         except BaseException:
-            with suppress(Exception):  # what went wrong is what matters
-                builder.end_building()
+            status, graph = driver.cuStreamEndCapture(address)
+            if status is _SUCCESS:
+                driver.cuGraphDestroy(graph)
             raise
-        builder.end_building()
-    return builder.complete()
+        graph = _done(driver.cuStreamEndCapture(address))
+        try:
+            return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+        finally:
+            driver.cuGraphDestroy(graph)
+
+
+def _done(answer):
+    """What the driver has answered behind its status; RuntimeError where that is no success."""
+    status, *values = answer
+    if status is not _SUCCESS:
+        _, said = driver.cuGetErrorString(status)
+        raise RuntimeError(f"{status.name}: {said.decode() if said else 'no description'}")
+    return values[0] if values else None
 
 
 @contextmanager
-def _nothing_collected():
-    """A block without garbage collection: what is collected may wait for the device, which breaks this thread's capture off."""
+def _nothing_given_back():
+    """A block in which Numba frees no memory, and nothing is collected.
+
+    Whether the driver frees memory behind queued work while a stream is captured is not known; and what is collected may wait
+    for the device, which breaks this thread's capture off.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with cuda.defer_cleanup():
+            yield
     finally:
         if collects:
             gc.enable()
@@ -49,8 +92,21 @@ def synchronize():
         cuda.synchronize()
 
 
+def is_idle():
+    """Whether the device has nothing left to do, for which it waits; False where a stream is captured, by whichever library."""
+    if not _whole_device.acquire(blocking=False):
+        return False
+    try:
+        cuda.synchronize()
+    except Exception:  # whatever a driver says
+        return False
+    finally:
+        _whole_device.release()
+    return True
+
+
 class Stream:
-    """A CUDA stream as Numba knows it, and as cuda.core does where it can capture.
+    """A CUDA stream as Numba and cuda.core know it.
 
     Attributes
     ----------
@@ -63,12 +119,7 @@ class Stream:
     def __init__(self):
         self._core = _core_stream()
         self.captures = self._core is not None
-        if SIMULATED:
-            self.numba = 0
-        elif self.captures:
-            self.numba = cuda.external_stream(int(self._core.handle))
-        else:
-            self.numba = cuda.stream()
+        self.numba = cuda.external_stream(int(self._core.handle)) if self.captures else 0
 
     def capture(self, work):
         """A function that replays what ``work()`` launches on the stream; nothing runs now."""
@@ -77,9 +128,7 @@ class Stream:
 
     def event(self):
         """A point in streams' work: now, until it is recorded. It takes no time."""
-        if self._core is not None:  # whose calls are a tenth of Numba's
-            return self._core.record()
-        return cuda.event() if SIMULATED else cuda.event(timing=False)
+        return cuda.event() if SIMULATED else self._core.record()  # a tenth of Numba's time
 
     def record(self, event):
         """Move an event to the end of what is queued."""
@@ -260,13 +309,11 @@ class Beside:
 
 
 def _core_stream():
-    """A stream of cuda.core, or None where no graph can be built."""
+    """A stream of cuda.core; None on the simulator."""
     if SIMULATED:
         return None
-    try:
-        from cuda.core import Device
-    except ImportError:
-        return None
+    from cuda.core import Device
+
     device = Device(cuda.get_current_device().id)
     device.set_current()
     return device.create_stream()

@@ -187,14 +187,16 @@ class Rooms:
 
     def __init__(self, limit=None, held=()):
         self._limit, self._held, self._of, self.growth = limit, held, {}, Growth()
-        self._lock = threading.Lock()  # threads may come with new streams at once
+        self._lock = (
+            threading.RLock()
+        )  # threads may come with new streams at once, and the collector
         self._ready = None  # allocated ahead: the first stream that comes takes it
 
     @property
     def nbytes(self):
         """Bytes allocated now."""
-        ready = self._ready.nbytes if self._ready else 0
-        return ready + sum(room.nbytes for room in list(self._of.values()))
+        ready = self._ready
+        return (ready.nbytes if ready else 0) + sum(room.nbytes for room in list(self._of.values()))
 
     def ahead(self):
         """Workspaces for the first stream that comes."""

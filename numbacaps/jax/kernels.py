@@ -38,21 +38,28 @@ def _forward(arguments, results, how, where):
     x, w = arguments
     with cuda.gpus[where.device]:
         operands = _operand("x", x), _operand("w", w), _operand("out", results[0])
-        _plan(how, x.dtype, where).forward_operands(*operands, numba_stream(where.stream))
+        plan = _plan(how, x.dtype, where)
+        with plan.alone:
+            plan.forward_operands(*operands, numba_stream(where.stream))
 
 
 def _input_gradient(arguments, results, how, where):
     dy, w = arguments
     with cuda.gpus[where.device]:
         operands = None, _operand("w", w), _operand("dy", dy), _operand("dx", results[0]), None
-        _plan(how, dy.dtype, where).backward_operands(*operands, numba_stream(where.stream))
+        _backward(_plan(how, dy.dtype, where), operands, where)
 
 
 def _kernel_gradient(arguments, results, how, where):
     x, dy = arguments
     with cuda.gpus[where.device]:
         operands = _operand("x", x), None, _operand("dy", dy), None, _operand("dw", results[0])
-        _plan(how, x.dtype, where).backward_operands(*operands, numba_stream(where.stream))
+        _backward(_plan(how, x.dtype, where), operands, where)
+
+
+def _backward(plan, operands, where):
+    with plan.alone:
+        plan.backward_operands(*operands, numba_stream(where.stream))
 
 
 def _operand(name, buffer):

@@ -1,6 +1,7 @@
 """What waits for what: shown without a GPU, on streams that do their work as late as they may."""
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numbacaps import arrays
 from numbacaps.device import compiled, streams
 from numbacaps.nn import data
+from tests.support.fake_driver import STREAM, FakeDriver
 from tests.support.nn_networks import batch, network
 
 # ---- a stream that follows others
@@ -73,15 +75,13 @@ def test_a_stream_does_not_wait_for_itself(told):
 
 def test_the_whole_device_is_not_waited_for_during_a_capture(monkeypatch):
     """CUDA refuses it to all threads while one of them captures."""
-    told, asked = [], threading.Event()
-    builder = SimpleNamespace(
-        begin_building=lambda: told.append("begin"),
-        end_building=lambda: told.append("end"),
-        complete=lambda: None,
+    driver, asked = FakeDriver(), threading.Event()
+    told = driver.asked
+    device = SimpleNamespace(
+        synchronize=lambda: told.append("synchronize"), defer_cleanup=nullcontext
     )
-    monkeypatch.setattr(
-        streams, "cuda", SimpleNamespace(synchronize=lambda: told.append("synchronize"))
-    )
+    monkeypatch.setattr(streams, "driver", driver)
+    monkeypatch.setattr(streams, "cuda", device)
 
     def ask():
         asked.set()
@@ -94,9 +94,15 @@ def test_the_whole_device_is_not_waited_for_during_a_capture(monkeypatch):
         asked.wait()
         other.join(0.2)  # what does not wait has come by now
 
-    streams.captured(SimpleNamespace(create_graph_builder=lambda: builder), work)
+    graph = streams.captured(STREAM, work)
     other.join()
-    assert told == ["begin", "end", "synchronize"]
+    captures = [
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
+        "cuGraphInstantiate",
+        "cuGraphDestroy",
+    ]
+    assert graph and told == [*captures, "synchronize"]
 
 
 @pytest.mark.tiers("gpu")

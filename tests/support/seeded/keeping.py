@@ -220,7 +220,7 @@ FAULTS = [
     Fault(
         "garbage is collected while a stream is captured",
         "numbacaps/device/streams.py",
-        "with _whole_device, _nothing_collected():",
+        "with _whole_device, _nothing_given_back():",
         "with _whole_device:",
         "tests/test_threads.py",
     ),
@@ -241,8 +241,8 @@ FAULTS = [
     Fault(
         "threads load a kernel at the same time",
         "numbacaps/device/loading.py",
-        "        with lock:\n            return work(*arguments)\n",
-        "        return work(*arguments)\n",
+        "        with lock:\n            return work(library)\n",
+        "        return work(library)\n",
         "tests/device/test_loading.py",
         tier="ptx",
     ),
