@@ -78,7 +78,7 @@ def _kernels(geometry):
 @pytest.mark.tiers("ptx")
 def test_presets_take_most_kernels_that_drawn_convolutions_take(monkeypatch):
     monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
-    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, choice: choice)
+    monkeypatch.setattr(FusedPasses, "_launchers", lambda passes, wanted, chosen: chosen)
     presets = [g for some in package.PRESETS.values() for g in some.values()]
     known = set().union(*map(_kernels, presets))
     taken = [one for number in range(100) for one in _kernels(drawn(20261127, number))]

@@ -348,7 +348,7 @@ def test_short_sums_of_many_residues_are_columns_of_ordinary_arithmetic(capabili
 
 def _default_of_the_input(g, monkeypatch, forced=()):
     """What the default chooses for the input's gradient."""
-    monkeypatch.setattr(FusedPasses, "_launcher", lambda passes, wanted, chosen: chosen)
+    monkeypatch.setattr(FusedPasses, "_launchers", lambda passes, wanted, chosen: chosen)
     return FusedPasses(g, np.dtype(np.float32), "auto", rungs=forced).input_launchers
 
 
