@@ -33,20 +33,12 @@ from experiments.measuring import (
 from experiments.measuring.clocks import in_turns, queueing_us
 from experiments.measuring.listed import Listed
 from experiments.measuring.problem import Problem
-from experiments.measuring.torch_rows import (
-    KEYS,
-    MODES,
-    NAME,
-    NETWORK,
-    PASSES,
-    PRECISIONS,
-    VALUES,
-)
+from experiments.measuring.torch_rows import KEYS, MODES, NAME, NETWORK, PASSES, PRECISIONS, VALUES
 
 MINUTES = 10  # that a run takes, about
 LAYERS = ("paper-layer-5", "em-caps2")  # whose kernels are short
 _BATCH_MS = 20  # of steps between two events
-_TURNS, _A_TURN = 10, 10  # of a call, and how often its host time is taken in each
+_TURNS, _A_TURN = 10, 10  # of each caller, and measurements of its host time in a turn
 _LISTED = Listed(NAME, KEYS, VALUES, module="torch_layers")
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
@@ -92,7 +84,7 @@ def _problem(layer):
 
 
 def measure_calls(keys):
-    """The rows of a layer's calls, which take turns: a host is slower at one moment than at another."""
+    """The rows of a layer's calls. The callers take turns, because a host's speed changes with time."""
     _, layer, what, precision, _ = keys[0]
     torch, problem = opponents.torch(), _problem(layer)
     rows, calls = {key: dict(zip(KEYS, key)) for key in keys}, {}

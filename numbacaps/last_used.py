@@ -34,7 +34,7 @@ class LastUsed:
                 return found
         made = make()
         with self._lock:
-            found = self._kept.setdefault(key, made)  # another thread's, if that was there first
+            found = self._kept.setdefault(key, made)  # or another thread's, which came first
             dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._count)]
         del made, dropped  # outside of the lock
         return found

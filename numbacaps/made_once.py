@@ -1,14 +1,15 @@
-"""Properties that are worked out when they are first asked for, and are then the same for every thread.
+"""Properties that are computed at their first use and shared by all threads.
 
-Of two threads that ask at once ``functools.cached_property`` (since Python 3.12) lets each work one out, and keeps the later one: kernels that
-are queued, and CUDA graphs, may then read tables of the earlier one, which nobody holds.
+Since Python 3.12 ``functools.cached_property`` has no lock. If two threads use such a property for the first time together, each
+thread computes a value, and the second value replaces the first one. The first value may own a table on the GPU. Python then frees
+the table while queued kernels or CUDA graphs still read it.
 """
 
 from functools import cached_property
 
 
 class made_once(cached_property):
-    """Decorator of a method without arguments. Threads that ask at once may all call it; each gets what was made first."""
+    """A decorator, as ``cached_property``. Several threads may call the method, but all of them get the first value."""
 
     def __get__(self, instance, owner=None):
         if instance is None:

@@ -175,7 +175,7 @@ class Plan(PlanArrays):
 
     @property
     def alone(self):
-        """A ``with`` block in which no other thread launches: the kernels of a pass share a workspace."""
+        """A ``with`` block for launches of one thread at a time: two passes on one stream would share a workspace."""
         return self._lock
 
     def launch_pack(self, wanted, w, stream):
@@ -206,7 +206,7 @@ class Plan(PlanArrays):
         with ``packed`` an earlier call has left the packed kernel there.
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
-        self._rooms.outlive(stream)  # calls on other streams may have made it forget this one
+        self._rooms.outlive(stream)  # again: another thread's new stream may have replaced this one
 
     def votes_operands(self, x, w, out, stream, sum_window=False):
         """:meth:`launch_votes` of operands that have been checked."""

@@ -1,4 +1,4 @@
-"""What several threads share is made once, whichever asks first: queued kernels, and CUDA graphs, read its tables."""
+"""What several threads share, and captures that threads disturb."""
 
 import gc
 import threading
@@ -13,7 +13,7 @@ import pytest
 
 import numbacaps
 from numbacaps.algorithms.fused import FusedPasses
-from numbacaps.device import keeping, streams, workspace
+from numbacaps.device import keeping, loading, streams, workspace
 from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
 from numbacaps.last_used import LastUsed
@@ -125,10 +125,53 @@ def test_workspaces_of_many_streams(monkeypatch):
     assert len(rooms._of) == workspace.Rooms.STREAMS
 
 
-def test_every_property_of_the_package_is_made_once():
+# What these files have as a cached_property owns nothing on the GPU: numbers, and the launch of a kernel without a table.
+_OWN_NOTHING = {"clear.py", "strided_batched_matmul.py"}
+
+
+def test_properties_that_may_own_memory_are_made_once():
     package = Path(numbacaps.__file__).parent
-    others = [path.name for path in package.rglob("*.py") if "cached_property" in path.read_text()]
-    assert others == ["made_once.py"]
+    found = {path.name for path in package.rglob("*.py") if "cached_property" in path.read_text()}
+    assert found == {"made_once.py", *_OWN_NOTHING}
+
+
+@_SIMULATOR
+def test_a_plan_knows_the_stream_of_a_call_behind_it(monkeypatch):
+    """Also if other threads bring so many streams meanwhile that the plan forgets this one."""
+    monkeypatch.setattr(workspace, "keep_later", lambda *held: None)
+    plan = Plan(_GEOMETRY, _F4)
+
+    def others(*arrays, **how):
+        for stream in range(2, 2 + workspace.Rooms.STREAMS):
+            plan._rooms.of(stream)
+        assert 1 not in plan._rooms._of
+
+    vars(plan)["_plain"] = SimpleNamespace(forward_operands=others, backward_operands=others)
+    plan.forward_operands(None, None, None, 1, room=object())
+    assert 1 in plan._rooms._of
+    plan.backward_operands(None, None, None, object(), None, 1, room=object())
+    assert 1 in plan._rooms._of
+
+
+def test_a_loaded_kernel_needs_no_lock(monkeypatch):
+    """A thread that captures launches it while another thread loads."""
+    device = SimpleNamespace(id=0)
+    monkeypatch.setattr(loading, "cuda", SimpleNamespace(get_current_device=lambda: device))
+    loads, goes_on = threading.Event(), threading.Event()
+
+    def load(library):
+        loads.set()
+        goes_on.wait(60)
+        return "loaded now"
+
+    get = loading._one_at_a_time(load)
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(get, SimpleNamespace(_cufunc_cache={}))
+        assert loads.wait(60)
+        known = threads.submit(get, SimpleNamespace(_cufunc_cache={0: "loaded"}))
+        assert known.result(60) == "loaded" and not other.done()
+        goes_on.set()
+        assert other.result(60) == "loaded now"
 
 
 def _captured(driver, monkeypatch, work=lambda: None):

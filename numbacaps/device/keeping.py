@@ -49,7 +49,7 @@ class Keeping:
         self.keep_behind(self._mark(stream), held, nbytes)
 
     def keep_behind(self, event, held, nbytes):
-        """The same behind an event."""
+        """Hold objects until an event has passed."""
         entry = event, held, nbytes
         with self._lock:
             earlier = list(self._kept)
@@ -89,14 +89,13 @@ class _Passed:
         pass
 
 
-class _Everything:
-    """The end of all work of the device."""
+class _WholeDevice:
+    """As an event that passes when the device has no work left; during a capture it does not pass."""
 
     def query(self):
         return is_idle()
 
-    def synchronize(self):
-        is_idle()
+    synchronize = query
 
 
 def _mark(stream):
@@ -132,8 +131,8 @@ def keep_later(stream, held, nbytes=0):
     elif not SIMULATED:
         try:
             synchronize()
-        except Exception:  # a driver refuses while any library captures a stream
-            _keeping.keep_behind(_Everything(), held, nbytes)
+        except Exception:  # the driver refuses while any library captures a stream
+            _keeping.keep_behind(_WholeDevice(), held, nbytes)
 
 
 def let_go():

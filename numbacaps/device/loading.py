@@ -20,9 +20,10 @@ def load_one_at_a_time():
 
 
 def _one_at_a_time(work):
-    """The same work on a library, for which other threads wait; of one that is loaded nobody waits.
+    """``work(library)`` by one thread at a time. A library that is loaded needs no lock.
 
-    Who loads may collect garbage and wait for the device, and so for a thread that captures and launches what is loaded.
+    The lock would be a deadlock there. The thread that loads may collect garbage, whose finalizers wait for the end of a capture
+    (:func:`numbacaps.device.streams.synchronize`). The thread that captures launches kernels that are loaded.
     """
     lock = RLock()
 

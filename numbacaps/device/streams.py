@@ -13,19 +13,19 @@ from cuda.bindings import driver
 
 from numbacaps.device.target import SIMULATED, cuda
 
-# Held while a stream is captured, and while the whole device is waited for.
+# A thread holds it while it captures a stream, and while it waits for the whole device.
 _whole_device = threading.RLock()
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
 
 class Graph:
-    """What was captured, ready to be launched.
+    """A CUDA graph, ready to be launched.
 
     Parameters
     ----------
-    executable
-        The driver's, which goes with this.
+    executable : cuda.bindings.driver.CUgraphExec
+        It is destroyed with this object.
     """
 
     def __init__(self, executable):
@@ -40,8 +40,13 @@ class Graph:
 def captured(stream, work):
     """The graph of what ``work()`` launches on a stream of cuda.core; nothing runs now.
 
-    A capture that another thread has broken off is ended like any other. (The builder of cuda.core, up to 1.2, does not end
-    it, and destroys its graph twice.)
+    Another thread can break a capture off. Then the capture is ended all the same, and there is no graph to destroy. (cuda.core 1.2's
+    ``GraphBuilder`` does not end such a capture, and it destroys the graph twice.)
+
+    Raises
+    ------
+    RuntimeError
+        The driver refuses, or another thread has broken the capture off.
     """
     address = int(stream.handle)
     with _whole_device, _nothing_given_back():
@@ -61,7 +66,7 @@ def captured(stream, work):
 
 
 def _done(answer):
-    """What the driver has answered behind its status; RuntimeError where that is no success."""
+    """The driver's result. RuntimeError with the driver's words if its status is an error."""
     status, *values = answer
     if status is not _SUCCESS:
         _, said = driver.cuGetErrorString(status)
@@ -71,10 +76,10 @@ def _done(answer):
 
 @contextmanager
 def _nothing_given_back():
-    """A block in which Numba frees no memory, and nothing is collected.
+    """A block in which Numba frees no memory and Python collects no garbage.
 
-    Whether the driver frees memory behind queued work while a stream is captured is not known; and what is collected may wait
-    for the device, which breaks this thread's capture off.
+    Finalizers of garbage wait for the device, which would break this thread's capture off. Freeing memory waits for queued kernels;
+    whether it does so during a capture is not known.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -93,7 +98,7 @@ def synchronize():
 
 
 def is_idle():
-    """Whether the device has nothing left to do, for which it waits; False where a stream is captured, by whichever library."""
+    """Wait for all work of the device: True. False, without waiting, if this package or another library captures a stream."""
     if not _whole_device.acquire(blocking=False):
         return False
     try:
@@ -327,7 +332,7 @@ class Repeated:
     cannot be captured, all calls launch kernel by kernel; a warning says why if that was not known
     before. The results are the same.
 
-    What another thread does meanwhile may break a capture off, so a few calls try it.
+    Another thread can break a capture off, so up to three calls try to capture.
 
     Parameters
     ----------
@@ -355,9 +360,7 @@ class Repeated:
         if self._tries:
             try:
                 self._replay = self._stream.capture(self._work)
-            except (
-                Exception
-            ) as refusal:  # whatever a driver says of what it has just done one by one
+            except Exception as refusal:  # a driver's, or a library's
                 self._tries -= 1
                 if not self._tries:
                     said = f"launched kernel by kernel, because it cannot be captured: {refusal}"

@@ -187,9 +187,8 @@ class Rooms:
 
     def __init__(self, limit=None, held=()):
         self._limit, self._held, self._of, self.growth = limit, held, {}, Growth()
-        self._lock = (
-            threading.RLock()
-        )  # threads may come with new streams at once, and the collector
+        # Several threads may bring a new stream together. Garbage may be collected while it is held.
+        self._lock = threading.RLock()
         self._ready = None  # allocated ahead: the first stream that comes takes it
 
     @property

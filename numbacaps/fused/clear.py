@@ -1,24 +1,18 @@
 """Zeros for the pixels of the input that no window's tap reaches: all of dx is cleared, the products then write the rest."""
 
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
 from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import (
-    CHUNK,
-    let_next_start,
-    store_run,
-    wait_for_last,
-)
+from numbacaps.device.instructions import CHUNK, let_next_start, store_run, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, ceil_div
 from numbacaps.device.target import cuda
 from numbacaps.fused.epilogue import Epilogue
 from numbacaps.fused.launcher import Launcher
-from numbacaps.made_once import made_once
 
 
 @cache
@@ -71,7 +65,7 @@ class ClearLauncher(Launcher):
         compiled = Compiled(make_clear(self._dtype, each), (self._dtype,), 1, early=True)
         return compiled.on(ceil_div(self._size, THREADS * each), THREADS)
 
-    @made_once
+    @cached_property
     def _unaligned(self):
         return self._made(1)
 

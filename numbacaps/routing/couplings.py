@@ -15,12 +15,7 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.made_once import made_once
 from numbacaps.routing import dynamic
-from numbacaps.routing.em import (
-    gaussian_numbers,
-    make_hold_gaussians,
-    make_log_p,
-    make_norms,
-)
+from numbacaps.routing.em import gaussian_numbers, make_hold_gaussians, make_log_p, make_norms
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.votes import make_parent
 

@@ -73,9 +73,8 @@ class Runner:
     def _of(self, images, precision):
         """The same, kept."""
         found = self._passes.get((images, precision))
-        if (
-            found is None
-        ):  # of threads that come at once all take what was made first, whose tables are held here
+        if found is None:
+            # Threads that make the passes together all take the first ones: their tables stay alive here.
             made = self._made(images, precision, self._splits)
             found = self._passes.setdefault((images, precision), made)
         return found

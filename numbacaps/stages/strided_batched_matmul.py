@@ -21,12 +21,11 @@ As and the matrices of both tiles are padded against bank conflicts.
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import BLOCKS, MAX_GRID_Y, ceil_div, launch_tiles
 from numbacaps.device.target import SIMULATED, at, cuda
-from numbacaps.made_once import made_once
 
 _THREADS = 64 if SIMULATED else 256
 _SHARED_BYTES = 24 * 1024  # of a block: half of what every device gives it without being asked
@@ -54,7 +53,7 @@ class Tile:
         """Threads of a block."""
         return (self.BB // self.TB) * (self.BM // self.TM) * (self.BN // self.TN)
 
-    @made_once
+    @cached_property
     def padding(self):
         """(row of As, matrix of As, matrix of Bs): lengths in shared memory that conflict least.
 

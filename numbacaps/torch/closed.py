@@ -255,10 +255,8 @@ def _differentiate(library, kind):
 
     def below(keys, x, w, how):
         """The map of tensors whose gradients are taken care of."""
-        if type(keys) is str:
-            return kind.on[keys].forward(x, w, how)
         backend = backend_below(keys)
-        if backend and _go_together(x, w):
+        if backend and (backend is keys or _go_together(x, w)):  # looked at before, or now
             return kind.on[backend].forward(x, w, how)
         return redispatched(forward, keys, x, w, *how)
 

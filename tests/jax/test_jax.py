@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,6 +140,27 @@ def test_kernels_are_what_runs(precision):
     rounding = "tf32x3" if precision == "auto" else precision
     for have, expected in zip((y, *back(jnp.ones_like(y))), wanted):
         reference.assert_close(np.asarray(have), expected, 8 * 64 * 64, precision=rounding)
+
+
+@pytest.mark.tiers("simulator")
+@pytest.mark.parametrize("name", ["forward", "input_gradient", "kernel_gradient"])
+def test_a_plan_launches_for_one_thread_at_a_time(name, monkeypatch):
+    """Its workspaces are a stream's, and threads may share a stream."""
+    from numbacaps.jax import kernels
+
+    lock, alone = threading.Lock(), []
+
+    def launch(*operands):
+        alone.append(lock.locked())
+
+    plan = SimpleNamespace(alone=lock, forward_operands=launch, backward_operands=launch)
+    monkeypatch.setattr(kernels, "_plan", lambda *how: plan)
+    monkeypatch.setattr(kernels, "_operand", lambda name, buffer: buffer)
+    monkeypatch.setattr(kernels, "cuda", SimpleNamespace(gpus=[nullcontext()]))
+    array = SimpleNamespace(dtype=np.dtype("f4"))
+    where = SimpleNamespace(device=0, stream=0)
+    getattr(kernels, f"_{name}")((array, array), (array,), "", where)
+    assert alone == [True] and not lock.locked()
 
 
 # ---- XLA's foreign functions

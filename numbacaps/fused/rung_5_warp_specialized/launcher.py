@@ -20,10 +20,7 @@ from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK
 from numbacaps.fused.rung_4_wgmma.tile import Window
 from numbacaps.fused.rung_5_warp_specialized import split_k_tile as bulk_reduction_tiles
 from numbacaps.fused.rung_5_warp_specialized import tile as bulk_tiles
-from numbacaps.fused.rung_5_warp_specialized.add_tiles import (
-    fours_of_block,
-    make_add_tiles,
-)
+from numbacaps.fused.rung_5_warp_specialized.add_tiles import fours_of_block, make_add_tiles
 from numbacaps.fused.rung_5_warp_specialized.kernel import make_bulk_wgmma
 from numbacaps.fused.rung_5_warp_specialized.spec import KernelSpec
 from numbacaps.fused.rung_5_warp_specialized.split_k import make_bulk_reduction

@@ -20,10 +20,10 @@ _GEOMETRIES = 4 if SIMULATED else 1000  # of a case
 _NETWORKS = 1 if SIMULATED else 100
 _PIECES = 1 if SIMULATED else 100  # of a case, each with as many geometries and networks
 _MOST = 2 if SIMULATED else 16  # images and channels
-# Two capsules, their dtype and the precision. They are few, and so are calls on tensor cores, because kernels are made for them.
+# (T1, T2, dtype, precision). Kernels are compiled for capsules, and on tensor cores for every geometry, so there are few of both.
 _CAPSULES = ((4, 4), (4, 4), "float32", "ieee"), ((3, 2), (2, 3), "float64", "ieee")
 _ON_TENSOR_CORES = ((4, 4), (4, 4), "float32", "auto"), ((1, 8), (8, 4), "float16", "auto")
-_OFTEN = 0.1  # how often
+_SHARE = 0.1  # of the geometries, on tensor cores
 _DEVICE = 4 << 20  # bytes that the device may have less: a pool of the driver's
 # What an item may leave on the host, in the mean: less than the smallest array that is made for one.
 _HOST = 4 << 10
@@ -32,7 +32,7 @@ _HOST_AT_LEAST = 24 << 20  # bytes by which the allocator's pools may grow
 
 def _convolve(rng):
     """Call the functions once with a drawn geometry; nothing is fetched."""
-    some = _ON_TENSOR_CORES if rng.random() < _OFTEN else _CAPSULES
+    some = _ON_TENSOR_CORES if rng.random() < _SHARE else _CAPSULES
     t1, t2, dtype, precision = some[int(rng.integers(len(some)))]
     N, C, P = (int(one) for one in rng.integers(1, _MOST + 1, 3))
     KH, KW = (int(one) for one in rng.integers(1, 4, 2))

@@ -64,7 +64,7 @@ def _call(seed, rng, stream):
     placed = call.place(arrays)
     results = call.launch(*placed, told)
     stream.synchronize()
-    del placed  # nothing reads it any more
+    del placed  # queued kernels have read it
     if call.is_exact:
         for have, one in zip(results, want):
             assert np.array_equal(on_host(have), one), f"other bits than alone: {call}"
