@@ -206,7 +206,8 @@ class Plan(PlanArrays):
         with ``packed`` an earlier call has left the packed kernel there.
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
-        self._rooms.outlive(stream)  # again: another thread's new stream may have replaced this one
+        if room is not None:  # then several threads may call, and one may have brought a new stream
+            self._rooms.outlive(stream)
 
     def votes_operands(self, x, w, out, stream, sum_window=False):
         """:meth:`launch_votes` of operands that have been checked."""
@@ -231,7 +232,8 @@ class Plan(PlanArrays):
             run(None, w, dy, dx, None, **self._where(stream, packed, room))
         if dw is not None:
             run(x, None, dy, None, dw, **self._where(stream, room=room))
-        self._rooms.outlive(stream)
+        if room is not None:
+            self._rooms.outlive(stream)
 
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.
