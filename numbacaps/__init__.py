@@ -19,6 +19,7 @@ from numbacaps.api import (
     capsule_votes,
     capsule_votes_backward,
 )
+from numbacaps.device.freeing import free_together
 from numbacaps.device.loading import load_one_at_a_time
 from numbacaps.geometry import Geometry
 from numbacaps.kept import clear_caches
@@ -62,6 +63,7 @@ __all__ = [
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used
 
 load_one_at_a_time()
+free_together()
 
 
 def __getattr__(name):

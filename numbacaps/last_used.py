@@ -1,7 +1,6 @@
 """Plans and the like, kept for calls that come again."""
 
 import threading
-from collections import OrderedDict
 
 
 class LastUsed:
@@ -14,7 +13,8 @@ class LastUsed:
     """
 
     def __init__(self, count, nbytes):
-        self._count, self._nbytes, self._kept = count, nbytes, OrderedDict()
+        # No OrderedDict: it asks for hashes when it is gone through, and Ctrl-C in a key's own one would become a KeyError.
+        self._count, self._nbytes, self._kept = count, nbytes, {}
         self._lock = threading.Lock()
 
     def __len__(self):
@@ -30,12 +30,12 @@ class LastUsed:
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
-                self._kept.move_to_end(key)
+                self._kept[key] = self._kept.pop(key)  # the last one now
                 return found
         made = make()
         with self._lock:
             found = self._kept.setdefault(key, made)  # or another thread's, which came first
-            dropped = [self._kept.popitem(last=False) for _ in range(len(self._kept) - self._count)]
+            dropped = [self._drop_first() for _ in range(len(self._kept) - self._count)]
         del made, dropped  # outside of the lock
         return found
 
@@ -44,10 +44,13 @@ class LastUsed:
         dropped = []
         with self._lock:
             while self._kept and self.nbytes > self._nbytes:
-                dropped.append(self._kept.popitem(last=False))
+                dropped.append(self._drop_first())
 
     def clear(self):
         """Drop all."""
         with self._lock:
-            dropped, self._kept = self._kept, OrderedDict()
+            dropped, self._kept = self._kept, {}
         dropped.clear()
+
+    def _drop_first(self):
+        return self._kept.pop(next(iter(self._kept)))

@@ -17,6 +17,7 @@ from numbacaps.arrays import Array, check_device, resolve_stream
 from numbacaps.device.handover import Handover
 from numbacaps.device.keeping import keep
 from numbacaps.device.linking import linked_side_by_side
+from numbacaps.device.streams import between_captures
 from numbacaps.device.target import current_device
 from numbacaps.device.workspace import Rooms, Workspaces
 from numbacaps.forms import form_of
@@ -324,7 +325,7 @@ class Plan(PlanArrays):
         check_device((kernel,), self._device)
         stream = resolve_stream(stream, (kernel,))
         array = kernel.reshaped(self.geometry.kernel_shape)
-        with self._lock:
+        with between_captures(), self._lock:
             if self._on_host:
                 self._packed = kernel
                 return

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -441,8 +442,8 @@ class _Failing:
 
 def test_a_driver_that_records_no_event_is_waited_for(monkeypatch):
     cuda = _Failing()
-    monkeypatch.setattr(keeping, "cuda", cuda)
-    monkeypatch.setattr(keeping, "synchronize", cuda.synchronize)
+    for module in (keeping, streams):
+        monkeypatch.setattr(module, "cuda", cuda)
     assert keeping._mark(1).query() and cuda.waits == 1
 
 
@@ -453,8 +454,8 @@ def test_a_stream_of_another_library_is_not_asked_behind_its_call(
     """Its owner may have destroyed it by then."""
     cuda, found = _Failing(), []
     stream = type("Stream", (), {"external": external})()
-    monkeypatch.setattr(keeping, "cuda", cuda)
-    monkeypatch.setattr(keeping, "synchronize", cuda.synchronize)
+    for module in (keeping, streams):
+        monkeypatch.setattr(module, "cuda", cuda)
     monkeypatch.setattr(keeping, "SIMULATED", False)
     monkeypatch.setattr(keeping, "keep", lambda stream, held, nbytes: found.append(nbytes))
     keeping.keep_later(stream, "held", 5)
@@ -576,6 +577,54 @@ def test_kept_plans_are_few_and_have_few_bytes():
     plans.get("large", lambda: _Sized(101))
     plans.fit()
     assert not len(plans)
+
+
+class _Key:
+    """A key that is compared by Python, where Ctrl-C may come."""
+
+    until = None  # comparisons and hashes until then
+
+    def __init__(self, name):
+        self._name = name
+
+    def __hash__(self):
+        self._count()
+        return 1
+
+    def __eq__(self, other):
+        self._count()
+        return self._name == other._name
+
+    def _count(self):
+        if _Key.until is not None:
+            _Key.until -= 1
+            if _Key.until < 0:
+                _Key.until = None
+                raise KeyboardInterrupt
+
+
+_ASKED = {
+    "known": lambda plans: plans.get(_Key("known"), None),
+    "new": lambda plans: plans.get(_Key("new"), lambda: _Sized(95)),
+    "fit": lambda plans: plans.fit(),
+}
+
+
+@pytest.mark.parametrize("asked", _ASKED)
+def test_ctrl_c_leaves_what_is_kept_whole(asked):
+    for until in range(20):
+        plans = LastUsed(3, 25)
+        for name in ("first", "known", "third"):
+            plans.get(_Key(name), lambda: _Sized(10))
+        _Key.until = until
+        with suppress(KeyboardInterrupt):
+            _ASKED[asked](plans)
+        was_interrupted, _Key.until = _Key.until is None, None
+        plans.fit()
+        for name in ("fourth", "known", "first", "fourth"):
+            assert plans.get(_Key(name), lambda: _Sized(10)).nbytes == 10
+        assert len(plans) == 3 and plans.nbytes == 30
+    assert not was_interrupted  # by then it is asked no more
 
 
 @_SIMULATOR

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 import numbacaps
 from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import keeping, loading, streams, workspace
-from numbacaps.device.target import SIMULATED
+from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.geometry import Geometry
 from numbacaps.last_used import LastUsed
 from numbacaps.made_once import made_once
@@ -228,33 +229,84 @@ def test_a_capture_whose_work_fails_leaves_no_graph(monkeypatch):
 
 def test_a_device_that_is_captured_is_not_idle(monkeypatch):
     """Nor does who asks wait for the capture's end, which may wait for who asks."""
-    waits = []
-    monkeypatch.setattr(streams, "cuda", SimpleNamespace(synchronize=lambda: waits.append(1)))
+    found, waits = [], []
+    device = SimpleNamespace(synchronize=lambda: waits.append(1), defer_cleanup=nullcontext)
+    monkeypatch.setattr(streams, "cuda", device)
+    with ThreadPoolExecutor(1) as threads:
+
+        def work():
+            found.append(threads.submit(streams.is_idle).result(60))
+
+        _captured(FakeDriver(), monkeypatch, work)
+    assert found == [False] and not waits
     assert streams.is_idle() and len(waits) == 1
-    with ThreadPoolExecutor(1) as threads, streams._whole_device:
-        assert threads.submit(streams.is_idle).result(60) is False
-    assert streams.is_idle() and len(waits) == 2
 
 
-def test_memory_is_kept_where_the_driver_refuses_to_wait(monkeypatch):
+def test_a_device_is_not_idle_to_who_captures(monkeypatch):
+    """Memory may be asked for meanwhile, and what is kept let go before."""
+    found = []
+    _captured(FakeDriver(), monkeypatch, lambda: found.append(streams.is_idle()))
+    assert found == [False]
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """What is kept for this test alone, as on a GPU, none of it longer than it has to be."""
+    mine = keeping.Keeping(0, keeping._mark)
+    monkeypatch.setattr(keeping, "_keeping", mine)
+    monkeypatch.setattr(keeping, "SIMULATED", False)
+    return mine
+
+
+def _keep_later(gone):
+    """Hand over what a stream of another library may read; ``gone`` says when it goes."""
+    held = _Made()
+    weakref.finalize(held, gone.append, "held")
+    keeping.keep_later(SimpleNamespace(external=True), held, 8)
+
+
+def test_memory_is_kept_where_the_driver_refuses_to_wait(mine, monkeypatch):
     """Another library captures a stream."""
-    refuses = [True]
+    refuses, gone = [True], []
 
     def synchronize():
         if refuses[0]:
             raise RuntimeError("capturing")
 
-    mine = keeping.Keeping(0, keeping._mark)
-    monkeypatch.setattr(keeping, "_keeping", mine)
-    monkeypatch.setattr(keeping, "SIMULATED", False)
-    monkeypatch.setattr(keeping, "synchronize", synchronize)
-    monkeypatch.setattr(keeping, "is_idle", lambda: not refuses[0])
-    gone, held = [], _Made()
-    weakref.finalize(held, gone.append, "held")
-    keeping.keep_later(SimpleNamespace(external=True), held, 8)
-    del held
+    monkeypatch.setattr(streams, "cuda", SimpleNamespace(synchronize=synchronize))
+    _keep_later(gone)
     keeping.let_go()
     assert not gone and len(mine) == 1
     refuses[0] = False
     keeping.let_go()
     assert gone and len(mine) == 0
+
+
+def test_memory_is_kept_without_waiting_for_the_end_of_a_capture(mine, monkeypatch):
+    """The captured work may wait for a lock that this thread holds."""
+    gone = []
+    device = SimpleNamespace(synchronize=lambda: None, defer_cleanup=nullcontext)
+    monkeypatch.setattr(streams, "cuda", device)
+    with ThreadPoolExecutor(1) as threads:
+
+        def work():
+            threads.submit(_keep_later, gone).result(60)
+            assert not gone and len(mine) == 1
+
+        _captured(FakeDriver(), monkeypatch, work)
+    keeping.let_go()
+    assert gone and len(mine) == 0
+
+
+@_SIMULATOR
+def test_packing_holds_no_lock_of_the_plan_while_it_waits_for_the_end_of_a_capture():
+    """The captured work may be a call of the plan."""
+    plan = Plan(_GEOMETRY, _F4)
+    w = cuda.to_device(np.zeros(plan.w_shape, _F4))
+    with ThreadPoolExecutor(1) as threads:
+        with streams.between_captures():
+            packing = threads.submit(plan.pack, w)
+            time.sleep(0.2)
+            assert not packing.done() and plan._lock.acquire(timeout=60)
+            plan._lock.release()
+        packing.result(60)

@@ -12,7 +12,7 @@ import threading
 import weakref
 from contextlib import suppress
 
-from numbacaps.device.streams import is_idle, synchronize
+from numbacaps.device.streams import is_idle
 from numbacaps.device.target import SIMULATED, cuda
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
@@ -79,18 +79,8 @@ class Keeping:
             self._kept.remove(entry)
 
 
-class _Passed:
-    """An event of a stream that has nothing queued."""
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-
 class _WholeDevice:
-    """As an event that passes when the device has no work left; during a capture it does not pass."""
+    """As an event that passes when the device has no work left. While a stream is captured, it neither passes nor waits."""
 
     def query(self):
         return is_idle()
@@ -102,9 +92,10 @@ def _mark(stream):
     try:
         event = cuda.event(timing=False)
         event.record(stream)
-    except Exception:  # whatever a driver says of a device that has failed
-        synchronize()
-        return _Passed()
+    except (
+        Exception
+    ):  # whatever a driver says, of a stream that another library captures, for example
+        return _WholeDevice()
     return event
 
 
@@ -124,15 +115,13 @@ def keep_later(stream, held, nbytes=0):
     """The same behind a call that ended some time ago, on a stream that may have been destroyed since.
 
     A driver that is asked about a destroyed stream ends the process. Numba's own streams are there as long as they
-    are held here; of another library's only the address is known, so the host waits for the whole device instead.
+    are held here; of another library's only the address is known, so the host waits for the whole device instead. It does not
+    wait for the end of a capture: the caller may hold a lock that the captured work takes.
     """
     if not getattr(stream, "external", False):
         keep(stream, held, nbytes)
     elif not SIMULATED:
-        try:
-            synchronize()
-        except Exception:  # the driver refuses while any library captures a stream
-            _keeping.keep_behind(_WholeDevice(), held, nbytes)
+        _keeping.keep_behind(_WholeDevice(), held, nbytes)
 
 
 def let_go():

@@ -13,8 +13,14 @@ from cuda.bindings import driver
 
 from numbacaps.device.target import SIMULATED, cuda
 
-# A thread holds it while it captures a stream, and while it waits for the whole device.
-_whole_device = threading.RLock()
+# Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
+_whole_device = (
+    threading.RLock()
+)  # held by who captures a stream, or waits for the end of captures and for the device
+_captures = []  # address of the stream that is captured
+_waiting = (
+    threading.RLock()
+)  # held by who waits for the device alone, and for that a capture begins
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
@@ -48,21 +54,30 @@ def captured(stream, work):
     RuntimeError
         The driver refuses, or another thread has broken the capture off.
     """
-    address = int(stream.handle)
     with _whole_device, _nothing_given_back():
-        _done(driver.cuStreamBeginCapture(address, _RELAXED))
+        graph = _recorded(int(stream.handle), work)
         try:
+            return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+        finally:
+            driver.cuGraphDestroy(graph)
+
+
+def _recorded(address, work):
+    """The CUDA graph of what ``work()`` launches on a stream."""
+    try:
+        with _waiting:
+            _captures.append(address)
+        try:
+            _done(driver.cuStreamBeginCapture(address, _RELAXED))
             work()
         except BaseException:
             status, graph = driver.cuStreamEndCapture(address)
             if status is _SUCCESS:
                 driver.cuGraphDestroy(graph)
             raise
-        graph = _done(driver.cuStreamEndCapture(address))
-        try:
-            return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
-        finally:
-            driver.cuGraphDestroy(graph)
+        return _done(driver.cuStreamEndCapture(address))
+    finally:
+        _captures.clear()
 
 
 def _done(answer):
@@ -82,8 +97,8 @@ def _nothing_given_back():
     whether it does so during a capture is not known.
     """
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         with cuda.defer_cleanup():
             yield
     finally:
@@ -97,17 +112,24 @@ def synchronize():
         cuda.synchronize()
 
 
+def between_captures():
+    """A ``with`` block that begins when this package captures no stream, and during which it begins no capture.
+
+    Enter it before taking a lock that captured work may take, if the device is waited for behind that lock.
+    """
+    return _whole_device
+
+
 def is_idle():
     """Wait for all work of the device: True. False, without waiting, if this package or another library captures a stream."""
-    if not _whole_device.acquire(blocking=False):
-        return False
-    try:
-        cuda.synchronize()
-    except Exception:  # whatever a driver says
-        return False
-    finally:
-        _whole_device.release()
-    return True
+    with _waiting:
+        if _captures:
+            return False
+        try:
+            cuda.synchronize()
+        except Exception:  # whatever a driver says
+            return False
+        return True
 
 
 class Stream:

@@ -8,7 +8,6 @@ CUDA graph, or by what sets the counter back (FSDP's gathering); :meth:`Packings
 """
 
 import threading
-from collections import OrderedDict
 from contextlib import contextmanager
 
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,7 +25,7 @@ class Packings:
     """
 
     def __init__(self, count):
-        self._count, self._kept, self._lock = count, OrderedDict(), threading.Lock()
+        self._count, self._kept, self._lock = count, {}, threading.Lock()
 
     def __len__(self):
         return len(self._kept)
@@ -56,7 +55,7 @@ class Packings:
         with self._lock:
             packed_of, room = self._kept.get(where, (None, None))
             if packed_of == version:
-                self._kept.move_to_end(where)
+                self._kept[where] = self._kept.pop(where)  # the last one now
         if packed_of == version:
             yield {"packed": True, "room": room}
             return
@@ -64,10 +63,10 @@ class Packings:
         yield {"packed": False, "room": room}
         with self._lock:  # now that it is queued
             self._drop(lambda storage: storage.expired())
+            self._kept.pop(where, None)
             self._kept[where] = version, room
-            self._kept.move_to_end(where)
             while len(self._kept) > self._count:
-                self._kept.popitem(last=False)
+                del self._kept[next(iter(self._kept))]
 
     def clear(self):
         """Drop all copies."""

@@ -1,4 +1,4 @@
-"""Threads with a stream each: calls, a shared plan, caches that are cleared and networks, all at once."""
+"""Threads with streams of their own: calls, shared plans, graphs, routing, caches that are cleared and networks, all at once."""
 
 import threading
 from dataclasses import replace
@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 import numbacaps
+from numbacaps.device.streams import Stream
 from numbacaps.device.target import SIMULATED, cuda
 from tests.support.campaign import convolutions
 from tests.support.campaign.layouts import on_host, unwritten
@@ -17,6 +18,8 @@ _THREADS = 3 if SIMULATED else 24
 _CALLS = 2 if SIMULATED else 12  # of a thread in a round
 _POOL = 8 if SIMULATED else 64  # calls that threads choose from
 _CLEARED_EVERY = 16  # works of a thread, in the mean
+_PACKS = 0.2  # share of the works on a packed kernel that pack it again
+_LEAVES = 0.2  # share of the works behind which a thread goes on with another stream
 _LONG = 600  # seconds for a round
 # Numba's simulator runs one kernel at a time.
 _turn = threading.Lock()
@@ -34,14 +37,32 @@ def _alone(seed, number):
 
 @cache
 def _shared(seed):
-    """(plan, its x and w on the device, its result), which all threads take."""
-    shapes, rng = ((2, 4, 7, 7, 4, 4), (4, 4, 3, 3, 4, 4)), np.random.default_rng(seed)
+    """(plan that has packed its kernel, its x and w on the device, its result), which all threads take."""
+    shapes = ((2, 4, 7, 7, 4, 4), (4, 4, 3, 3, 4, 4))
     if SIMULATED:
         shapes = (1, 1, 3, 3, 2, 2), (2, 1, 2, 2, 2, 2)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    plan = numbacaps.plan(*shapes)
-    x, w, y = cuda.to_device(x), cuda.to_device(w), np.empty(plan.y_shape, np.float32)
-    return plan, x, w, plan(x, w, unwritten(y, True)).copy_to_host()
+    plan = numbacaps.plan(*shapes, precision="tf32x3")
+    x, w, y = _operands(seed, plan)
+    plan.pack(w)
+    return plan, x, w, plan(x, w, y).copy_to_host()
+
+
+@cache
+def _shared_routing(seed):
+    """The same of a plan of routing."""
+    shapes = (2, 8, 4, 4, 4, 4), (4, 8, 1, 1, 4, 4)
+    if SIMULATED:
+        shapes = (1, 2, 1, 1, 2, 2), (2, 2, 1, 1, 2, 2)
+    plan = numbacaps.routing_plan(*shapes)
+    x, w, y = _operands(seed, plan)
+    return plan, x, w, plan(x, w, y).copy_to_host()
+
+
+def _operands(seed, plan):
+    """x, w and an unwritten output of a plan, on the device."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (plan.x_shape, plan.w_shape))
+    return cuda.to_device(x), cuda.to_device(w), unwritten(np.empty(plan.y_shape, np.float32), True)
 
 
 @cache
@@ -74,11 +95,45 @@ def _call(seed, rng, stream):
 
 
 def _plan(seed, rng, stream):
+    return _run(_shared(seed), "a shared plan", stream)
+
+
+def _routing(seed, rng, stream):
+    return _run(_shared_routing(seed), "a shared plan of routing", stream)
+
+
+def _packed(seed, rng, stream):
     plan, x, w, want = _shared(seed)
+    if rng.random() < _PACKS:
+        plan.pack(w, stream=stream)
+    return _run((plan, x, None, want), "a shared packed kernel", stream)
+
+
+def _run(shared, what, stream):
+    plan, x, w, want = shared
     y = plan(x, w, unwritten(want, True), stream=stream)
     stream.synchronize()
-    assert np.array_equal(y.copy_to_host(), want), "other bits than alone: the shared plan"
-    return "a shared plan"
+    return _same(what, y, want)
+
+
+def _graph(seed, rng, stream):
+    plan, x, w, want = _shared(seed)
+    own, y = Stream(), unwritten(want, True)
+
+    def work():
+        plan(x, w, y, stream=own.numba)
+
+    work()
+    launch = own.capture(work) if own.captures else work
+    for _ in range(2):
+        launch()
+    own.synchronize()
+    return _same("a graph of a shared plan", y, want)
+
+
+def _same(what, y, want):
+    assert np.array_equal(y.copy_to_host(), want), f"other bits than alone: {what}"
+    return what
 
 
 def _network(seed, rng, stream):
@@ -91,11 +146,16 @@ def _clear(seed, rng, stream):
     return "caches cleared"
 
 
-def _work(seed, rng, stream, said):
+_WORKS = _call, _call, _call, _plan, _packed, _graph, _routing
+
+
+def _work(seed, rng, said):
     """The works of a thread in a round."""
+    stream = cuda.stream()
     for _ in range(_CALLS):
-        one = _clear if rng.random() < 1 / _CLEARED_EVERY else rng.choice((_call, _call, _plan))
+        one = _clear if rng.random() < 1 / _CLEARED_EVERY else rng.choice(_WORKS)
         one = _network if rng.random() < 0.1 else one
+        stream = cuda.stream() if rng.random() < _LEAVES else stream
         if SIMULATED:
             with _turn:
                 said.append(one(seed, rng, stream))
@@ -105,16 +165,16 @@ def _work(seed, rng, stream, said):
 
 def check(seed, number):
     """A round: all threads begin together; what each gets is what one gets alone."""
-    _shared(seed), _losses(seed)
+    _shared(seed), _shared_routing(seed), _losses(seed)
     for one in range(_POOL):
         _alone(seed, one)
     said, wrong, start = [], [], threading.Barrier(_THREADS)
 
     def run(which):
         try:
-            rng, stream = np.random.default_rng((seed, number, which)), cuda.stream()
+            rng = np.random.default_rng((seed, number, which))
             start.wait(_LONG)
-            _work(seed, rng, stream, said)
+            _work(seed, rng, said)
         except Exception as error:  # whichever library's
             wrong.append(error)
 
@@ -130,7 +190,7 @@ def check(seed, number):
 
 
 PART = Part(
-    summary=f"{_THREADS} threads with a stream each: calls, a shared plan, networks, cleared caches",
+    summary=f"{_THREADS} threads with streams of their own: calls, shared plans, graphs, routing, networks, cleared caches",
     unit="round",
     check=check,
     amount=10,
