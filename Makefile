@@ -19,7 +19,7 @@ CUDA ?= cu13
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
-SIDE_BY_SIDE := -n 2 --dist worksteal
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist worksteal  # a process a core
 
 MINUTES ?= 10
 TORCH ?= torch==2.13.0

@@ -61,6 +61,7 @@ __all__ = [
     "warmup",
 ]
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used
+_OF_LIBRARIES = ("torch", "jax")  # which take seconds to import, so they are asked for
 
 load_one_at_a_time()
 free_together()
@@ -69,6 +70,8 @@ free_together()
 def __getattr__(name):
     if name in _SUBPACKAGES:
         return import_module(f"numbacaps.{name}")
+    if name in _OF_LIBRARIES:
+        raise AttributeError(f"numbacaps.{name} is imported by its name: import numbacaps.{name}")
     raise AttributeError(f"module 'numbacaps' has no attribute {name!r}")
 
 

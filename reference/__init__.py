@@ -11,11 +11,12 @@ Read it in this order.
 5. `vectorised`: an independent einsum in float64 that checks 3 and 4 and is fast enough for large
    arrays.
 6. `compare`: how a result is judged.
-7. `nn` and `network`: what a capsule network computes beside its convolutions, and a whole one.
+7. `routing`: dynamic and EM routing of the votes, in every form, with gradients.
+8. `nn` and `network`: what a capsule network computes beside its convolutions, and a whole one.
 
 `checks` holds what the functions refuse, and is no part of the paper.
 
-Arrays always have seven axes, also for matrix capsules, which have G = 1:
+Arrays of Algorithm 2 have seven axes, also those of matrix capsules, which have G = 1:
 
     input   (N, C, H, W, G, D1, D2)
     kernel  (P, C, KH, KW, G, D2, D3)

@@ -2,7 +2,7 @@
 
 Every array has a row of products as its middle axes. A position of the window is
 ``l = oh*OW + ow``, of L = OH*OW; an element of the window is ``q = (c*KH + kh)*KW + kw``, of
-Q = C*KH*KW. Algorithm 3, forward (Figures 3 to 6 of the paper are its steps 1 to 4):
+Q = C*KH*KW. Algorithm 3, forward (Figures 3, 4 and 5 of the paper are its steps 1, 2 and 3, Figure 6 is steps 4 and 5):
 
     step 1  capsule_im2col(I)                      I_flat  (N, L, Q, G, D1, D2)
     step 2  input_extend(I_flat)                   I'      (N, P, L, Q, G, D1, D2)

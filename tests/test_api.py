@@ -373,3 +373,10 @@ def test_added_axes_are_contiguous(rng):
     w = rng.standard_normal((2, 2, 2))[:, None, :, :, None, None]
     got = numbacaps.capsule_conv2d(x, w)
     np.testing.assert_array_equal(got, numbacaps.capsule_conv2d(x.copy(), w.copy()))
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_part_that_is_not_imported_says_how(name, monkeypatch):
+    monkeypatch.delattr(numbacaps, name, raising=False)  # another test may have imported it
+    with pytest.raises(AttributeError, match=f"by its name: import numbacaps.{name}$"):
+        getattr(numbacaps, name)

@@ -211,6 +211,8 @@ def capsule_routing_backward(
 def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     """What :func:`capsule_routing` would run on a GPU, how often it computes votes, and how many bytes they take.
 
+    It says so without a GPU, too; the kernels are those for the simulator then, whose blocks and clusters are smaller.
+
     Parameters
     ----------
     x_shape, w_shape : tuple of int, or arrays

@@ -2,8 +2,17 @@
 
 A stage module reads top to bottom: the formula, shapes and thread mapping; the factory that closes
 over the compile-time dimensions and returns the ``numba.cuda.jit`` kernel; the launcher, which
-checks, configures and launches on a stream. Launchers take a :class:`numbacaps.stages.slab.Slab`
-(``whole(geometry)`` for all of the work) and device arrays.
+checks, configures and launches on a stream. Launchers take a :class:`numbacaps.stages.slab.Slab`, a part of the work
+(``whole(geometry)`` for all of it), and device arrays::
+
+    g = numbacaps.Geometry(N=1, C=1, P=1, H=3, W=3, KH=2, KW=2, G=1, D1=2, D2=2, D3=2)
+    slab = whole(g)
+    x = cuda.to_device(np.ones(g.input_shape, np.float32))
+    columns = cuda.device_array(slab.columns_shape, np.float32)
+    capsule_im2col(slab, x, columns)
+
+Letters are those of :class:`numbacaps.geometry.Geometry`; a capsule of the input has E1 = G*D1*D2 elements, of the kernel
+E2 = G*D2*D3, of the output E3 = G*D1*D3, and ``e`` counts them. Read the files in the order of ``FORWARD``, then ``BACKWARD``.
 """
 
 from dataclasses import dataclass

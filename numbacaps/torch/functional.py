@@ -195,7 +195,13 @@ def squash(x, dim=-1):
     ----------
     x : Tensor
     dim : int or tuple of int
-        The capsule's axes. CUDA tensors whose last axes these are take one kernel.
+        The capsule's axes: -1 of vectors, (-2, -1) of matrices, of which -1 would squash each row alone. CUDA tensors whose
+        last axes these are take one kernel.
+
+    Raises
+    ------
+    RuntimeError
+        ``x`` has no dtype of floats.
     """
     wide = _wide(x)
     group = last_elements(x.shape, dim) if x.is_cuda else 0
@@ -231,6 +237,8 @@ def exponential_squash(x, group, slope=1.0):
 
 
 def _wide(x):
+    if not x.dtype.is_floating_point:
+        raise RuntimeError(f"x is {x.dtype}; it takes a dtype of floats")
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

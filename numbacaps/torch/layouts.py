@@ -5,6 +5,7 @@ Results are views where that can be; the layers copy what is not contiguous.
 
 import torch
 
+from numbacaps.torch.closed import check_tensors
 from numbacaps.torch.functional import pair
 
 
@@ -14,6 +15,7 @@ def from_vectors(x):
     The layout of Sabour et al. 2017 in XifengGuo/CapsNet-Pytorch (``PrimaryCapsule`` and ``DenseCapsule``) and its kin.
     A row vector times a matrix is the default product's (1, dim) @ (dim, out). ``DenseCapsule`` multiplies from the
     left: its weight (out, in, out_dim, in_dim) is ``weight.transpose(-1, -2)`` of :class:`numbacaps.torch.CapsuleLinear`.
+    That layer and :class:`numbacaps.torch.RoutedCapsuleLinear` take (N, caps, 1, dim) themselves: ``x[:, :, None]``.
     """
     _check("x", x, 3, "(N, caps, dim)")
     return x[:, :, None, None, None, :]
@@ -48,6 +50,8 @@ def from_poses(x, caps, pose=4):
     poses, activations : Tensor
     """
     rows, columns = pair("pose", pose, 1)
+    if isinstance(caps, bool) or not isinstance(caps, int) or caps < 1:
+        raise ValueError(f"caps is {caps!r}; it takes an int of 1 or more")
     wanted = caps * (rows * columns + 1)
     _check("x", x, 4, f"(N, H, W, {wanted})")
     if x.shape[3] != wanted:
@@ -60,6 +64,7 @@ def from_poses(x, caps, pose=4):
 def to_poses(poses, activations):
     """Poses (N, caps, H, W, P, P) and activations (N, caps, H, W) as (N, H, W, caps*(P*P+1)); see :func:`from_poses`."""
     _check("poses", poses, 6, "(N, caps, H, W, P, P)")
+    check_tensors(activations=activations)
     if activations.shape != poses.shape[:4]:
         raise ValueError(
             f"activations has shape {tuple(activations.shape)}; it takes {tuple(poses.shape[:4])}"
@@ -88,10 +93,12 @@ def to_atoms(x):
 
 
 def _check(name, x, rank, takes):
+    check_tensors(**{name: x})
     if x.dim() != rank:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes {takes}")
 
 
 def _check_image(x):
+    check_tensors(x=x)
     if x.dim() < 5:
         raise ValueError(f"x has shape {tuple(x.shape)}; it takes (N, C, H, W, *T), T not empty")

@@ -24,12 +24,11 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     Raises
     ------
     TypeError, ValueError
-        ``labels`` are not one int64 an image, ``down_weight`` is negative, or ``reduction`` is another word.
+        ``labels`` are not one int64 an image, a margin or weight is no number, ``down_weight`` is negative, or ``reduction`` is
+        another word.
     """
     _check_labels("lengths", lengths, labels)
-    _check_reduction(reduction)
-    if not down_weight >= 0:
-        raise ValueError(f"down_weight is {down_weight!r}; it takes 0 or more")
+    check_options(reduction, m_plus=m_plus, m_minus=m_minus, down_weight=down_weight)
     margins = m_plus, m_minus, down_weight
     differentiated = torch.is_grad_enabled() and lengths.requires_grad
     if differentiated and ordinary(lengths):
@@ -84,7 +83,7 @@ def spread_loss(activations, labels, margin=0.2, reduction="mean"):
         As :func:`margin_loss`.
     """
     _check_labels("activations", activations, labels)
-    _check_reduction(reduction)
+    check_options(reduction, margin=margin)
     target = activations.gather(1, labels[:, None])
     losses = (margin - (target - activations)).clamp_min(0) ** 2
     return _reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
@@ -105,9 +104,15 @@ def _check_labels(name, scores, labels):
         )
 
 
-def _check_reduction(reduction):
+def check_options(reduction, **numbers):
+    """Refuse what is no reduction, and numbers by name that are none, or a ``down_weight`` below 0."""
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
+    for name, number in numbers.items():
+        if isinstance(number, (bool, str)) or not hasattr(number, "__float__"):
+            raise TypeError(f"{name} is {number!r}; it takes a number")
+        if name == "down_weight" and not number >= 0:
+            raise ValueError(f"down_weight is {number!r}; it takes 0 or more")
 
 
 def _reduced(losses, reduction):

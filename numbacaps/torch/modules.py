@@ -385,7 +385,7 @@ class CapsuleLinear(_CapsuleLayer):
 
 
 class Squash(nn.Module):
-    """:func:`numbacaps.torch.functional.squash` as a layer; ``dim`` are the capsule's axes."""
+    """:func:`numbacaps.torch.functional.squash` as a layer; ``dim`` are the capsule's axes: (-2, -1) of matrices."""
 
     def __init__(self, dim=-1):
         super().__init__()
@@ -421,6 +421,7 @@ class MarginLoss(nn.Module):
 
     def __init__(self, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction="mean"):
         super().__init__()
+        losses.check_options(reduction, m_plus=m_plus, m_minus=m_minus, down_weight=down_weight)
         self.m_plus, self.m_minus = m_plus, m_minus
         self.down_weight, self.reduction = down_weight, reduction
 
@@ -439,6 +440,7 @@ class SpreadLoss(nn.Module):
 
     def __init__(self, margin=0.2, reduction="mean"):
         super().__init__()
+        losses.check_options(reduction, margin=margin)
         self.margin, self.reduction = margin, reduction
 
     def extra_repr(self):

@@ -1,4 +1,10 @@
-"""Layers that route: capsule convolutions whose sum is routing, and routing of votes that somebody else made."""
+"""Layers that route: capsule convolutions whose sum is routing, and routing of votes that somebody else made.
+
+Dynamic routing returns squashed capsules, of lengths from 0 to 1, so no squash follows it. EM routing does not squash.
+"""
+
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -7,7 +13,13 @@ from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.closed import backend_of, check, check_tensors
 from numbacaps.torch.couplings import routing_couplings
-from numbacaps.torch.modules import CapsuleConv2d, CapsuleLinear, check_count, check_shape
+from numbacaps.torch.modules import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    check_capsule,
+    check_count,
+    check_shape,
+)
 from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing, check_values
 
 
@@ -26,6 +38,11 @@ class _Routed:
     """What routed layers have in common: the options of routing, and what is learned besides the kernel."""
 
     def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
+        if not isinstance(routing, (str, Mapping)):
+            raise TypeError(
+                f"routing is {routing!r}; it takes 'dynamic', 'em', or options by name, as "
+                "{'routing': 'em', 'iterations': 2}"
+            )
         named = {"routing": routing} if isinstance(routing, str) else dict(routing)
         self.options = options_of(named)
         for name in options:
@@ -46,12 +63,23 @@ class _Routed:
         self.register_parameter("logits", nn.Parameter(zeros) if learn_logits else None)
 
     def reset_parameters(self):
-        """The kernel as that of any convolution; betas and logits are 0."""
-        super().reset_parameters()
+        """A kernel with which parents begin about as long as children, where logits are 0; betas and logits are 0.
+
+        The standard deviation counts the couplings of the first iteration. For DigitCaps (1152 children of 8 elements, 10 parents)
+        it is 0.104.
+        """
+        nn.init.normal_(self.weight, std=1 / (self._first_coupling() * math.sqrt(self._fan_in())))
         for name in ("beta_u", "beta_a", "logits"):
             learned = self._parameters.get(name)  # while the layer is made there are none yet
             if learned is not None:
                 nn.init.zeros_(learned)
+
+    def _first_coupling(self):
+        """With it votes are weighted first; of EM routing such that a parent's variance is that of one vote."""
+        children = self._children_of_one()
+        if self.options.is_em:
+            return children**-0.5
+        return 1 / (self.out_channels if self.options.softmax_over == "parents" else children)
 
     def _routed(self, function, x, activations):
         """Of :func:`capsule_routing` or what takes the same."""
@@ -87,12 +115,16 @@ class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
     Notes
     -----
     ``forward`` takes (N, in_channels, H, W, *in_capsule), and of EM routing activations (N, in_channels, H, W); it returns
-    capsules, of EM routing with activations. With ``votes="sum"`` and ``in_channels=1`` x may have any number of channels,
-    which share the kernel, as in SegCaps. TypeError and ValueError as of :class:`numbacaps.torch.CapsuleConv2d`.
+    capsules, of EM routing with activations. Dynamic routing has squashed them; EM routing does not squash. With
+    ``votes="sum"`` and ``in_channels=1`` x may have any number of channels, which share the kernel, as in SegCaps. TypeError and ValueError as of :class:`numbacaps.torch.CapsuleConv2d`.
     """
 
     def _logits_shape(self):
         return self.weight.shape[: 2 if self.options.is_summed else 4]
+
+    def _children_of_one(self):
+        """Children of a parent: pixels of its window, in every channel."""
+        return self.in_channels * math.prod(self.kernel_size)
 
     def _convolution(self):
         """What routing is told of the kernel and its window."""
@@ -121,8 +153,10 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
 
     Parameters
     ----------
-    in_capsules, out_capsules : int
-        How many.
+    in_channels : int or tuple of int
+        Children; of a grid its axes, as (C, H, W).
+    out_channels : int
+        Parents.
     in_capsule, out_capsule : tuple of int
         Their shapes; vectors are (1, length).
     routing, learn_logits, product, precision, device, dtype
@@ -130,27 +164,30 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
 
     Attributes
     ----------
-    weight : Parameter (out_capsules, in_capsules, *T2)
+    weight : Parameter (out_channels, children, *T2)
         That of :class:`numbacaps.torch.CapsuleLinear`, so each loads the other's.
-    beta_u, beta_a : Parameters (out_capsules,) of EM routing, None else
-    logits : Parameter (out_capsules, in_capsules), or None
+    beta_u, beta_a : Parameters (out_channels,) of EM routing, None else
+    logits : Parameter (out_channels, children), or None
 
     Notes
     -----
-    ``forward`` takes (N, in_capsules, *in_capsule), and of EM routing activations (N, in_capsules); it returns (N,
-    out_capsules, *out_capsule), of EM routing with activations. It raises TypeError where an argument is no tensor, and
-    ValueError where it has other axes, or where dynamic routing is given activations.
+    ``forward`` takes (N, *in_channels, *in_capsule), and of EM routing activations (N, *in_channels); it returns (N,
+    out_channels, *out_capsule), of EM routing with activations. Dynamic routing has squashed them; EM routing does not squash. It
+    raises TypeError where an argument is no tensor, and ValueError where it has other axes, or where dynamic routing is
+    given activations.
     """
 
     def __init__(
-        self, in_capsules, out_capsules, in_capsule=(1, 8), out_capsule=(1, 16), **options
+        self, in_channels, out_channels, in_capsule=(1, 8), out_capsule=(1, 16), **options
     ):
-        check_count("in_capsules", in_capsules)
-        check_count("out_capsules", out_capsules)
-        super().__init__(in_capsules, out_capsules, in_capsule, out_capsule, **options)
+        super().__init__(in_channels, out_channels, in_capsule, out_capsule, **options)
 
     def _logits_shape(self):
         return self.weight.shape[:2]
+
+    def _children_of_one(self):
+        """Children of a parent: all."""
+        return math.prod(self.in_channels)
 
     def _convolution(self):
         """What routing is told of the kernel, whose window is one pixel."""
@@ -168,27 +205,31 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
         return made[:, :, 0, 0]
 
     def couplings(self, x, activations=None):
-        """How much of each child goes to which parent: (N, out_capsules, in_capsules), without a gradient."""
+        """How much of each child goes to which parent: (N, out_channels, children), without a gradient."""
         found = self._routed(routing_couplings, *self._as_channels(x, activations))
         return found[:, :, 0, 0, :, 0, 0]
 
     def _as_channels(self, x, activations):
         """x and activations as of one pixel."""
         check_given({"activations": activations}, self.options)
+        lead = x.shape[: 1 + len(self.in_channels)] if isinstance(x, torch.Tensor) else ()
         x = self._children(x)
         if activations is not None:
-            check_shape("activations", activations, x.shape[:2])
-            activations = activations[:, :, None, None]
+            check_shape("activations", activations, lead)
+            activations = activations.flatten(1)[:, :, None, None]
         return x[:, :, None, None], activations
 
 
 class _Routing(nn.Module):
     """Routing of votes that somebody else made: (N, P, *positions, I, *capsule)."""
 
-    def __init__(self, positions=0, routing="dynamic", **options):
+    def __init__(self, positions, capsule, routing, options):
         super().__init__()
         check_count("positions", positions, least=0)
-        self.positions, self.options = positions, Options(routing, **options)
+        if "routing" in options:
+            raise TypeError(f"{type(self).__name__} takes no routing; it is {routing!r}")
+        self.positions, self.options = positions, options_of({"routing": routing, **options})
+        self.capsule = None if capsule is None else check_capsule("capsule", capsule)
         if self.options.is_summed:
             raise ValueError(
                 "votes is 'sum'; it takes 'children': whose votes they are is not known"
@@ -199,7 +240,8 @@ class _Routing(nn.Module):
         check_tensors(votes=votes)
         check(votes=votes)
         lead = "N", parents, *["position"] * self.positions, "I"
-        check_shape("votes", votes, (*lead, *votes.shape[len(lead) :]))
+        capsule = votes.shape[len(lead) :] if self.capsule is None else self.capsule
+        check_shape("votes", votes, (*lead, *capsule))
 
     def _flat(self, votes):
         """Votes (N, L, I, P, E), and the shape of capsules."""
@@ -211,16 +253,20 @@ class _Routing(nn.Module):
         return flat, (*lead, *capsule)
 
     def extra_repr(self):
-        return f"positions={self.positions}, {_shown(self.options)}"
+        capsule = "" if self.capsule is None else f"capsule={self.capsule}, "
+        return f"positions={self.positions}, {capsule}{_shown(self.options)}"
 
 
 class DynamicRouting(_Routing):
-    """Dynamic routing of votes (N, P, *positions, I, *capsule); returns (N, P, *positions, *capsule).
+    """Dynamic routing of votes (N, P, *positions, I, *capsule); returns (N, P, *positions, *capsule), squashed.
 
     Parameters
     ----------
     positions : int
-        Axes of positions, between parents and children.
+        Axes of positions, between parents and children; 2 for votes of a convolution, whose children are three axes:
+        ``DynamicRouting(positions=2, capsule=(4, 4))(layer.votes(x).flatten(4, 6))``.
+    capsule : tuple of int, optional
+        The capsules' shape, which is checked then. By default it is all that follows the children.
     options
         ``iterations``, ``softmax_over`` and ``detach`` of :func:`capsule_routing`.
 
@@ -230,8 +276,8 @@ class DynamicRouting(_Routing):
     a shape does not fit.
     """
 
-    def __init__(self, positions=0, **options):
-        super().__init__(positions, "dynamic", **options)
+    def __init__(self, *, positions=0, capsule=None, **options):
+        super().__init__(positions, capsule, "dynamic", options)
 
     def forward(self, votes, logits=None):
         """The parents; ``logits`` (P, I)."""
@@ -256,8 +302,8 @@ class EMRouting(_Routing):
     ----------
     out_channels : int
         Parents.
-    positions : int
-        Axes of positions, between parents and children.
+    positions, capsule : optional
+        As of :class:`DynamicRouting`.
     options
         ``iterations``, ``lam``, ``epsilon`` and ``detach`` of :func:`capsule_routing`.
     device, dtype : optional
@@ -272,8 +318,10 @@ class EMRouting(_Routing):
     devices, under ``torch.compile`` and in transforms of ``torch.func`` their values are not looked at.
     """
 
-    def __init__(self, out_channels, positions=0, device=None, dtype=None, **options):
-        super().__init__(positions, "em", **options)
+    def __init__(
+        self, out_channels, *, positions=0, capsule=None, device=None, dtype=None, **options
+    ):
+        super().__init__(positions, capsule, "em", options)
         check_count("out_channels", out_channels)
         if self.options.normalise != "window":
             raise ValueError("normalise is 'all'; EMRouting takes 'window', the only one of votes")

@@ -122,6 +122,11 @@ def _pairs(parts):
         if isinstance(part, CapsuleConv2d):
             if part.bias is not None:
                 raise ValueError(f"modules[{number}] has a bias; it takes bias=False")
+            if getattr(part, "beta_u", None) is not None:
+                raise ValueError(
+                    f"modules[{number}] routes by EM, which takes and returns activations; it takes one that routes by "
+                    "'dynamic', or none that routes"
+                )
             if found:
                 _check_follows(part, found[-1][0])
             found.append((part, None))

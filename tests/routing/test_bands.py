@@ -90,6 +90,7 @@ def _error(found, wanted):
     return np.abs(found.astype(float) - wanted).max() / np.abs(wanted).max()
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 def test_a_plan_routes_in_bands(rng):
     """With logits and couplings, twice; it takes less memory than the votes of the whole would."""

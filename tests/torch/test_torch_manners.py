@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from functools import partial
 
 import pytest
 
@@ -109,7 +110,7 @@ _LAYERS = {
         lambda: nt.RoutedCapsuleLinear(6, 3, routing="em")
     ),
     "DynamicRouting(positions=2, routing='dynamic', iterations=1, detach=True)": lambda: (
-        nt.DynamicRouting(2, iterations=1, detach=True)
+        nt.DynamicRouting(positions=2, iterations=1, detach=True)
     ),
     "EMRouting(3, positions=0, routing='em', iterations=3)": lambda: nt.EMRouting(3),
     "MarginLoss(m_plus=0.9, m_minus=0.1, down_weight=0.5, reduction='sum')": lambda: nt.MarginLoss(
@@ -165,7 +166,7 @@ def test_a_stride_is_not_taken_for_the_shape_of_a_capsule(layer, stride):
 
 
 def test_routed_layers_refuse_what_they_would_not_do():
-    with pytest.raises(ValueError, match="out_capsules is 0; it takes an int of 1 or more"):
+    with pytest.raises(ValueError, match="out_channels is 0; it takes an int of 1 or more"):
         nt.RoutedCapsuleLinear(1152, 0)
     with pytest.raises(ValueError, match="bias is True; routing takes none"):
         nt.RoutedCapsuleConv2d(2, 3, 1, bias=True)
@@ -290,8 +291,8 @@ _VOTES = torch.ones(2, 3, 5, 6, 4, 4)  # of 6 children for 3 parents, at 5 posit
 
 def _routings():
     """Both routings of votes; activations go to one of them."""
-    em = nt.EMRouting(3, 1)
-    return nt.DynamicRouting(1), lambda votes: em(votes, torch.ones(2, 5, 6))
+    em = nt.EMRouting(3, positions=1)
+    return nt.DynamicRouting(positions=1), lambda votes: em(votes, torch.ones(2, 5, 6))
 
 
 def test_routing_of_votes_refuses_what_are_none():
@@ -305,16 +306,111 @@ def test_routing_of_votes_refuses_what_are_none():
             ValueError, match=r"votes has shape \(2, 3, 5\); it takes \(N, [P3], pos"
         ):
             route(_VOTES[..., 0, 0, 0])
-    for routing in (nt.DynamicRouting, lambda positions: nt.EMRouting(3, positions)):
+    for routing in (nt.DynamicRouting, partial(nt.EMRouting, 3)):
         with pytest.raises(ValueError, match="positions is -1; it takes an int of 0 or more"):
-            routing(-1)
+            routing(positions=-1)
     with pytest.raises(ValueError, match="out_channels is 0; it takes an int of 1 or more"):
         nt.EMRouting(0)
 
 
+def test_votes_of_a_convolution_are_routed_where_their_children_are_one_axis():
+    layer = nt.CapsuleConv2d(2, 3, 2, precision="ieee").double()
+    x = torch.randn(2, 2, 4, 4, 4, 4, dtype=torch.float64)
+    votes = layer.votes(x)
+    routing = nt.DynamicRouting(positions=2, capsule=(4, 4))
+    y = nt.capsule_routing(x, layer.weight, precision="ieee")
+    torch.testing.assert_close(routing(votes.flatten(4, 6)), y)
+    said = r"votes has shape \(2, 3, 3, 3, 2, 2, 2, 4, 4\); it takes \(N, P, position, position, I, 4, 4\)"
+    with pytest.raises(ValueError, match=said):
+        routing(votes)
+    assert "capsule=(4, 4)" in repr(routing)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: nt.DynamicRouting(routing="em"), "DynamicRouting takes no routing; it is 'dyn"),
+        (lambda: nt.DynamicRouting(iters=2), "'iters' is no option of routing; it takes"),
+        (lambda: nt.RoutedCapsuleConv2d(8, 4, 3, routing=None), "routing is None; it takes 'dyn"),
+        (lambda: nt.RoutedCapsuleLinear(8, 4, routing=3), "routing is 3; it takes 'dynamic', 'em'"),
+        (lambda: nt.SpreadLoss(margin="0.2"), "margin is '0.2'; it takes a number"),
+        (lambda: nt.MarginLoss(m_plus=True), "m_plus is True; it takes a number"),
+        (lambda: nt.layouts.from_vectors([1.0]), "x is a list; it takes a torch.Tensor"),
+    ],
+)
+def test_what_layers_of_routing_and_losses_do_not_take(made, said):
+    with pytest.raises(TypeError, match=re.escape(said)):
+        made()
+
+
+def test_losses_refuse_other_reductions_when_they_are_made():
+    for loss in (nt.SpreadLoss, nt.MarginLoss):
+        with pytest.raises(ValueError, match="reduction is 'avg'; it takes 'mean'"):
+            loss(reduction="avg")
+
+
+@pytest.mark.parametrize("caps", [-8, 8.0, True])
+def test_poses_are_of_whole_capsules(caps):
+    with pytest.raises(ValueError, match="caps is .*; it takes an int of 1 or more"):
+        nt.layouts.from_poses(torch.ones(1, 2, 2, 17), caps)
+
+
+def test_numbers_that_are_no_floats_are_not_squashed():
+    for run in (nt.Squash(), nt.ExponentialSquash(2)):
+        with pytest.raises(RuntimeError, match="x is torch.int64; it takes a dtype of floats"):
+            run(torch.ones(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("made", "children"),
+    [
+        (lambda: nt.RoutedCapsuleLinear((32, 6, 6), 10), (32, 6, 6, 1, 8)),
+        (lambda: nt.RoutedCapsuleLinear(300, 5, (4, 4), (4, 4)), (300, 4, 4)),
+        (
+            lambda: nt.RoutedCapsuleLinear(
+                300, 5, (4, 4), (4, 4), routing={"routing": "dynamic", "softmax_over": "children"}
+            ),
+            (300, 4, 4),
+        ),
+        (lambda: nt.RoutedCapsuleConv2d(16, 12, 3), (16, 3, 3, 4, 4)),
+    ],
+)
+def test_parents_of_a_new_layer_are_about_as_long_as_children(made, children):
+    """Before the squash: the sums of the first iteration."""
+    torch.manual_seed(0)
+    layer = made()
+    x = torch.randn(64, *children)
+    if isinstance(layer, nt.RoutedCapsuleLinear):
+        votes = layer.votes(x)
+    else:
+        votes = layer.votes(x).flatten(4, 6)[:, :, 0, 0]
+    share = layer._first_coupling()
+    sums = share * votes.sum(2)
+    assert 0.8 < sums.std() < 1.25
+
+
+def test_a_routed_layer_takes_a_grid():
+    torch.manual_seed(0)
+    grid, flat = nt.RoutedCapsuleLinear((4, 3, 3), 5), nt.RoutedCapsuleLinear(36, 5)
+    flat.load_state_dict(grid.state_dict())
+    x = torch.randn(2, 4, 3, 3, 1, 8)
+    torch.testing.assert_close(grid(x), flat(x.flatten(1, 3)))
+    how = {"routing": "em", "in_capsule": (4, 4), "out_capsule": (4, 4)}
+    grid, a = nt.RoutedCapsuleLinear((4, 3, 3), 5, **how), torch.rand(2, 4, 3, 3)
+    assert [made.shape for made in grid(torch.randn(2, 4, 3, 3, 4, 4), a)] == [(2, 5, 4, 4), (2, 5)]
+    with pytest.raises(ValueError, match=r"activations has shape \(2, 36\); it takes \(2, 4, 3, 3"):
+        grid(torch.randn(2, 4, 3, 3, 4, 4), a.flatten(1))
+
+
+def test_what_is_whole_does_not_route_by_em():
+    em = nt.RoutedCapsuleConv2d(4, 4, 1, routing="em")
+    with pytest.raises(ValueError, match=r"modules\[1\] routes by EM, which takes and returns"):
+        nt.CapsuleSequential(nt.CapsuleConv2d(8, 4, 1), em)
+
+
 def test_routing_of_votes_refuses_operands_that_do_not_fit():
     logits, a = torch.zeros(3, 6), torch.ones(2, 5, 6)
-    dynamic, em = nt.DynamicRouting(1), nt.EMRouting(3, 1)
+    dynamic, em = nt.DynamicRouting(positions=1), nt.EMRouting(3, positions=1)
     dynamic(_VOTES, logits), em(_VOTES, a)
     for wrong in (logits[:1], logits[:, :1], logits.T, logits[0], logits[None]):
         said = f"logits has shape {tuple(wrong.shape)}; it takes (3, 6)"
@@ -330,12 +426,12 @@ def test_routing_of_votes_refuses_operands_that_do_not_fit():
     for parents in (1, 2, 4):
         said = f"votes has shape (2, 3, 5, 6, 4, 4); it takes (N, {parents}, position, I, 4, 4)"
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
-            nt.EMRouting(parents, 1)(_VOTES, a)
+            nt.EMRouting(parents, positions=1)(_VOTES, a)
 
 
 @pytest.mark.parametrize("wrong", [-0.25, 1.5])
 def test_routing_of_votes_takes_activations_from_0_to_1(wrong):
-    em, a = nt.EMRouting(3, 1), torch.full((2, 5, 6), 0.5)
+    em, a = nt.EMRouting(3, positions=1), torch.full((2, 5, 6), 0.5)
     a[0, 1, 2] = wrong
     with pytest.raises(ValueError, match="activations has values from .* takes values from 0 to 1"):
         em(_VOTES, a.requires_grad_())
@@ -348,7 +444,7 @@ def test_routing_of_votes_takes_activations_from_0_to_1(wrong):
 
 def test_activations_that_cannot_be_looked_at_are_not():
     """In a transform, as one graph, and of tensors without values."""
-    em, a = nt.EMRouting(3, 1), torch.rand(2, 5, 6)
+    em, a = nt.EMRouting(3, positions=1), torch.rand(2, 5, 6)
     votes = torch.rand(2, 3, 5, 6, 4, 4)
     want = em(votes, a)
     several = torch.func.vmap(em)(votes[None], a[None])
@@ -356,7 +452,7 @@ def test_activations_that_cannot_be_looked_at_are_not():
     for found in ([one[0] for one in several], compiled):
         for one, wanted in zip(found, want):
             torch.testing.assert_close(one, wanted)
-    empty = nt.EMRouting(3, 1, device="meta")(votes.to("meta"), a.to("meta"))
+    empty = nt.EMRouting(3, positions=1, device="meta")(votes.to("meta"), a.to("meta"))
     assert [one.shape for one in empty] == [one.shape for one in want]
 
 
