@@ -102,11 +102,12 @@ class Plan(PlanArrays):
         # What was packed ahead has a room of its own: calls that pack anew leave it alone.
         self._packed_room = Workspaces(workspace_limit)
         self._packed, self._handover = None, Handover()  # the kernel that was, and who may read it
-        self._kernels = []  # that and, where graphs read them, those before it
+        self._kernels = []  # that one, and those before it that graphs read
+        self._is_in_graph = False  # that one
         self._lock = threading.Lock()  # nothing comes between a pass's kernels, nor packs meanwhile
         self._tables = {}  # activation to passes, of which queued calls read the tables
         held = self._packed_room, self._kernels, self._tables
-        self._rooms = Rooms(workspace_limit, held)
+        self._rooms = Rooms(workspace_limit, held, self._device)
         if not found.on_host:
             weakref.finalize(self, self._rooms.drop).atexit = False
 
@@ -294,7 +295,7 @@ class Plan(PlanArrays):
     def _reads_packed(self, wanted, stream):
         """Whether a pass reads a copy of the kernel that was packed ahead; the stream is ordered behind the packing."""
         if not self._on_host:
-            self._handover.before_read(stream)
+            self._is_in_graph |= self._handover.before_read(stream)
         return self.packs(wanted)
 
     def pack(self, w: Array, *, stream: object = None) -> None:
@@ -331,10 +332,10 @@ class Plan(PlanArrays):
                 return
             self._handover.before_write(stream)
             self._packed = None  # until all of the new one is queued
-            if self._kernels and not self._handover.replayed:
-                keep(stream, self._kernels[:])
-                self._kernels.clear()
+            if self._kernels and not self._is_in_graph:
+                keep(stream, self._kernels.pop())
             self._kernels.append(kernel)
+            self._is_in_graph = False
             for wanted in ("forward", "input"):
                 if self.packs(wanted):
                     self.launch_pack(wanted, array, stream)

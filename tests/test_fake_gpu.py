@@ -97,6 +97,90 @@ launch()
     assert (counts["broken"], counts["graphs"], counts["replays"]) == (1, 1, 1)
 
 
+_APART = """
+plan = numbacaps.plan(*shapes[:2], algorithm="staged")
+dx, dw = (cuda.device_array(shape, np.float32) for shape in shapes[:2])
+
+
+def both():
+    plan.backward(x, w, y, dx, dw, stream=own.numba)
+
+
+plan.backward(x, w, y, dx, stream=own.numba)
+launch = own.capture(lambda: plan.backward(x, w, y, dx, stream=own.numba))
+both()
+own.synchronize()
+numbacaps.clear_caches()
+free()
+launch()
+own.capture(both)()
+"""
+
+
+def test_a_graph_of_one_gradient_outlives_the_other_one(folder):
+    """Both lay out arrays; and a graph may have both."""
+    code, counts, told = run_on_fake_gpu(_PLAN + _APART, folder)
+    assert code == 0 and counts["broken"] == 0 and counts["graphs"] == 2, told
+
+
+_STREAMS = """
+from numbacaps.device import keeping, streams
+
+waits = []
+ask = keeping.is_idle
+keeping.is_idle = lambda device: waits.append(device) or ask(device)
+made = [cuda.stream() for _ in range(12)]
+room = plan._rooms.ahead()
+for _ in range(3):
+    for one in made:
+        out = plan._result("out", y, ())
+        plan.forward_operands(plan._operand("x", x), plan._operand("w", w), out, cuda.external_stream(int(one)), room=room)
+assert not waits, waits
+del plan, room, out, one
+work = None
+assert len(waits) > 8 and set(waits) == {0}, waits
+"""
+
+
+def test_many_streams_of_another_library_wait_for_nobody_until_the_plan_is_dropped(folder):
+    """Their calls bring workspaces of their own."""
+    code, _, told = run_on_fake_gpu(_PLAN + _STREAMS, folder)
+    assert code == 0, told
+
+
+_MEMORY_RUNS_OUT = """
+from numbacaps.device import keeping
+
+while not len(keeping._keeping):  # an event may have passed
+    keeping.keep(0, cuda.device_array(5 << 30, np.int8), 5 << 30)
+cuda.device_array(5 << 30, np.int8)
+assert not len(keeping._keeping)
+"""
+
+
+def test_what_is_kept_is_let_go_where_memory_runs_out(folder):
+    code, _, told = run_on_fake_gpu(_MEMORY_RUNS_OUT, folder)
+    assert code == 0, told
+
+
+_PACKED = """
+plan = numbacaps.plan(*shapes[:2], precision="tf32")
+plan.pack(w)
+plan(x, None, y, stream=own.numba)
+launch = own.capture(lambda: plan(x, None, y, stream=own.numba))
+for _ in range(5):
+    plan.pack(cuda.device_array(shapes[1], np.float32))
+print(len(plan._kernels), "kernels are held")
+del w, work, launch
+"""
+
+
+def test_of_kernels_that_were_packed_those_in_graphs_are_held(folder):
+    """And the last one."""
+    code, _, told = run_on_fake_gpu(_PLAN + _PACKED, folder)
+    assert code == 0 and "2 kernels are held" in told, told
+
+
 _NETWORK = """
 from tests.support.nn_networks import batch, network
 

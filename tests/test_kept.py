@@ -487,7 +487,7 @@ def handed_over(monkeypatch):
     gc.collect()
     found = []
 
-    def keep(stream, held, nbytes=0):
+    def keep(stream, held, nbytes=0, device=None):
         found.append((stream, held, nbytes))
 
     for module in (call, workspace):

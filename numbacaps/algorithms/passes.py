@@ -67,7 +67,9 @@ class Passes:
 
     def backward(self, x, w, dy, dx, dw, *, stream, room, packed=False):
         """Write both gradients; ``dx`` or ``dw`` is None where that one is not wanted."""
-        run = {"stream": stream, "workspace": room["backward"]}
+        # Each lays out arrays of its own: in one workspace they would take turns, also under graphs that read them.
+        name = "input" if dw is None else "kernel" if dx is None else "backward"
+        run = {"stream": stream, "workspace": room[name]}
         self._functions.backward(self.geometry, x, w, dy, dx, dw, **run)
 
     def forward_operands(self, x, w, out, *, stream, room, packed=False):

@@ -1,6 +1,8 @@
 """Memory that one stream writes and others read."""
 
-from numbacaps.device.streams import is_capturing, synchronize
+from threading import get_ident
+
+from numbacaps.device.streams import PER_THREAD, is_capturing, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -41,6 +43,7 @@ class Handover:
             )
         if self.replayed or self._users - {_address(stream)}:
             synchronize()
+        self._users.add(_address(stream))  # a write that breaks off is waited for by the next one
 
     def after_write(self, stream):
         """Call it behind that work."""
@@ -53,7 +56,7 @@ class Handover:
             self._written.synchronize()
 
     def before_read(self, stream):
-        """Call it before work that reads is queued on a Numba stream.
+        """Call it before work that reads is queued on a Numba stream; whether a graph captures that.
 
         Raises
         ------
@@ -61,7 +64,7 @@ class Handover:
             The stream is being captured, and is not ordered behind the write, which is still queued.
         """
         if SIMULATED:
-            return
+            return False
         captured, known = is_capturing(stream), _address(stream) in self._users
         if captured and not (known or self._written.query()):
             raise ValueError(
@@ -72,7 +75,9 @@ class Handover:
             self._written.wait(stream)
         self.replayed |= captured
         self._users.add(_address(stream))
+        return captured
 
 
 def _address(stream):
-    return int(stream) if stream else 0
+    address = int(stream) if stream else 0
+    return address if address != PER_THREAD else (address, get_ident())

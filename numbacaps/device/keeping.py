@@ -11,9 +11,12 @@ it was allocated on.
 import threading
 import weakref
 from contextlib import suppress
+from functools import wraps
+
+from cuda.bindings import driver
 
 from numbacaps.device.streams import is_idle
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED, cuda, current_device
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
 
@@ -58,6 +61,8 @@ class Keeping:
             left = sum(one[2] for one in earlier)
             for one in earlier:
                 event, _, nbytes = one
+                if isinstance(event, _WholeDevice) and left <= self._limit:
+                    continue  # asked when memory is wanted: who asks breaks other libraries' captures off
                 passed = event.query()
                 if left > self._limit and not passed:
                     event.synchronize()
@@ -80,10 +85,13 @@ class Keeping:
 
 
 class _WholeDevice:
-    """As an event that passes when the device has no work left. While a stream is captured, it neither passes nor waits."""
+    """As an event that passes when a device has no work left. While a stream is captured, it neither passes nor waits."""
+
+    def __init__(self, device):
+        self._device = device
 
     def query(self):
-        return is_idle()
+        return is_idle(self._device)
 
     synchronize = query
 
@@ -95,7 +103,7 @@ def _mark(stream):
     except (
         Exception
     ):  # whatever a driver says, of a stream that another library captures, for example
-        return _WholeDevice()
+        return _WholeDevice(None)
     return event
 
 
@@ -111,22 +119,56 @@ def keep(stream, held, nbytes=0):
         _keeping.keep(stream, held, nbytes)
 
 
-def keep_later(stream, held, nbytes=0):
+def keep_later(stream, held, nbytes=0, device=None):
     """The same behind a call that ended some time ago, on a stream that may have been destroyed since.
 
     A driver that is asked about a destroyed stream ends the process. Numba's own streams are there as long as they
     are held here; of another library's only the address is known, so the host waits for the whole device instead. It does not
-    wait for the end of a capture: the caller may hold a lock that the captured work takes.
+    wait for the end of a capture: the caller may hold a lock that the captured work takes. ``device`` has the memory, by default
+    the current one.
     """
-    if not getattr(stream, "external", False):
+    if SIMULATED:  # where everything is synchronous
+        return
+    if getattr(stream, "external", False) or device not in (None, current_device()):
+        _keeping.keep_behind(_WholeDevice(device), held, nbytes)
+    else:
         keep(stream, held, nbytes)
-    elif not SIMULATED:
-        _keeping.keep_behind(_WholeDevice(), held, nbytes)
+
+
+def keep_behind_all(device, held):
+    """Hold objects until a device has passed all that is queued on it by now."""
+    if not SIMULATED:
+        _keeping.keep_behind(_WholeDevice(device), held, 0)
 
 
 def let_go():
     """Wait until nothing is kept any more: before memory is asked for that may have to be large."""
     _keeping.clear()
+
+
+def let_go_for_allocations():
+    """Let Numba, where memory has run out, wait for what is kept here and ask once more; nothing is kept on the simulator."""
+    if SIMULATED:
+        return
+    from numba.cuda.cudadrv.driver import HostOnlyCUDAMemoryManager
+
+    attempt = HostOnlyCUDAMemoryManager._attempt_allocation
+    HostOnlyCUDAMemoryManager._attempt_allocation = _let_go_and_again(attempt)
+
+
+def _let_go_and_again(attempt):
+    @wraps(attempt)
+    def attempted(manager, allocator):
+        try:
+            return attempt(manager, allocator)
+        except Exception as error:  # Numba's
+            none_left = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+            if getattr(error, "code", None) != none_left or not len(_keeping):
+                raise
+        let_go()
+        return attempt(manager, allocator)
+
+    return attempted
 
 
 def wait_when_dropped(owner, waits, held):

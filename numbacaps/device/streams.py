@@ -5,12 +5,13 @@ import sys
 import threading
 import warnings
 import weakref
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import lru_cache
 
 import numpy as np
 from cuda.bindings import driver
 
+from numbacaps.device.freeing import Kept
 from numbacaps.device.target import SIMULATED, cuda
 
 # Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
@@ -54,12 +55,17 @@ def captured(stream, work):
     RuntimeError
         The driver refuses, or another thread has broken the capture off.
     """
-    with _whole_device, _nothing_given_back():
-        graph = _recorded(int(stream.handle), work)
+    with _whole_device:
+        quiet = _Quiet()
         try:
-            return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+            quiet.begin()
+            graph = _recorded(int(stream.handle), work)
+            try:
+                return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+            finally:
+                driver.cuGraphDestroy(graph)
         finally:
-            driver.cuGraphDestroy(graph)
+            quiet.end()
 
 
 def _recorded(address, work):
@@ -89,20 +95,26 @@ def _done(answer):
     return values[0] if values else None
 
 
-@contextmanager
-def _nothing_given_back():
-    """A block in which Numba frees no memory and Python collects no garbage.
+class _Quiet:
+    """From its beginning to its end Numba frees no memory and Python collects no garbage.
 
     Finalizers of garbage wait for the device, which would break this thread's capture off. Freeing memory waits for queued kernels;
-    whether it does so during a capture is not known.
+    whether it does so during a capture is not known. (No ``with`` block of a generator: if Ctrl-C comes at its beginning, it ends
+    with the traceback alone.)
     """
-    collects = gc.isenabled()
-    try:
+
+    def __init__(self):
+        self._collects, self._kept = gc.isenabled(), Kept()
+
+    def begin(self):
+        """Let neither of them begin."""
         gc.disable()
-        with cuda.defer_cleanup():
-            yield
-    finally:
-        if collects:
+        self._kept.begin()
+
+    def end(self):
+        """Let both go on, whichever has been stopped."""
+        self._kept.end()
+        if self._collects:
             gc.enable()
 
 
@@ -120,13 +132,17 @@ def between_captures():
     return _whole_device
 
 
-def is_idle():
-    """Wait for all work of the device: True. False, without waiting, if this package or another library captures a stream."""
+def is_idle(device=None):
+    """Wait for all work of a device, by default the current one: True. False, without waiting, if this package captures a stream.
+
+    False, too, if another library captures one: its capture is broken off then, for CUDA refuses to wait and does not say so before.
+    """
     with _waiting:
         if _captures:
             return False
         try:
-            cuda.synchronize()
+            with nullcontext() if device is None else cuda.gpus[device]:
+                cuda.synchronize()
         except Exception:  # whatever a driver says
             return False
         return True
@@ -187,6 +203,7 @@ class Stream:
 _TRIES = 3  # to capture the same work
 _KEPT = 256  # streams of other libraries
 DEFAULT = 1  # the default stream's address where one must be named: 0 says that there is none
+PER_THREAD = 2  # the address by which every thread names a default stream of its own
 
 
 def numba_stream(stream):

@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from numbacaps.device.compiled import as_argument
-from numbacaps.device.keeping import keep, keep_later, let_go
-from numbacaps.device.streams import is_capturing
+from numbacaps.device.keeping import keep, keep_behind_all, keep_later, let_go
+from numbacaps.device.streams import PER_THREAD, is_capturing
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -20,10 +20,11 @@ class Growth:
 
 @dataclass
 class Use:
-    """What workspaces are used for: a Numba stream, or 0, and who hears of their growth."""
+    """What workspaces are used for: a Numba stream, or 0, of a device, and who hears of their growth."""
 
     stream: object = 0
     growth: Growth = field(default_factory=Growth)
+    device: int | None = None
 
 
 class Workspace:
@@ -156,12 +157,12 @@ class Workspaces:
 
     def drop(self, held=()):
         """Free all of it, and ``held``, as soon as the calls have been passed whose stream may be gone by now."""
-        self._hand_over(keep_later, held)
+        self._hand_over(keep_later, held, self.use.device)
 
-    def _hand_over(self, keep, held):
+    def _hand_over(self, keep, held, *where):
         nbytes = self.nbytes
         if nbytes or held:
-            keep(self.use.stream, (self._named, held), nbytes)
+            keep(self.use.stream, (self._named, held), nbytes, *where)
         self._named = {}
 
 
@@ -177,6 +178,8 @@ class Rooms:
         Most bytes of each workspace.
     held : object, optional
         What calls on any of the streams read besides; it outlives them too.
+    device : int, optional
+        Which has the memory; by default the current one at any time.
 
     Attributes
     ----------
@@ -185,11 +188,13 @@ class Rooms:
 
     STREAMS = 8
 
-    def __init__(self, limit=None, held=()):
+    def __init__(self, limit=None, held=(), device=None):
         self._limit, self._held, self._of, self.growth = limit, held, {}, Growth()
+        self._device = device
         # Several threads may bring a new stream together. Garbage may be collected while it is held.
         self._lock = threading.RLock()
         self._ready = None  # allocated ahead: the first stream that comes takes it
+        self._has_forgotten = False  # a stream, whose calls may still read what is held
 
     @property
     def nbytes(self):
@@ -205,6 +210,8 @@ class Rooms:
     def of(self, stream):
         """The workspaces of a Numba stream."""
         address = int(stream) if stream else 0
+        if address == PER_THREAD:
+            address = PER_THREAD, threading.get_ident()
         room = self._of.get(address) or self._new(address, stream)
         if address and not room.captured and is_capturing(stream):
             room.captured = True
@@ -213,6 +220,8 @@ class Rooms:
     def outlive(self, stream):
         """Have what is held outlive the calls of a Numba stream, which bring workspaces of their own."""
         address = int(stream) if stream else 0
+        if address == PER_THREAD:
+            address = PER_THREAD, threading.get_ident()
         if address not in self._of:
             self._new(address, stream)
 
@@ -223,13 +232,14 @@ class Rooms:
             if address in self._of:
                 return self._of[address]
             room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
-            room.use.stream = stream
+            room.use.stream, room.use.device = stream, self._device
             idle = [one for one in self._of if not self._of[one].captured]
             if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
                 dropped = self._of.pop(idle[0])
             self._of[address] = room
         if dropped is not None:
-            dropped.drop(self._held)
+            self._has_forgotten = True
+            dropped.drop()  # what is held stays with its owner
         return room
 
     def release(self):
@@ -242,6 +252,8 @@ class Rooms:
         """The same, and let go of what is held."""
         for room in list(self._of.values()):
             room.drop(self._held)
+        if self._has_forgotten and self._held:
+            keep_behind_all(self._device, self._held)
         self._ready = None
 
 

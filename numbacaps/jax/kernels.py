@@ -41,6 +41,7 @@ def _forward(arguments, results, how, where):
         plan = _plan(how, x.dtype, where)
         with plan.alone:
             plan.forward_operands(*operands, numba_stream(where.stream))
+        _settle(plan)
 
 
 def _input_gradient(arguments, results, how, where):
@@ -60,6 +61,14 @@ def _kernel_gradient(arguments, results, how, where):
 def _backward(plan, operands, where):
     with plan.alone:
         plan.backward_operands(*operands, numba_stream(where.stream))
+    _settle(plan)
+
+
+def _settle(plan):
+    """Keep few bytes of workspaces behind a call."""
+    if plan.growth.grown:
+        plan.growth.grown = False
+        _plans.fit()
 
 
 def _operand(name, buffer):

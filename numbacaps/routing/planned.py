@@ -15,6 +15,7 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.linking import linked_side_by_side
 from numbacaps.device.recorded import StandIn
 from numbacaps.device.strided_copy import gather
+from numbacaps.device.target import current_device
 from numbacaps.device.upload import uploaded
 from numbacaps.device.workspace import Rooms
 from numbacaps.made_once import made_once
@@ -61,7 +62,7 @@ class OnDevice:
         self._names = OPERANDS[o.routing] if o.is_em or logits else ()
         self._has_couplings = couplings
         self._usual = self._made_usual() if o.is_em else {}
-        self._rooms = Rooms(held=self._usual)
+        self._rooms = Rooms(held=self._usual, device=current_device())
         weakref.finalize(self, self._rooms.drop).atexit = False
         self._problem = problem
 

@@ -61,7 +61,7 @@ class Runner:
         whole = self._made(self.part, self._of_gradient)
         self._passes[self.part, self._of_gradient], self._splits = whole, whole.splits
         self.forward_part = part or self._wanted_forward_part()
-        self._rooms, self._recordings = Rooms(), {}
+        self._rooms, self._recordings = Rooms(device=current_device()), {}
         self._most = {}  # bytes of each workspace, of all that is written down
         weakref.finalize(self, self._rooms.drop).atexit = False
 

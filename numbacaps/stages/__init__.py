@@ -7,7 +7,7 @@ checks, configures and launches on a stream. Launchers take a :class:`numbacaps.
 
     g = numbacaps.Geometry(N=1, C=1, P=1, H=3, W=3, KH=2, KW=2, G=1, D1=2, D2=2, D3=2)
     slab = whole(g)
-    x = cuda.to_device(np.ones(g.input_shape, np.float32))
+    x = cuda.device_array(g.input_shape, np.float32)
     columns = cuda.device_array(slab.columns_shape, np.float32)
     capsule_im2col(slab, x, columns)
 

@@ -84,13 +84,15 @@ def test_the_first_slab_is_the_largest(needs, rows):
 
 def test_what_all_streams_read_outlives_each(monkeypatch):
     """Also a stream whose workspaces made way for others'."""
-    kept = []
+    kept, behind_all = [], []
     monkeypatch.setattr(
-        workspace, "keep_later", lambda stream, held, _: kept.append((stream, held[1]))
+        workspace, "keep_later", lambda stream, held, *_: kept.append((stream, held[1]))
     )
-    rooms = Rooms(held=["tables"])
+    monkeypatch.setattr(workspace, "keep_behind_all", lambda *held: behind_all.append(held))
+    rooms = Rooms(held=["tables"], device=1)
     for stream in range(1, Rooms.STREAMS + 2):
         rooms.of(stream)
-    assert kept == [(1, ["tables"])]
+    assert not kept and not behind_all  # its owner has it
     rooms.drop()
-    assert [stream for stream, _ in kept] == list(range(1, Rooms.STREAMS + 2))
+    assert kept == [(stream, ["tables"]) for stream in range(2, Rooms.STREAMS + 2)]
+    assert behind_all == [(1, ["tables"])]

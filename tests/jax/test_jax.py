@@ -153,7 +153,11 @@ def test_a_plan_launches_for_one_thread_at_a_time(name, monkeypatch):
     def launch(*operands):
         alone.append(lock.locked())
 
-    plan = SimpleNamespace(alone=lock, forward_operands=launch, backward_operands=launch)
+    fitted, grown = [], SimpleNamespace(grown=True)
+    plan = SimpleNamespace(
+        alone=lock, forward_operands=launch, backward_operands=launch, growth=grown
+    )
+    monkeypatch.setattr(kernels._plans, "fit", lambda: fitted.append(grown.grown))
     monkeypatch.setattr(kernels, "_plan", lambda *how: plan)
     monkeypatch.setattr(kernels, "_operand", lambda name, buffer: buffer)
     monkeypatch.setattr(kernels, "cuda", SimpleNamespace(gpus=[nullcontext()]))
@@ -161,6 +165,7 @@ def test_a_plan_launches_for_one_thread_at_a_time(name, monkeypatch):
     where = SimpleNamespace(device=0, stream=0)
     getattr(kernels, f"_{name}")((array, array), (array,), "", where)
     assert alone == [True] and not lock.locked()
+    assert fitted == [False]  # its workspaces have grown: there may be too many bytes
 
 
 # ---- XLA's foreign functions

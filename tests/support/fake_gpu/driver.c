@@ -105,25 +105,31 @@ static void must_be_live(uint64_t value, const char *where) {
 
 /* ---- kernels */
 
-enum { KERNELS = 16, PARAMETER = 0x17, SHORT_PARAMETER = 0x45, WITH_SIZE = 4 };
-typedef struct { char *name; int parameters; } Kernel;
+enum { KERNELS = 16, PARAMETER = 0x17, WITH_SIZE = 4, ADDRESS = 8 };
+typedef struct { char *name; int parameters; unsigned long long addresses[4]; } Kernel; /* addresses: a bit for each parameter of 8 bytes */
 typedef struct { char *image; Kernel kernels[KERNELS]; int count; } Library;
 
-/* The parameters that the machine code's notes (.nv.info.NAME) list. */
-static int parameters_of(const char *image, const char *name) {
+/* Looks up the parameters in the machine code's notes (.nv.info.NAME): the number of each, and its bytes in the upper 14 bits of a word. */
+static void read_parameters(const char *image, Kernel *kernel) {
   const Elf64_Ehdr *head = (const void *)image;
   const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
   const char *names = image + sections[head->e_shstrndx].sh_offset;
-  int found = 0;
   for (int i = 0; i < head->e_shnum; i++) {
     const char *section = names + sections[i].sh_name;
-    if (strncmp(section, ".nv.info.", 9) || strcmp(section + 9, name)) continue;
+    if (strncmp(section, ".nv.info.", 9) || strcmp(section + 9, kernel->name)) continue;
     const unsigned char *at = (const void *)(image + sections[i].sh_offset), *end = at + sections[i].sh_size;
-    for (; at + 4 <= end; at += 4 + (at[0] == WITH_SIZE ? at[2] | at[3] << 8 : 0))
-      found += at[1] == PARAMETER || at[1] == SHORT_PARAMETER;
+    for (; at + 4 <= end; at += 4 + (at[0] == WITH_SIZE ? at[2] | at[3] << 8 : 0)) {
+      if (at[1] != PARAMETER) continue;
+      unsigned number = at[8] | at[9] << 8, last;
+      memcpy(&last, at + 12, sizeof last);
+      if (number >= 256) fault("too many parameters", kernel->name, number);
+      kernel->parameters++;
+      if (last >> 18 == ADDRESS) kernel->addresses[number / 64] |= 1ull << number % 64;
+    }
   }
-  return found;
 }
+
+static int is_address(const Kernel *kernel, int number) { return kernel->addresses[number / 64] >> number % 64 & 1; }
 
 static size_t bytes_of(const char *image) {
   const Elf64_Ehdr *head = (const void *)image;
@@ -150,7 +156,8 @@ int cuLibraryGetKernel(Kernel **found, Library *library, const char *name) {
     if (!strcmp(library->kernels[i].name, name)) return *found = library->kernels + i, SUCCESS;
   if (library->count == KERNELS) fault("too many kernels", "cuLibraryGetKernel", KERNELS);
   Kernel *kernel = *found = library->kernels + library->count++;
-  *kernel = (Kernel){strdup(name), parameters_of(library->image, name)};
+  *kernel = (Kernel){.name = strdup(name)};
+  read_parameters(library->image, kernel);
   return SUCCESS;
 }
 
@@ -274,12 +281,13 @@ static int launch(Stream *stream, Kernel *kernel, uint64_t **values) {
   ALONE;
   Capture *capture = alive(stream, kernel->name)->capture;
   counts.launches++;
-  for (int i = 0; i < kernel->parameters; i++) must_be_live(*values[i], kernel->name);
+  for (int i = 0; i < kernel->parameters; i++)
+    if (is_address(kernel, i)) must_be_live(*values[i], kernel->name);
   if (!is_open(capture)) return SUCCESS;
   if (capture->broken) return CAPTURE_INVALIDATED;
   Launch *made = malloc(sizeof *made + kernel->parameters * sizeof *made->values);
   made->kernel = kernel, made->before = capture->last, capture->last = made;
-  for (int i = 0; i < kernel->parameters; i++) made->values[i] = *values[i];
+  for (int i = 0; i < kernel->parameters; i++) made->values[i] = is_address(kernel, i) ? *values[i] : 0;
   return SUCCESS;
 }
 
