@@ -55,35 +55,34 @@ def captured(stream, work):
     RuntimeError
         The driver refuses, or another thread has broken the capture off.
     """
+    address = int(stream.handle)
     with _whole_device:
-        quiet = _Quiet()
+        quiet = _Quiet(address)
         try:
-            quiet.begin()
-            graph = _recorded(int(stream.handle), work)
             try:
-                return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+                quiet.begin()
+                graph = _recorded(address, work)
+                try:
+                    return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
+                finally:
+                    driver.cuGraphDestroy(graph)
             finally:
-                driver.cuGraphDestroy(graph)
-        finally:
+                quiet.end()
+        finally:  # Ctrl-C may have come to the first one
             quiet.end()
 
 
 def _recorded(address, work):
     """The CUDA graph of what ``work()`` launches on a stream."""
     try:
-        with _waiting:
-            _captures.append(address)
-        try:
-            _done(driver.cuStreamBeginCapture(address, _RELAXED))
-            work()
-        except BaseException:
-            status, graph = driver.cuStreamEndCapture(address)
-            if status is _SUCCESS:
-                driver.cuGraphDestroy(graph)
-            raise
+        _done(driver.cuStreamBeginCapture(address, _RELAXED))
+        work()
         return _done(driver.cuStreamEndCapture(address))
-    finally:
-        _captures.clear()
+    except BaseException:  # whether it has been ended or not: a capture that has is not ended again
+        status, graph = driver.cuStreamEndCapture(address)
+        if status is _SUCCESS:
+            driver.cuGraphDestroy(graph)
+        raise
 
 
 def _done(answer):
@@ -96,26 +95,29 @@ def _done(answer):
 
 
 class _Quiet:
-    """From its beginning to its end Numba frees no memory and Python collects no garbage.
+    """From its beginning to its end a stream counts as captured, Numba frees no memory, and Python collects no garbage.
 
     Finalizers of garbage wait for the device, which would break this thread's capture off. Freeing memory waits for queued kernels;
     whether it does so during a capture is not known. (No ``with`` block of a generator: if Ctrl-C comes at its beginning, it ends
     with the traceback alone.)
     """
 
-    def __init__(self):
-        self._collects, self._kept = gc.isenabled(), Kept()
+    def __init__(self, address):
+        self._address, self._collects, self._kept = address, gc.isenabled(), Kept()
 
     def begin(self):
-        """Let neither of them begin."""
+        """Let nothing of that begin."""
+        with _waiting:
+            _captures.append(self._address)
         gc.disable()
         self._kept.begin()
 
     def end(self):
-        """Let both go on, whichever has been stopped."""
+        """Let all of it go on, whatever has been stopped; nothing the second time."""
         self._kept.end()
         if self._collects:
             gc.enable()
+        _captures.clear()
 
 
 def synchronize():
