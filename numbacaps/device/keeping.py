@@ -100,9 +100,7 @@ def _mark(stream):
     try:
         event = cuda.event(timing=False)
         event.record(stream)
-    except (
-        Exception
-    ):  # whatever a driver says, of a stream that another library captures, for example
+    except Exception:  # whatever a driver says: another library captures the stream, for example
         return _WholeDevice(None)
     return event
 
