@@ -15,13 +15,9 @@ from numbacaps.device.freeing import Kept
 from numbacaps.device.target import SIMULATED, cuda
 
 # Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
-_whole_device = (
-    threading.RLock()
-)  # held by who captures a stream, or waits for the end of captures and for the device
-_captures = []  # address of the stream that is captured
-_waiting = (
-    threading.RLock()
-)  # held by who waits for the device alone, and for that a capture begins
+_whole_device = threading.RLock()  # of who captures a stream, or waits for the end of captures
+_waiting = threading.RLock()  # of who waits for the device at once; a capture begins behind it
+_captures = []  # the address of the stream that is captured
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
