@@ -1,6 +1,5 @@
 """What the launchers have in common whose rungs read a packed kernel."""
 
-
 from numbacaps.device.compiled import Compiled, aligned, as_words
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK

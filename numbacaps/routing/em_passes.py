@@ -1,6 +1,5 @@
 """The passes of EM routing, as :mod:`numbacaps.routing.passes` has those of dynamic routing."""
 
-
 import numpy as np
 
 from numbacaps.device.launch import ceil_div

@@ -1,6 +1,5 @@
 """Launchers of wgmma whose threads copy for themselves, and of mma.sync for the kernel's gradient."""
 
-
 import numpy as np
 
 from numbacaps.device.compiled import Compiled, aligned, as_argument, as_words

@@ -1,6 +1,5 @@
 """Launchers of the persistent kernels whose producer warps keep TMA busy."""
 
-
 import numpy as np
 
 from numbacaps.device.compiled import Compiled, aligned, as_argument

@@ -1,6 +1,5 @@
 """Launcher of the kernel whose operands are swapped, so that a small kernel stays in registers."""
 
-
 from numbacaps.device.compiled import Compiled, aligned
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.instructions import CHUNK
