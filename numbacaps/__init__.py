@@ -19,8 +19,8 @@ from numbacaps.api import (
     capsule_votes,
     capsule_votes_backward,
 )
-from numbacaps.device.freeing import free_together
-from numbacaps.device.keeping import let_go_for_allocations
+from numbacaps.device.freeing import allocate_again_after, free_together
+from numbacaps.device.keeping import let_go
 from numbacaps.device.loading import load_one_at_a_time
 from numbacaps.geometry import Geometry
 from numbacaps.kept import clear_caches
@@ -66,7 +66,7 @@ _OF_LIBRARIES = ("torch", "jax")  # which take seconds to import, so they are as
 
 load_one_at_a_time()
 free_together()
-let_go_for_allocations()
+allocate_again_after(let_go)
 
 
 def __getattr__(name):

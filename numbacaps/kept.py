@@ -61,9 +61,10 @@ def clear_caches() -> None:
     """Give back what calls have left behind, on all devices: it waits for the calls that are queued.
 
     The public functions keep the plans of the last 64 kinds of calls, a kind for each thread,
-    stream and device, with workspaces of 512 MiB at most; PyTorch's operators those of 256, and kernels that stay packed; of routing 32 and 256 MiB; the tables
-    of 64 geometries, each with the tensor maps of the last 64 places of arrays; signatures of calls and forms of arrays; and for each call
-    that had to copy an array the copy, until a later call, or memory that runs out, finds that the stream has passed it. All of it is made anew when it is needed.
+    stream and device, with workspaces of 512 MiB at most; PyTorch's operators those of 256, and kernels that stay packed; of
+    routing 32 and 256 MiB; the tables of 64 geometries, each with the tensor maps of the last 64 places of arrays; signatures
+    of calls and forms of arrays; and for each call that had to copy an array the copy, until a later call, or memory that
+    runs out, finds that the stream has passed it. All of it is made anew when it is needed.
     What others hold stays as it is: plans of :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()

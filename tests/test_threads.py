@@ -138,7 +138,7 @@ def test_properties_that_may_own_memory_are_made_once():
 
 @_SIMULATOR
 def test_a_plan_knows_the_stream_of_a_call_behind_it(monkeypatch):
-    """Also if other threads bring so many streams meanwhile that the plan forgets this one."""
+    """Other threads bring more streams than a plan keeps workspaces for, so this stream's workspaces are dropped."""
     monkeypatch.setattr(workspace, "keep_later", lambda *held: None)
     plan = Plan(_GEOMETRY, _F4)
 
@@ -320,9 +320,9 @@ def test_threads_default_streams_are_many_though_they_have_one_address():
     mine = rooms.of(streams.PER_THREAD)
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(rooms.of, streams.PER_THREAD).result(60)
-        address = threads.submit(handover._address, streams.PER_THREAD).result(60)
+        address = threads.submit(streams.identity, streams.PER_THREAD).result(60)
     assert mine is rooms.of(streams.PER_THREAD) is not other
-    assert address != handover._address(streams.PER_THREAD) and handover._address(7) == 7
+    assert address != streams.identity(streams.PER_THREAD) and streams.identity(7) == 7
 
 
 def test_a_write_that_breaks_off_is_waited_for(monkeypatch):

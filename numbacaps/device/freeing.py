@@ -1,17 +1,22 @@
-"""When Numba frees memory: not while that is put off, and also when several threads do so together.
+"""When Numba frees memory, and what it does when there is none left.
 
-Numba lists what is to be freed, and frees all of it now and then. Two threads may do so together: one finds a last item, the other takes it.
-Numba raises IndexError then, out of a finalizer or of the call that wanted memory.
+Numba lists what is to be freed, and frees the whole list now and then. All that leans on these lists is here.
 """
 
 from contextlib import suppress
 from functools import wraps
 
+from cuda.bindings import driver
+
 from numbacaps.device.target import SIMULATED, cuda
 
 
 def free_together():
-    """Let threads share Numba's lists so from now on; nothing is listed on the simulator."""
+    """Let several threads empty Numba's lists together from now on; the simulator has none.
+
+    One thread may find the last item, and another one take it. Numba raises IndexError then, in a finalizer or in a call
+    that allocates.
+    """
     if SIMULATED:
         return
     from numba.cuda.cudadrv.driver import _PendingDeallocs
@@ -30,10 +35,34 @@ def _until_empty(work):
     return cleared
 
 
-class Kept:
-    """Numba's lists of the current device, which are kept as they are from the beginning to the end.
+def allocate_again_after(let_go):
+    """Where memory runs out, have Numba call ``let_go()`` and allocate once more from now on."""
+    if SIMULATED:
+        return
+    from numba.cuda.cudadrv.driver import HostOnlyCUDAMemoryManager
 
-    The end undoes what the beginning has done by then, so Ctrl-C may come between any two steps.
+    attempt = HostOnlyCUDAMemoryManager._attempt_allocation
+    HostOnlyCUDAMemoryManager._attempt_allocation = _twice(attempt, let_go)
+
+
+def _twice(attempt, let_go):
+    @wraps(attempt)
+    def attempted(manager, allocator):
+        try:
+            return attempt(manager, allocator)
+        except Exception as error:  # Numba's
+            if getattr(error, "code", None) != driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise
+        let_go()
+        return attempt(manager, allocator)
+
+    return attempted
+
+
+class Deferral:
+    """Between begin and end Numba frees nothing on the current device.
+
+    ``end`` undoes what ``begin`` has done by then, so Ctrl-C may come between any two steps.
     """
 
     def __init__(self):

@@ -1,8 +1,6 @@
 """Memory that one stream writes and others read."""
 
-from threading import get_ident
-
-from numbacaps.device.streams import PER_THREAD, is_capturing, synchronize
+from numbacaps.device.streams import identity, is_capturing, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -24,7 +22,7 @@ class Handover:
 
     def __init__(self):
         self._written = None  # the event behind the write
-        self._users = set()  # addresses of the streams ordered behind it
+        self._users = set()  # identities of the streams ordered behind it
 
     def before_write(self, stream):
         """Call it before work that writes is queued on a Numba stream.
@@ -41,9 +39,9 @@ class Handover:
                 "stream is being captured; packing takes one that is not, because a graph packs whenever it is replayed: "
                 "pack before, or capture calls that are given w"
             )
-        if self.replayed or self._users - {_address(stream)}:
+        if self.replayed or self._users - {identity(stream)}:
             synchronize()
-        self._users.add(_address(stream))  # a write that breaks off is waited for by the next one
+        self._users.add(identity(stream))  # a write that breaks off is waited for by the next one
 
     def after_write(self, stream):
         """Call it behind that work."""
@@ -51,7 +49,7 @@ class Handover:
             return
         self._written = cuda.event(timing=False)
         self._written.record(stream)
-        self._users = {_address(stream)}
+        self._users = {identity(stream)}
         if self.replayed:
             self._written.synchronize()
 
@@ -65,7 +63,7 @@ class Handover:
         """
         if SIMULATED:
             return False
-        captured, known = is_capturing(stream), _address(stream) in self._users
+        captured, known = is_capturing(stream), identity(stream) in self._users
         if captured and not (known or self._written.query()):
             raise ValueError(
                 "stream is being captured, and the kernel is still being packed on another one; it takes the stream "
@@ -74,10 +72,5 @@ class Handover:
         if not (captured or known):
             self._written.wait(stream)
         self.replayed |= captured
-        self._users.add(_address(stream))
+        self._users.add(identity(stream))
         return captured
-
-
-def _address(stream):
-    address = int(stream) if stream else 0
-    return address if address != PER_THREAD else (address, get_ident())

@@ -11,9 +11,6 @@ it was allocated on.
 import threading
 import weakref
 from contextlib import suppress
-from functools import wraps
-
-from cuda.bindings import driver
 
 from numbacaps.device.streams import is_idle
 from numbacaps.device.target import SIMULATED, cuda, current_device
@@ -142,31 +139,6 @@ def keep_behind_all(device, held):
 def let_go():
     """Wait until nothing is kept any more: before memory is asked for that may have to be large."""
     _keeping.clear()
-
-
-def let_go_for_allocations():
-    """Let Numba, where memory has run out, wait for what is kept here and ask once more; nothing is kept on the simulator."""
-    if SIMULATED:
-        return
-    from numba.cuda.cudadrv.driver import HostOnlyCUDAMemoryManager
-
-    attempt = HostOnlyCUDAMemoryManager._attempt_allocation
-    HostOnlyCUDAMemoryManager._attempt_allocation = _let_go_and_again(attempt)
-
-
-def _let_go_and_again(attempt):
-    @wraps(attempt)
-    def attempted(manager, allocator):
-        try:
-            return attempt(manager, allocator)
-        except Exception as error:  # Numba's
-            none_left = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-            if getattr(error, "code", None) != none_left or not len(_keeping):
-                raise
-        let_go()
-        return attempt(manager, allocator)
-
-    return attempted
 
 
 def wait_when_dropped(owner, waits, held):

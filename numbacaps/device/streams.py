@@ -11,13 +11,13 @@ from functools import lru_cache
 import numpy as np
 from cuda.bindings import driver
 
-from numbacaps.device.freeing import Kept
+from numbacaps.device.freeing import Deferral
 from numbacaps.device.target import SIMULATED, cuda
 
 # Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
-_whole_device = threading.RLock()  # of who captures a stream, or waits for the end of captures
-_waiting = threading.RLock()  # of who waits for the device at once; a capture begins behind it
-_captures = []  # the address of the stream that is captured
+_whole_device = threading.RLock()  # held by a thread that captures a stream, or calls synchronize
+_waiting = threading.RLock()  # held while is_idle waits, and to set _capturing
+_capturing = threading.Event()  # a thread of this package captures a stream
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
@@ -51,13 +51,12 @@ def captured(stream, work):
     RuntimeError
         The driver refuses, or another thread has broken the capture off.
     """
-    address = int(stream.handle)
     with _whole_device:
-        quiet = _Quiet(address)
+        quiet = _Quiet()
         try:
             try:
                 quiet.begin()
-                graph = _recorded(address, work)
+                graph = _recorded(int(stream.handle), work)
                 try:
                     return Graph(_done(driver.cuGraphInstantiate(graph, 0)))
                 finally:
@@ -91,29 +90,29 @@ def _done(answer):
 
 
 class _Quiet:
-    """From its beginning to its end a stream counts as captured, Numba frees no memory, and Python collects no garbage.
+    """Between begin and end no thread waits for the device in is_idle, Numba frees no memory, and Python collects no garbage.
 
     Finalizers of garbage wait for the device, which would break this thread's capture off. Freeing memory waits for queued kernels;
     whether it does so during a capture is not known. (No ``with`` block of a generator: if Ctrl-C comes at its beginning, it ends
     with the traceback alone.)
     """
 
-    def __init__(self, address):
-        self._address, self._collects, self._kept = address, gc.isenabled(), Kept()
+    def __init__(self):
+        self._collects, self._freeing = gc.isenabled(), Deferral()
 
     def begin(self):
-        """Let nothing of that begin."""
+        """Stop all three."""
         with _waiting:
-            _captures.append(self._address)
+            _capturing.set()
         gc.disable()
-        self._kept.begin()
+        self._freeing.begin()
 
     def end(self):
-        """Let all of it go on, whatever has been stopped; nothing the second time."""
-        self._kept.end()
+        """Undo what begin has done by now. A second call does nothing."""
+        self._freeing.end()
         if self._collects:
             gc.enable()
-        _captures.clear()
+        _capturing.clear()
 
 
 def synchronize():
@@ -136,7 +135,7 @@ def is_idle(device=None):
     False, too, if another library captures one: its capture is broken off then, for CUDA refuses to wait and does not say so before.
     """
     with _waiting:
-        if _captures:
+        if _capturing.is_set():
             return False
         try:
             with nullcontext() if device is None else cuda.gpus[device]:
@@ -254,6 +253,12 @@ def _check_stream(stream):
             f"stream is {stream!r}; it takes a Numba stream, an object with __cuda_stream__, "
             "cuda_stream or ptr, or a stream's address"
         )
+
+
+def identity(stream):
+    """What tells a Numba stream from all others: its address, and of a thread's default stream the thread, too."""
+    address = int(stream) if stream else 0
+    return (address, threading.get_ident()) if address == PER_THREAD else address
 
 
 def is_capturing(stream):

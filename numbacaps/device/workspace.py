@@ -8,7 +8,7 @@ import numpy as np
 
 from numbacaps.device.compiled import as_argument
 from numbacaps.device.keeping import keep, keep_behind_all, keep_later, let_go
-from numbacaps.device.streams import PER_THREAD, is_capturing
+from numbacaps.device.streams import identity, is_capturing
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -210,24 +210,19 @@ class Rooms:
     def of(self, stream):
         """The workspaces of a Numba stream."""
         address = int(stream) if stream else 0
-        if address == PER_THREAD:
-            address = PER_THREAD, threading.get_ident()
-        room = self._of.get(address) or self._new(address, stream)
+        room = self._of.get(address) or self._found(stream)
         if address and not room.captured and is_capturing(stream):
             room.captured = True
         return room
 
     def outlive(self, stream):
         """Have what is held outlive the calls of a Numba stream, which bring workspaces of their own."""
-        address = int(stream) if stream else 0
-        if address == PER_THREAD:
-            address = PER_THREAD, threading.get_ident()
-        if address not in self._of:
-            self._new(address, stream)
+        if (int(stream) if stream else 0) not in self._of:
+            self._found(stream)
 
-    def _new(self, address, stream):
-        """Workspaces for a stream; those of the stream that came first are dropped where there are many."""
-        dropped = None
+    def _found(self, stream):
+        """Workspaces of a stream. New ones take the place of the oldest stream's, if there are many."""
+        dropped, address = None, identity(stream)
         with self._lock:
             if address in self._of:
                 return self._of[address]

@@ -7,6 +7,7 @@ import torch
 
 from numbacaps.torch.closed import check_tensors
 from numbacaps.torch.functional import pair
+from numbacaps.torch.modules import check_count
 
 
 def from_vectors(x):
@@ -50,8 +51,7 @@ def from_poses(x, caps, pose=4):
     poses, activations : Tensor
     """
     rows, columns = pair("pose", pose, 1)
-    if isinstance(caps, bool) or not isinstance(caps, int) or caps < 1:
-        raise ValueError(f"caps is {caps!r}; it takes an int of 1 or more")
+    check_count("caps", caps)
     wanted = caps * (rows * columns + 1)
     _check("x", x, 4, f"(N, H, W, {wanted})")
     if x.shape[3] != wanted:

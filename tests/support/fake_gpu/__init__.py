@@ -10,7 +10,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 COMPILER = shutil.which("cc")
 _ROOT = Path(__file__).parents[3]
@@ -29,21 +28,20 @@ arrays.Operand.device_ordinal = lambda operand: 0
 
 
 @cache
-def _driver():
-    """The folder of the compiled driver."""
-    folder = Path(mkdtemp(prefix="fake_gpu"))
+def _compile_driver(folder):
+    """Compile the driver into a folder, once."""
     how = "-O1", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1")
     source = Path(__file__).parent / "driver.c"
     subprocess.run([COMPILER, *how, str(source), "-ldl", "-lpthread"], check=True)
-    return folder
 
 
 def run_on_fake_gpu(script, folder, timeout=600):
     """(the script's exit code, how often the driver was asked for what, what was said) of a process of its own.
 
-    Kernels are kept in ``folder``.
+    The driver and kernels are kept in ``folder``.
     """
-    where = {"LD_LIBRARY_PATH": str(_driver()), "NUMBA_CACHE_DIR": str(folder)}
+    _compile_driver(folder)
+    where = {"LD_LIBRARY_PATH": str(folder), "NUMBA_CACHE_DIR": str(folder)}
     where |= {"NUMBACAPS_TARGET": "cuda", "PYTHONPATH": str(_ROOT)}
     how = {"env": {**os.environ, **where}, "capture_output": True, "text": True}
     command = [sys.executable, "-c", _BEGIN + script]

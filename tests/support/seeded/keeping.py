@@ -220,8 +220,8 @@ FAULTS = [
     Fault(
         "memory is let go of by a thread that waits for the end of a capture",
         "numbacaps/device/streams.py",
-        "    with _waiting:\n        if _captures:",
-        "    with _whole_device:\n        if _captures:",
+        "    with _waiting:\n        if _capturing",
+        "    with _whole_device:\n        if _capturing",
         "tests/test_threads.py -k end_of_a_capture",
     ),
     Fault(
@@ -234,24 +234,22 @@ FAULTS = [
     Fault(
         "a thread waits for the device that it captures",
         "numbacaps/device/streams.py",
-        "        if _captures:",
-        "        if False:",
+        "if _capturing.is_set():",
+        "if False:",
         "tests/test_threads.py -k who_captures",
     ),
     Fault(
         "a packing that breaks off is not waited for by the next one",
         "numbacaps/device/handover.py",
-        "self._users.add(_address(stream))  # a write",
+        "self._users.add(identity(stream))  # a write",
         "pass  # a write",
         "tests/test_threads.py -k breaks_off",
     ),
     Fault(
         "threads share the workspaces of their default streams",
-        "numbacaps/device/workspace.py",
-        """        if address == PER_THREAD:
-            address = PER_THREAD, threading.get_ident()
-        room = self""",
-        "        room = self",
+        "numbacaps/device/streams.py",
+        "if address == PER_THREAD else address",
+        "if False else address",
         "tests/test_threads.py -k default_streams",
     ),
     Fault(
