@@ -16,8 +16,9 @@ from numbacaps.device.target import SIMULATED, cuda
 
 # Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
 _whole_device = threading.RLock()  # held by a thread that captures a stream, or calls synchronize
-_waiting = threading.RLock()  # held while is_idle waits, and to set _capturing
-_capturing = threading.Event()  # a thread of this package captures a stream
+_waiting = threading.RLock()  # held while is_idle waits, and to add to _captures
+# An item while a thread of this package captures a stream. (threading.Event takes its lock in Python: Ctrl-C can leave it locked.)
+_captures = []
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
@@ -103,7 +104,7 @@ class _Quiet:
     def begin(self):
         """Stop all three."""
         with _waiting:
-            _capturing.set()
+            _captures.append(self)
         gc.disable()
         self._freeing.begin()
 
@@ -112,7 +113,7 @@ class _Quiet:
         self._freeing.end()
         if self._collects:
             gc.enable()
-        _capturing.clear()
+        _captures.clear()
 
 
 def synchronize():
@@ -135,7 +136,7 @@ def is_idle(device=None):
     False, too, if another library captures one: its capture is broken off then, for CUDA refuses to wait and does not say so before.
     """
     with _waiting:
-        if _capturing.is_set():
+        if _captures:
             return False
         try:
             with nullcontext() if device is None else cuda.gpus[device]:
