@@ -186,11 +186,9 @@ class Plan(PlanArrays):
         self._of(wanted).pack(wanted, w, stream=stream, room=self._packed_room)
 
     def _where(self, stream, packed=False, room=None, again=False):
+        own = self._rooms.of(stream)  # asked always: it outlives what is queued
         if room is None:
-            own = self._rooms.of(stream)  # asked always: it outlives what is queued
             room = self._packed_room if packed else own
-        else:
-            self._rooms.outlive(stream)
         return {"stream": stream, "room": room, "packed": packed or again}
 
     def launch_forward(self, x, w, out, stream, packed=False, again=False):
@@ -209,7 +207,7 @@ class Plan(PlanArrays):
         """
         self._plain.forward_operands(x, w, out, **self._where(stream, packed, room))
         if room is not None:  # then several threads may call, and one may have brought a new stream
-            self._rooms.outlive(stream)
+            self._rooms.of(stream)
 
     def votes_operands(self, x, w, out, stream, sum_window=False):
         """:meth:`launch_votes` of operands that have been checked."""
@@ -235,7 +233,7 @@ class Plan(PlanArrays):
         if dw is not None:
             run(x, None, dy, None, dw, **self._where(stream, room=room))
         if room is not None:
-            self._rooms.outlive(stream)
+            self._rooms.of(stream)
 
     def launch_activated(self, x, w, sums, out, stream, packed=False):
         """Write the sums and, behind the activation, the output; where the plan ``activates``.

@@ -18,6 +18,7 @@ def folder(tmp_path_factory):
 
 
 _PLAN = """
+from numbacaps.device.freeing import free_now
 from numbacaps.device.streams import Stream
 
 plan = numbacaps.plan((1, 2, 4, 4, 2, 2), (2, 2, 3, 3, 2, 2), precision="ieee")
@@ -37,28 +38,23 @@ def work(x=x):
     plan(x, w, y, stream=own.numba)
 
 
-def free():
-    context = cuda.current_context()
-    for one in (context, context.memory_manager):
-        one.deallocations.clear()
-
 
 work()
 """
 
 _FAULTS = {
-    "freed memory is used": "gone = Gone(x); del x, work.__defaults__; free(); plan(gone, w, y)",
+    "freed memory is used": "gone = Gone(x); del x, work.__defaults__; free_now(); plan(gone, w, y)",
     "freed memory is used, cuMemcpyHtoD": """
 into = Gone(x)
 del x, work.__defaults__
-free()
+free_now()
 cuda.as_cuda_array(into).copy_to_device(np.zeros(shapes[0], np.float32))
 """,
     "a destroyed stream": """
 stream = cuda.stream()
 address = int(stream)
 del stream
-free()
+free_now()
 plan(x, w, y, stream=address)
 """,
     "a destroyed graph": """
@@ -78,7 +74,7 @@ def test_the_driver_finds(said, folder):
 
 
 def test_a_graph_whose_operand_is_freed(folder):
-    end = "launch = own.capture(work); launch(); del x, work.__defaults__; free(); print('freed'); launch()"
+    end = "launch = own.capture(work); launch(); del x, work.__defaults__; free_now(); print('freed'); launch()"
     code, _, told = run_on_fake_gpu(_PLAN + end, folder)
     assert code != 0 and "freed\n" in told and "fake GPU: freed memory is used" in told, told
 
@@ -111,7 +107,7 @@ launch = own.capture(lambda: plan.backward(x, w, y, dx, stream=own.numba))
 both()
 own.synchronize()
 numbacaps.clear_caches()
-free()
+free_now()
 launch()
 own.capture(both)()
 """
@@ -146,6 +142,57 @@ def test_many_streams_of_another_library_wait_for_nobody_until_the_plan_is_dropp
     """Their calls bring workspaces of their own."""
     code, _, told = run_on_fake_gpu(_PLAN + _STREAMS, folder)
     assert code == 0, told
+
+
+_SAME_ADDRESS = """
+from types import SimpleNamespace
+from numbacaps.device.streams import captured, driver
+
+plan = numbacaps.plan(*shapes[:2], precision="tf32")
+plan.pack(w)
+Event = type(plan._handover._written)
+known, rooms, waits, wait = set(), [], [], Event.wait
+Event.wait = lambda event, stream=0: waits.append(event) or wait(event, stream)
+for turn in range(40):
+    _, handle = driver.cuStreamCreate(1)
+    stream = cuda.external_stream(int(handle))
+    call = lambda: plan(x, None, y, stream=stream)
+    call()
+    rooms.append(plan._rooms.of(stream))
+    graph = captured(SimpleNamespace(handle=handle), call) if turn < 3 else None
+    call()
+    assert plan._rooms.of(stream) is rooms[-1] and rooms[-1].captured == (turn < 3)
+    known.add(int(handle))
+    driver.cuStreamDestroy(handle)
+assert len({id(room) for room in rooms}) == len(waits) == 40
+assert len(known) < 30 and len(plan._handover._users) <= len(known) + 2
+assert len(plan._rooms._of) <= plan._rooms.STREAMS + 1
+"""
+
+
+def test_a_stream_with_the_address_of_a_destroyed_one_is_another_stream(folder):
+    """It has workspaces of its own, and waits for the packing."""
+    code, _, told = run_on_fake_gpu(_PLAN + _SAME_ADDRESS, folder)
+    assert code == 0, told
+
+
+_WHO_ASKS = """
+from numbacaps.device.streams import driver, identity
+
+asked = []
+own.capture(lambda: (work(), asked.append(identity(own.numba))))
+assert asked == [None] and identity(own.numba) is not None
+try:
+    own.capture(lambda: driver.cuStreamGetId(own.numba.handle))
+except RuntimeError:
+    print("broken off")
+"""
+
+
+def test_a_captured_stream_is_not_asked_who_it_is(folder):
+    """CUDA breaks the capture off."""
+    code, counts, told = run_on_fake_gpu(_PLAN + _WHO_ASKS, folder)
+    assert code == 0 and "broken off" in told and counts["broken"] == 1, told
 
 
 _MEMORY_RUNS_OUT = """
@@ -231,7 +278,7 @@ from tests.support.campaign import memory
 
 memory.device_memory.release = lambda: None  # CuPy's and PyTorch's
 memory._GEOMETRIES, memory._NETWORKS, memory._PIECES = 10, 5, 5
-memory._DEVICE = 64 << 10
+memory._DEVICE = 0
 print(memory.check(0, 0))
 """
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,15 +179,45 @@ def test_a_plan_on_two_streams_packs_in_two_places():
 def test_few_streams_are_kept_and_those_that_graphs_read(monkeypatch):
     dropped = []
     monkeypatch.setattr(workspace, "keep_later", lambda stream, *_: dropped.append(stream))
-    monkeypatch.setattr(workspace, "is_capturing", lambda stream: stream == 2)
+    capturing = {2}
+    identity = lambda stream: None if stream in capturing else stream
+    monkeypatch.setattr(workspace, "identity", identity)
     rooms, first = Rooms(), {}
     for stream in range(1, 21):
         first[stream] = rooms.of(stream)
         first[stream]["forward"].arrays({"packed": (8,)}, _F4)
-    monkeypatch.setattr(workspace, "is_capturing", lambda stream: False)
     assert rooms.of(2) is first[2]
     assert rooms.nbytes == Rooms.STREAMS * 32
     assert dropped == [1, *range(3, 14)]
+    capturing.clear()
+    assert rooms.of(2) is not first[2]  # the graph was captured before any call outside it
+
+
+def test_a_stream_that_takes_the_place_of_a_destroyed_one_is_another_stream(monkeypatch):
+    """So it neither overwrites what the other one's queued kernels read, nor counts as ordered behind a write."""
+    dropped = []
+    monkeypatch.setattr(workspace, "keep_later", lambda stream, *_: dropped.append(stream))
+    monkeypatch.setattr(workspace, "identity", lambda stream: stream)
+    monkeypatch.setattr(workspace, "place", lambda stream: stream % 10)
+    rooms = Rooms()
+    first = rooms.of(12)
+    first["forward"].arrays({"packed": (8,)}, _F4)
+    assert rooms.of(22) is not first and dropped == [12] and rooms.nbytes == 0
+    assert rooms.of(22) is rooms.of(22)
+
+
+def test_reads_on_destroyed_streams_are_waited_for(pretended, monkeypatch):
+    monkeypatch.setattr(handover, "place", lambda stream: stream % 10)
+    packed = Handover()
+    packed.after_write(1)
+    packed.before_read(12)
+    packed.before_read(22)
+    assert pretended["events"][0].waiting == [12, 22]
+    packed.after_write(3)
+    for stream in (13, 23):
+        packed.before_read(stream)
+    packed.before_write(23)
+    assert pretended["waits"] == 1 and len(packed._users) == 2
 
 
 @pytest.fixture
@@ -207,7 +238,8 @@ def pretended(monkeypatch):
     monkeypatch.setattr(handover, "SIMULATED", False)
     monkeypatch.setattr(handover, "cuda", Cuda)
     monkeypatch.setattr(handover, "synchronize", Cuda.synchronize)
-    monkeypatch.setattr(handover, "is_capturing", lambda stream: stream in seen["capturing"])
+    identity = lambda stream: None if stream in seen["capturing"] else stream
+    monkeypatch.setattr(handover, "identity", identity)
     return seen
 
 
@@ -373,18 +405,18 @@ def test_calls_wait_while_another_thread_packs(monkeypatch):
 
 def test_whether_a_stream_is_captured(monkeypatch):
     class Driver:
-        class CUresult:
-            CUDA_SUCCESS = "success"
-
-        class CUstreamCaptureStatus:
-            CU_STREAM_CAPTURE_STATUS_NONE = "none"
-
         def cuStreamIsCapturing(self, stream):
-            return "success", "active" if stream == 2 else "none"
+            return streams._SUCCESS, "active" if stream == 2 else streams._NOT_CAPTURING
 
+        def cuStreamGetId(self, stream):
+            assert stream != 2  # which would break the capture off
+            return streams._SUCCESS, 10 + stream
+
+    given = [0, *(SimpleNamespace(handle=handle) for handle in (1, 2))]
     monkeypatch.setattr(streams, "SIMULATED", False)
     monkeypatch.setattr(streams, "driver", Driver())
-    assert [streams.is_capturing(stream) for stream in (0, 1, 2)] == [False, False, True]
+    assert [streams.is_capturing(stream) for stream in given] == [False, False, True]
+    assert [streams.identity(stream) for stream in given] == [0, 11, None]
 
 
 @_SIMULATOR

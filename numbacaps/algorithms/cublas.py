@@ -13,9 +13,12 @@ from functools import partial
 import numpy as np
 
 from numbacaps.algorithms import staged
-from numbacaps.device.target import SIMULATED
+from numbacaps.device.target import SIMULATED, current_device
 from numbacaps.extras import require
 
+# cuBLAS handles of each device that no call uses now. They are never destroyed: that waits for the device, which breaks the
+# captures of other threads off. CuPy's own handles are destroyed whenever a thread ends.
+_idle = {}
 _MAX_BATCH = 2**31 - 1  # cuBLAS counts in 32 bits
 
 
@@ -50,8 +53,7 @@ def gemm_strided_batched(a, b, c, size, batch, transpose_a=False, transpose_b=Fa
     address = [array.__cuda_array_interface__["data"][0] for array in (a, b, c)]
     address[2] += batch.c_first * itemsize
     matrices = (M * K, K * N, M * N)
-    with cupy.cuda.Stream.from_external(stream) if stream else cupy.cuda.Stream.null:
-        handle = cupy.cuda.device.get_cublas_handle()
+    with _Handle(cublas) as handle, _current(cupy.cuda, stream):
         for count, *offsets in _runs(batch, matrices):
             at = [first + offset * itemsize for first, offset in zip(address, offsets)]
             gemm(
@@ -66,6 +68,28 @@ def gemm_strided_batched(a, b, c, size, batch, transpose_a=False, transpose_b=Fa
                 *(at[2], N, matrices[2]),
                 count,
             )
+
+
+class _Handle:
+    """A ``with`` block's own cuBLAS handle of the current device: one that no call uses now, or else a new one."""
+
+    def __init__(self, cublas):
+        self._idle = _idle.setdefault(current_device(), [])
+        try:
+            self._handle = self._idle.pop()
+        except IndexError:
+            self._handle = cublas.create()
+
+    def __enter__(self):
+        return self._handle
+
+    def __exit__(self, *raised):
+        self._idle.append(self._handle)
+
+
+def _current(cupy_cuda, stream):
+    """A ``with`` block in which CuPy queues on a Numba stream."""
+    return cupy_cuda.Stream.from_external(stream) if stream else cupy_cuda.Stream.null
 
 
 def _runs(batch, matrices):

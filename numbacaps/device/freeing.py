@@ -59,24 +59,10 @@ def _twice(attempt, let_go):
     return attempted
 
 
-class Deferral:
-    """Between begin and end Numba frees nothing on the current device.
-
-    ``end`` undoes what ``begin`` has done by then, so Ctrl-C may come between any two steps.
-    """
-
-    def __init__(self):
-        context = cuda.current_context()
-        owners = context, getattr(context, "memory_manager", None)
-        lists = [one.deallocations for one in owners if hasattr(one, "deallocations")]
-        self._before = [(listed, listed._disable_count) for listed in lists]
-
-    def begin(self):
-        """Let Numba free nothing from now on."""
-        for listed, count in self._before:
-            listed._disable_count = count + 1
-
-    def end(self):
-        """Let it free again."""
-        for listed, count in self._before:
-            listed._disable_count = count
+def free_now():
+    """Free all that is listed of the current device: memory, and besides that streams, events and kernels."""
+    if SIMULATED:
+        return
+    context = cuda.current_context()
+    for owner in (context, context.memory_manager):
+        owner.deallocations.clear()

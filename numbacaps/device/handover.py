@@ -1,6 +1,6 @@
 """Memory that one stream writes and others read."""
 
-from numbacaps.device.streams import identity, is_capturing, synchronize
+from numbacaps.device.streams import identity, place, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -22,7 +22,8 @@ class Handover:
 
     def __init__(self):
         self._written = None  # the event behind the write
-        self._users = set()  # identities of the streams ordered behind it
+        # Identities of the streams ordered behind it, with their places. None stands for those that were destroyed.
+        self._users = {}
 
     def before_write(self, stream):
         """Call it before work that writes is queued on a Numba stream.
@@ -34,14 +35,15 @@ class Handover:
         """
         if SIMULATED:
             return
-        if is_capturing(stream):
+        own = identity(stream)
+        if own is None:
             raise ValueError(
                 "stream is being captured; packing takes one that is not, because a graph packs whenever it is replayed: "
                 "pack before, or capture calls that are given w"
             )
-        if self.replayed or self._users - {identity(stream)}:
+        if self.replayed or self._users.keys() - {own}:
             synchronize()
-        self._users.add(identity(stream))  # a write that breaks off is waited for by the next one
+        self._add(own, stream)  # a write that breaks off is waited for by the next one
 
     def after_write(self, stream):
         """Call it behind that work."""
@@ -49,7 +51,7 @@ class Handover:
             return
         self._written = cuda.event(timing=False)
         self._written.record(stream)
-        self._users = {identity(stream)}
+        self._users = {identity(stream): place(stream)}
         if self.replayed:
             self._written.synchronize()
 
@@ -63,14 +65,23 @@ class Handover:
         """
         if SIMULATED:
             return False
-        captured, known = is_capturing(stream), identity(stream) in self._users
-        if captured and not (known or self._written.query()):
+        own = identity(stream)
+        captured = own is None
+        if captured and not (place(stream) in self._users.values() or self._written.query()):
             raise ValueError(
                 "stream is being captured, and the kernel is still being packed on another one; it takes the stream "
                 "that packs, or one on which the plan was called since"
             )
-        if not (captured or known):
-            self._written.wait(stream)
         self.replayed |= captured
-        self._users.add(identity(stream))
+        if not captured and own not in self._users:
+            self._written.wait(stream)
+            self._add(own, stream)
         return captured
+
+    def _add(self, own, stream):
+        """Note a stream; others that had its place were destroyed."""
+        at = place(stream)
+        for one in [one for one, its in self._users.items() if its == at and one != own]:
+            del self._users[one]
+            self._users[None] = None
+        self._users[own] = at

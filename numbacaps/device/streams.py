@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 from cuda.bindings import driver
 
-from numbacaps.device.freeing import Deferral
 from numbacaps.device.target import SIMULATED, cuda
 
 # Locks are taken by ``with`` alone: Ctrl-C comes between any other two steps.
@@ -20,6 +19,7 @@ _waiting = threading.RLock()  # held while is_idle waits, and to add to _capture
 # An item while a thread of this package captures a stream. (threading.Event takes its lock in Python: Ctrl-C can leave it locked.)
 _captures = []
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
 
@@ -91,26 +91,23 @@ def _done(answer):
 
 
 class _Quiet:
-    """Between begin and end no thread waits for the device in is_idle, Numba frees no memory, and Python collects no garbage.
+    """Between begin and end no thread waits for the device in is_idle, and Python collects no garbage.
 
-    Finalizers of garbage wait for the device, which would break this thread's capture off. Freeing memory waits for queued kernels;
-    whether it does so during a capture is not known. (No ``with`` block of a generator: if Ctrl-C comes at its beginning, it ends
-    with the traceback alone.)
+    Finalizers of garbage wait for the device, which would break this thread's capture off. To free memory does not, though it waits for
+    queued kernels. (No ``with`` block of a generator: if Ctrl-C comes at its beginning, it ends with the traceback alone.)
     """
 
     def __init__(self):
-        self._collects, self._freeing = gc.isenabled(), Deferral()
+        self._collects = gc.isenabled()
 
     def begin(self):
-        """Stop all three."""
+        """Stop both."""
         with _waiting:
             _captures.append(self)
         gc.disable()
-        self._freeing.begin()
 
     def end(self):
         """Undo what begin has done by now. A second call does nothing."""
-        self._freeing.end()
         if self._collects:
             gc.enable()
         _captures.clear()
@@ -201,7 +198,7 @@ class Stream:
 _TRIES = 3  # to capture the same work
 _KEPT = 256  # streams of other libraries
 DEFAULT = 1  # the default stream's address where one must be named: 0 says that there is none
-PER_THREAD = 2  # the address by which every thread names a default stream of its own
+_PER_THREAD = 2  # the address by which every thread names a default stream of its own
 
 
 def numba_stream(stream):
@@ -221,7 +218,7 @@ def numba_stream(stream):
     if type(stream) is not int or stream < 0:
         _check_stream(stream)
         if hasattr(stream, "auto_synchronize"):  # Numba's own
-            return 0 if SIMULATED else stream
+            return 0 if SIMULATED or not int(stream) else stream
         stream = _address(stream)
     return _external(stream) if stream and not SIMULATED else 0
 
@@ -257,18 +254,30 @@ def _check_stream(stream):
 
 
 def identity(stream):
-    """What tells a Numba stream from all others: its address, and of a thread's default stream the thread, too."""
+    """What tells a Numba stream from all others, also from those that were destroyed; None while it is captured.
+
+    An address does not. CUDA gives that of a destroyed stream to the next one, which does not wait for what is queued on the first.
+    While a stream is captured, CUDA does not say which one it is, and who asks breaks the capture off.
+    """
+    if SIMULATED or not stream:
+        return place(stream)
+    if is_capturing(stream):
+        return None
+    return driver.cuStreamGetId(stream.handle)[1]
+
+
+def place(stream):
+    """A Numba stream's address, and of a thread's default stream the thread, too. Another stream that had it was destroyed."""
     address = int(stream) if stream else 0
-    return (address, threading.get_ident()) if address == PER_THREAD else address
+    return (address, threading.get_ident()) if address == _PER_THREAD else address
 
 
 def is_capturing(stream):
     """Whether what is launched on a Numba stream becomes part of a graph; the default stream cannot be captured."""
     if SIMULATED or not stream:
         return False
-    status, capturing = driver.cuStreamIsCapturing(int(stream))
-    none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    return status is driver.CUresult.CUDA_SUCCESS and capturing != none
+    status, capturing = driver.cuStreamIsCapturing(stream.handle)
+    return status is _SUCCESS and capturing is not _NOT_CAPTURING
 
 
 def torch_stream(tensor):

@@ -8,7 +8,7 @@ import numpy as np
 
 from numbacaps.device.compiled import as_argument
 from numbacaps.device.keeping import keep, keep_behind_all, keep_later, let_go
-from numbacaps.device.streams import identity, is_capturing
+from numbacaps.device.streams import identity, place
 from numbacaps.device.target import SIMULATED, cuda
 
 
@@ -20,11 +20,12 @@ class Growth:
 
 @dataclass
 class Use:
-    """What workspaces are used for: a Numba stream, or 0, of a device, and who hears of their growth."""
+    """What workspaces are used for: a Numba stream, or 0, of a device, its place, and who hears of their growth."""
 
     stream: object = 0
     growth: Growth = field(default_factory=Growth)
     device: int | None = None
+    place: object = 0
 
 
 class Workspace:
@@ -208,33 +209,42 @@ class Rooms:
         return self._ready
 
     def of(self, stream):
-        """The workspaces of a Numba stream."""
-        address = int(stream) if stream else 0
-        room = self._of.get(address) or self._found(stream)
-        if address and not room.captured and is_capturing(stream):
+        """The workspaces of a Numba stream. They and what is held outlive the stream's calls."""
+        own = identity(stream) if stream else 0  # each function costs a call of the plan
+        if own is None:
+            return self._captured(stream)
+        return self._of.get(own) or self._found(own, stream)
+
+    def _captured(self, stream):
+        """Those of a stream that is captured, by its place: CUDA tells no more."""
+        with self._lock:
+            there = [room for room in self._of.values() if room.use.place == place(stream)]
+            room = there[-1] if there else self._new(stream)
             room.captured = True
+            if not there:
+                self._of[object()] = room  # calls outside the graph have workspaces of their own
         return room
 
-    def outlive(self, stream):
-        """Have what is held outlive the calls of a Numba stream, which bring workspaces of their own."""
-        if (int(stream) if stream else 0) not in self._of:
-            self._found(stream)
-
-    def _found(self, stream):
-        """Workspaces of a stream. New ones take the place of the oldest stream's, if there are many."""
-        dropped, address = None, identity(stream)
+    def _found(self, own, stream):
+        """Those of a stream by its identity. New ones take the place of a destroyed stream's, or of the oldest one's if there are many."""
+        dropped = []
         with self._lock:
-            if address in self._of:
-                return self._of[address]
-            room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
-            room.use.stream, room.use.device = stream, self._device
-            idle = [one for one in self._of if not self._of[one].captured]
-            if len(self._of) >= self.STREAMS and idle and not is_capturing(stream):
-                dropped = self._of.pop(idle[0])
-            self._of[address] = room
-        if dropped is not None:
+            if own in self._of:
+                return self._of[own]
+            idle = {one: room for one, room in self._of.items() if not room.captured}
+            gone = [one for one, room in idle.items() if room.use.place == place(stream)]
+            if not gone and len(self._of) >= self.STREAMS and idle:
+                gone = [next(iter(idle))]
+            dropped = [self._of.pop(one) for one in gone]
+            room = self._of[own] = self._new(stream)
+        for one in dropped:
             self._has_forgotten = True
-            dropped.drop()  # what is held stays with its owner
+            one.drop()  # what is held stays with its owner
+        return room
+
+    def _new(self, stream):
+        room, self._ready = self._ready or Workspaces(self._limit, Use(0, self.growth)), None
+        room.use.stream, room.use.device, room.use.place = stream, self._device, place(stream)
         return room
 
     def release(self):

@@ -19,7 +19,7 @@ from numbacaps.arrays import Operand
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import launch_stream, run_as_argument
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.streams import numba_stream, torch_stream
+from numbacaps.device.streams import identity, numba_stream, torch_stream
 from numbacaps.device.target import cuda, current_device
 from numbacaps.kept import PLANS, cleared_too
 from numbacaps.last_used import LastUsed
@@ -270,7 +270,7 @@ class Call(Place):
         is_aligned = all(tensor.data_ptr() % CHUNK == 0 for tensor in self._kept)
         if rooms is not None:
             return nullcontext(rooms.of((self._key, is_aligned), self.plan.packs(self._wanted)))
-        key = *self._key, is_aligned, int(self.stream) if self.stream else 0
+        key = *self._key, is_aligned, identity(self.stream)
         return _packings.room(w, key, lambda: _Room(self.device))
 
     def check(self, which, tensor):

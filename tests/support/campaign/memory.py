@@ -11,6 +11,7 @@ import numpy as np
 
 import numbacaps
 from experiments.measuring import device_memory
+from numbacaps.device.freeing import free_now
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn import CapsNet, Layer
 from tests.support.campaign.networks import compile_step
@@ -79,6 +80,7 @@ def used():
         return 0, _resident()
     cuda.synchronize()
     device_memory.release()
+    free_now()
     memory = cuda.current_context().get_memory_info()
     return memory.total - memory.free, _resident()
 

@@ -2,10 +2,11 @@
 
 Memory is memory of the host, and its addresses are never used again. A launch computes nothing. It looks at its arguments: an address
 in memory that was freed ends the process with a message, and so do a stream, an event or a graph that was destroyed. A graph looks at the
-arguments of all its launches whenever it is launched. Work of streams is done at once; an event that is asked may still say no.
+arguments of all its launches whenever it is launched. Work of streams is done at once; an event that nobody has
+waited for may still say no when it is asked.
 
 Captures follow the CUDA driver's rules: whoever waits for the device breaks all of them off, whoever waits for a captured stream or
-event that one.
+event that one, and so does who asks for the captured stream's id.
 
 Numbers of error codes and attributes are those of CUDA's driver API. */
 
@@ -171,12 +172,13 @@ int cuFuncGetAttribute(int *value, int which, Kernel *kernel) { *value = which ?
 
 typedef struct Launch { Kernel *kernel; struct Launch *before; uint64_t values[]; } Launch;
 typedef struct Capture { Launch *last; int broken, open; } Capture;
-typedef struct { int destroyed, begins; Capture *capture; } Stream;
-typedef struct { int destroyed; Capture *capture; } Event;
+typedef struct Stream { int destroyed, begins; Capture *capture; uint64_t id; struct Stream *before; } Stream;
+typedef struct { int destroyed; Capture *capture; long recorded, passed; } Event; /* when, by recordings counted */
 typedef struct { int destroyed; Launch *last; } Graph;
 
 enum { NAMED = 2 }; /* streams up to that number are the default ones */
 static Stream default_stream;
+static long recordings, waited_for; /* of all events; of those the last one that a wait for the device has passed */
 enum { CAPTURES = 256 };
 static Capture *open_captures[CAPTURES];
 
@@ -200,9 +202,33 @@ static int waited(Capture *capture, int refusal) {
   return refusal;
 }
 
-int cuStreamCreate(Stream **made, unsigned flags) { *made = calloc(1, sizeof **made); return SUCCESS; }
+static Stream *gone; /* the stream that was destroyed last and whose address is free */
+
+/* A new stream often has the address of one that was destroyed. */
+int cuStreamCreate(Stream **made, unsigned flags) {
+  ALONE;
+  static uint64_t streams = NAMED;
+  if (gone && rand() % 2) *made = gone, gone = gone->before;
+  else *made = malloc(sizeof **made);
+  **made = (Stream){.id = ++streams};
+  return SUCCESS;
+}
+
 int cuStreamCreateWithPriority(Stream **made, unsigned flags, int priority) { return cuStreamCreate(made, flags); }
-int cuStreamDestroy_v2(Stream *stream) { ALONE; alive(stream, "cuStreamDestroy")->destroyed = 1; return SUCCESS; }
+
+int cuStreamDestroy_v2(Stream *stream) {
+  ALONE;
+  alive(stream, "cuStreamDestroy")->destroyed = 1;
+  stream->before = gone, gone = stream;
+  return SUCCESS;
+}
+
+int cuStreamGetId(Stream *stream, uint64_t *id) {
+  ALONE;
+  stream = alive(stream, "cuStreamGetId");
+  *id = stream->id;
+  return waited(stream->capture, CAPTURE_UNSUPPORTED);
+}
 
 int cuStreamSynchronize(Stream *stream) {
   ALONE;
@@ -213,6 +239,7 @@ int cuCtxSynchronize(void) {
   ALONE;
   int answer = SUCCESS;
   for (int i = 0; i < CAPTURES; i++) answer |= waited(open_captures[i], CAPTURE_UNSUPPORTED);
+  if (answer == SUCCESS) waited_for = recordings;
   return answer;
 }
 
@@ -253,18 +280,24 @@ int cuEventDestroy_v2(Event *event) { ALONE; known(event, "cuEventDestroy")->des
 int cuEventRecord(Event *event, Stream *stream) {
   ALONE;
   known(event, "cuEventRecord")->capture = alive(stream, "cuEventRecord")->capture;
+  event->recorded = ++recordings;
   return SUCCESS;
 }
 
 int cuEventSynchronize(Event *event) {
   ALONE;
-  return waited(known(event, "cuEventSynchronize")->capture, CAPTURED_EVENT);
+  int answer = waited(known(event, "cuEventSynchronize")->capture, CAPTURED_EVENT);
+  if (answer == SUCCESS) event->passed = event->recorded;
+  return answer;
 }
 
 int cuEventQuery(Event *event) {
   ALONE;
   int answer = waited(known(event, "cuEventQuery")->capture, CAPTURED_EVENT);
-  return answer == SUCCESS && rand() % 3 == 0 ? NOT_READY : answer;
+  if (answer != SUCCESS) return answer;
+  if (event->recorded > event->passed && event->recorded > waited_for && rand() % 3 == 0) return NOT_READY;
+  event->passed = event->recorded;
+  return SUCCESS;
 }
 
 int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
