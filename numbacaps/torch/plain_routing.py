@@ -44,13 +44,17 @@ def children(activations, numbers):
 
 
 def squash(s):
-    """s / (1 / |s| + |s|), 0 at 0, with no square that overflows."""
+    """s / (1 / |s| + |s|), 0 at 0. Neither it nor its gradient squares what is large, or the inverse of what is small."""
     largest = s.detach().abs().amax(-1, keepdim=True)
     nothing = largest == 0
     scale = torch.where(nothing, 1, largest)
-    safe = torch.where(nothing, torch.ones_like(s), s)
-    size = scale * ((safe / scale) ** 2).sum(-1, keepdim=True).sqrt()
-    return s * torch.where(nothing, 0, 1 / (1 / size + size))
+    scaled = torch.where(nothing, torch.ones_like(s), s) / scale
+    length = (scaled**2).sum(-1, keepdim=True).sqrt()  # at least 1
+    size = scale * length
+    is_long = size > 1
+    short, inverse = torch.where(is_long, 1, size), 1 / torch.where(is_long, size, 1)
+    y = torch.where(is_long, scaled / length / (1 + inverse**2), s * (short / (1 + short**2)))
+    return torch.where(nothing, torch.zeros_like(s), y)
 
 
 def dynamic(V, logits=None, options=None):

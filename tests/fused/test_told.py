@@ -51,7 +51,8 @@ def test_what_cannot_be_told_is_summed_again(wanted, case, rng):
     for start, value in enumerate((np.nan, np.inf, -np.inf, SMALLEST / 2, -SMALLEST / 4)):
         spoilt[every % 7 == start] = value
     add = AddSplits(want.size, np.dtype(np.float32), 1, (wanted, g))  # of one split
-    read = [as_argument(cuda.to_device(array.ravel())) for array in _read(wanted, *arrays)]
+    there = [cuda.to_device(array.ravel()) for array in _read(wanted, *arrays)]
+    read = [as_argument(array) for array in there]
     partial, result = cuda.to_device(spoilt), cuda.device_array(want.size, np.float32)
     add(as_argument(partial), as_argument(result), read, launch_stream(0))
     have = result.copy_to_host()

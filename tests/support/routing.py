@@ -189,12 +189,14 @@ def check_captured(launch, results):
     from experiments.measuring.gpu_time import clock
 
     stream = clock().numba
+    clock().synchronize()  # with the default stream, on which operands come, small ones perhaps later than the call that sends them
     launch(stream)
     stream.synchronize()
     wanted = [result.copy_to_host() for result in results]
     replay = clock().capture([lambda: launch(stream)])
     for result in results:
         result.copy_to_device(np.full(result.shape, np.nan, np.float32))
+    clock().synchronize()
     replay.run()
     clock().synchronize()
     for result, want in zip(results, wanted, strict=True):

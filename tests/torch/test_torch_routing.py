@@ -15,7 +15,7 @@ from tests.support import routing as support
 
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
-from numbacaps.torch import kernels, routing_bands, routing_kernels, routing_layers  # noqa: E402
+from numbacaps.torch import kernels, plain_routing, routing_bands, routing_kernels, routing_layers  # noqa: E402
 from numbacaps.torch import routing as operators  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
 from tests.support.torch_listener import Listener  # noqa: E402
@@ -72,6 +72,19 @@ def test_votes_summed_over_the_window(case, shared, rng):
     g = support.CASES[case]
     given = support.operands_of_sums(g, rng, shared)
     _check(g, given, support.want_dynamic(g, given, kind="sum"), votes="sum")
+
+
+@pytest.mark.parametrize("size", [0, 1e-45, 1e-38, 1e-22, 1e-20, 1e-18, 1, 1e20, 1e38])
+def test_squash_of_any_length_has_a_gradient(size):
+    """Parents from which all votes go elsewhere are as short; their gradients are, too, and need not be precise."""
+    capsule, found = torch.tensor([3.0, -4, 0]) / 5, []
+    for dtype in (torch.float32, torch.float64):
+        s = (capsule.double() * size).to(dtype).requires_grad_()
+        y = plain_routing.squash(s)
+        found.append((y.detach(), *torch.autograd.grad(y, s, torch.tensor([1, 2, 3], dtype=dtype))))
+    for have, want in zip(*found):
+        atol = 1e-44 + (size if size < 1e-18 else 0)
+        torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.slow
