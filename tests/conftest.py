@@ -157,6 +157,20 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"not checked: {unchecked}")
 
 
+@pytest.fixture(autouse=True)
+def _reads_what_was_written(request):
+    """On the simulator, of the tests that compute-sanitizer runs on a GPU: their kernels read no memory that nobody has written."""
+    marked = request.node.get_closest_marker("sanitize")
+    if not marked or request.config.option.tier != "simulator":
+        yield
+        return
+    from tests.support.unwritten_memory import watched
+
+    with watched() as written:
+        yield
+    assert not written.places, "read, but never written: " + ", ".join(sorted(set(written.places)))
+
+
 @pytest.fixture
 def rng():
     """A generator that every test starts alike."""

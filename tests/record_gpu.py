@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from experiments.measuring import cards, provenance
@@ -35,6 +36,9 @@ _SIDE_BY_SIDE = [
 ]
 _MARKED = ["--collect-only", "-q", "-m", "sanitize", "tests"]
 _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
+# A line that names the kernel of an error, or says which copy of the host was one.
+_WHERE = r"^=========\s+(?:at (?:0x[0-9a-f]+ in )?(\S.*?)(?:\+0x[0-9a-f]+)?|(Host API .+?) at .*)$"
+_PRINTED = 2000  # errors, by each process of a tool
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 _CORES = 16  # of the host, for each process that shares a tool's cases
 
@@ -121,7 +125,8 @@ def sanitized(tool):
     Returns
     -------
     dict
-        ``passed``, ``failed``, ``skipped``, ``status``, ``summary`` and ``seconds``; clean is ``status`` 0.
+        ``passed``, ``failed``, ``skipped``, ``status``, ``summary`` and ``seconds``; clean is ``status`` 0. Else there are
+        the :func:`places` of errors, too, ``where``.
     """
     found = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
@@ -130,6 +135,7 @@ def sanitized(tool):
         return {"passed": 0, "failed": 1, "skipped": 0, "status": 1, "summary": "not found"}
     # Libraries ask the driver for functions it may lack; that is no error of a kernel's.
     options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+    options += ["--print-limit", str(_PRINTED)]
     cases = chosen(marked(), (TOOLS | MORE_TOOLS)[tool])
     count = max(1, min(os.cpu_count() // _CORES, len(cases)))
     with ThreadPoolExecutor(count) as side_by_side:
@@ -150,7 +156,17 @@ def together(runs):
     summary = summary[-1] if (summary := re.findall(_SUMMARY, output)) else None
     found = {what: sum(one[what] for one in every) for what in every[0]}
     seconds = max(seconds for *_, seconds in runs)
+    if status:
+        found["where"] = places(output for _, output, _ in runs)
     return found | {"status": status, "summary": summary, "seconds": seconds}
+
+
+def places(outputs):
+    """Which kernels a tool's errors are in, and of copies by the host what it calls them: how often each, the most often first."""
+    found = Counter()
+    for output in outputs:
+        found.update(one or other for one, other in re.findall(_WHERE, output, re.MULTILINE))
+    return dict(found.most_common(20))
 
 
 def main():

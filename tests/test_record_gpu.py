@@ -56,6 +56,22 @@ def test_processes_share_the_cases_of_a_tool():
     assert record_gpu.together([clean, killed])["status"] == -9
 
 
+def test_errors_are_told_by_kernel():
+    output = """
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at 0x1a0 in one_kernel(int, float*)
+=========     by thread (1,0,0) in block (0,0,0)
+=========     Address 0x7f02 is out of bounds
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at one_kernel(int, float*)+0x1b0
+========= Host API uninitialized memory access at host access to 0x7f02 of size 8 bytes
+"""
+    wanted = {"one_kernel(int, float*)": 4, "Host API uninitialized memory access": 2}
+    assert record_gpu.places([output, output]) == wanted
+    assert "where" not in record_gpu.together([(0, output, 1)])
+    assert record_gpu.together([(9, output, 1)])["where"]["one_kernel(int, float*)"] == 2
+
+
 @pytest.mark.slow
 def test_marked_tests_are_found(monkeypatch):
     monkeypatch.setattr(record_gpu, "_MARKED", [*record_gpu._MARKED[:-1], "tests/routing"])
