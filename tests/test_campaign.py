@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -403,6 +404,23 @@ def test_files_are_compared_with_an_undisturbed_run_s(tmp_path):
 
 
 # ---- threads
+
+
+def test_an_interrupted_round_ends_its_threads(monkeypatch):
+    """Else they would launch kernels on memory that goes with Python."""
+    ended = []
+
+    def work(seed, rng, said, is_over):
+        while not is_over():
+            time.sleep(0.01)
+        ended.append(1)
+
+    threads.check(0, 0)  # what one thread has is known
+    monkeypatch.setattr(threads, "_work", work)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        threads.check(0, 0)
+    assert len(ended) == threads._THREADS
 
 
 def test_threads_have_what_one_has():

@@ -149,10 +149,12 @@ def _clear(seed, rng, stream):
 _WORKS = _call, _call, _call, _plan, _packed, _graph, _routing
 
 
-def _work(seed, rng, said):
-    """The works of a thread in a round."""
+def _work(seed, rng, said, is_over):
+    """The works of a thread in a round, until it is over."""
     stream = cuda.stream()
     for _ in range(_CALLS):
+        if is_over():
+            return
         one = _clear if rng.random() < 1 / _CLEARED_EVERY else rng.choice(_WORKS)
         one = _network if rng.random() < 0.1 else one
         stream = cuda.stream() if rng.random() < _LEAVES else stream
@@ -163,26 +165,35 @@ def _work(seed, rng, said):
             said.append(one(seed, rng, stream))
 
 
+def _join(threads):
+    for thread in threads:
+        thread.join(_LONG)
+
+
 def check(seed, number):
     """A round: all threads begin together; what each gets is what one gets alone."""
     _shared(seed), _shared_routing(seed), _losses(seed)
     for one in range(_POOL):
         _alone(seed, one)
-    said, wrong, start = [], [], threading.Barrier(_THREADS)
+    said, wrong, start, over = [], [], threading.Barrier(_THREADS), threading.Event()
 
     def run(which):
         try:
             rng = np.random.default_rng((seed, number, which))
             start.wait(_LONG)
-            _work(seed, rng, said)
+            _work(seed, rng, said, over.is_set)
         except Exception as error:  # whichever library's
             wrong.append(error)
 
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(_THREADS)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(_LONG)
+    try:
+        _join(threads)
+    except KeyboardInterrupt:  # no thread launches while Python ends
+        over.set()
+        _join(threads)
+        raise
     assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
     for error in wrong:
         raise error
