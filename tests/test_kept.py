@@ -479,19 +479,23 @@ def test_a_driver_that_records_no_event_is_waited_for(monkeypatch):
     assert keeping._mark(1).query() and cuda.waits == 1
 
 
-@pytest.mark.parametrize(("external", "waits", "kept"), [(True, 1, []), (False, 0, [5])])
-def test_a_stream_of_another_library_is_not_asked_behind_its_call(
-    external, waits, kept, monkeypatch
-):
-    """Its owner may have destroyed it by then."""
-    cuda, found = _Failing(), []
-    stream = type("Stream", (), {"external": external})()
+def test_a_stream_of_another_library_is_not_asked_behind_its_call(monkeypatch):
+    """Its owner may have destroyed it by then. The device is waited for where more is kept than may be, or all is let go."""
+    cuda, found, mine = _Failing(), [], Keeping(10, keeping._mark)
+    theirs, ours = (type("Stream", (), {"external": external})() for external in (True, False))
     for module in (keeping, streams):
         monkeypatch.setattr(module, "cuda", cuda)
     monkeypatch.setattr(keeping, "SIMULATED", False)
+    monkeypatch.setattr(keeping, "_keeping", mine)
     monkeypatch.setattr(keeping, "keep", lambda stream, held, nbytes: found.append(nbytes))
-    keeping.keep_later(stream, "held", 5)
-    assert (cuda.waits, found) == (waits, kept)
+    keeping.keep_later(ours, "held", 5)
+    assert (cuda.waits, found, len(mine)) == (0, [5], 0)
+    keeping.keep_later(theirs, "held", 5)
+    assert (cuda.waits, found, len(mine)) == (0, [5], 1)
+    keeping.keep_later(theirs, "held", 5)
+    assert cuda.waits == 1 and len(mine) == 1  # the one before it had less than 10 bytes
+    keeping.let_go()
+    assert cuda.waits > 1 and not len(mine)
 
 
 @_SIMULATOR
@@ -568,7 +572,7 @@ def test_a_plan_that_is_dropped_leaves_its_memory_to_queued_kernels(handed_over)
     x, w, y = _arrays(_X, _W, _Y)
     plan.pack(w)
     plan(x, w, y)
-    nbytes, passes = plan.nbytes - plan._packed_room.nbytes, plan._plain
+    nbytes, passes = plan.nbytes, plan._plain
     assert not handed_over
     del plan
     gc.collect()

@@ -53,13 +53,13 @@ class Keeping:
         entry = event, held, nbytes
         with self._lock:
             earlier = list(self._kept)
-            if not entry[0].query():
-                self._kept.append(entry)
             left = sum(one[2] for one in earlier)
+            if self._is_left(event, left + nbytes) or not event.query():
+                self._kept.append(entry)
             for one in earlier:
                 event, _, nbytes = one
-                if isinstance(event, _WholeDevice) and left <= self._limit:
-                    continue  # asked when memory is wanted: who asks breaks other libraries' captures off
+                if self._is_left(event, left):
+                    continue
                 passed = event.query()
                 if left > self._limit and not passed:
                     event.synchronize()
@@ -67,6 +67,10 @@ class Keeping:
                 if passed:
                     left -= nbytes
                     self._drop(one)
+
+    def _is_left(self, event, nbytes):
+        """Whether an event is not asked while so few bytes are kept: who asks for the whole device breaks other libraries' captures off."""
+        return isinstance(event, _WholeDevice) and nbytes < self._limit
 
     def clear(self):
         """Wait until everything has been passed, and let it go."""
@@ -118,7 +122,7 @@ def keep_later(stream, held, nbytes=0, device=None):
     """The same behind a call that ended some time ago, on a stream that may have been destroyed since.
 
     A driver that is asked about a destroyed stream ends the process. Numba's own streams are there as long as they
-    are held here; of another library's only the address is known, so the host waits for the whole device instead. It does not
+    are held here; of another library's only the address is known, so the whole device has to have no work left instead. It does not
     wait for the end of a capture: the caller may hold a lock that the captured work takes. ``device`` has the memory, by default
     the current one.
     """

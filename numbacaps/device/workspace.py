@@ -12,6 +12,9 @@ from numbacaps.device.streams import identity, place
 from numbacaps.device.target import SIMULATED, cuda
 
 
+_LARGE = 1 << 24  # bytes, for which what is kept is waited for first
+
+
 class Growth:
     """Whether memory was allocated, since somebody set it to False."""
 
@@ -109,7 +112,8 @@ class Workspace:
             if old:
                 keep(self._use.stream, old)
             del old
-            let_go()
+            if sum(map(prod, shapes.values())) * dtype.itemsize >= _LARGE:
+                let_go()
             self._arrays = {
                 name: cuda.device_array(prod(shape), dtype) for name, shape in shapes.items()
             }
@@ -161,7 +165,7 @@ class Workspaces:
         self._hand_over(keep_later, held, self.use.device)
 
     def _hand_over(self, keep, held, *where):
-        nbytes = self.nbytes
+        nbytes = self.nbytes + sum(getattr(one, "nbytes", 0) for one in held)
         if nbytes or held:
             keep(self.use.stream, (self._named, held), nbytes, *where)
         self._named = {}
