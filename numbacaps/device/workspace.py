@@ -11,7 +11,6 @@ from numbacaps.device.keeping import keep, keep_behind_all, keep_later, let_go
 from numbacaps.device.streams import identity, place
 from numbacaps.device.target import SIMULATED, cuda
 
-
 _LARGE = 1 << 24  # bytes, for which what is kept is waited for first
 
 
