@@ -3,7 +3,7 @@
 import threading
 
 from numbacaps import arrays, signature
-from numbacaps.algorithms import fused
+from numbacaps.algorithms import cublas, fused
 from numbacaps.algorithms.registry import ALGORITHMS
 from numbacaps.device import allocation, compiled, keeping, streams
 from numbacaps.device.target import current_device
@@ -63,8 +63,9 @@ def clear_caches() -> None:
     The public functions keep the plans of the last 64 kinds of calls, a kind for each thread,
     stream and device, with workspaces of 512 MiB at most; PyTorch's operators those of 256, and kernels that stay packed; of
     routing 32 and 256 MiB; the tables of 64 geometries, each with the tensor maps of the last 64 places of arrays; signatures
-    of calls and forms of arrays; and for each call that had to copy an array the copy, until a later call, or memory that
-    runs out, finds that the stream has passed it. All of it is made anew when it is needed.
+    of calls and forms of arrays; as many handles of cuBLAS as threads called it together; and for each call that had to copy
+    an array the copy, until a later call, or memory that runs out, finds that the stream has passed it. All of it is made
+    anew when it is needed.
     What others hold stays as it is: plans of :func:`numbacaps.plan`, networks, arrays, and compiled kernels.
     """
     plans.clear()
@@ -77,3 +78,4 @@ def clear_caches() -> None:
     fused.kept_passes.cache_clear()
     signature.clear()
     keeping.let_go()
+    cublas.destroy_handles()

@@ -164,8 +164,10 @@ def _reads_what_was_written(request):
     if not marked or request.config.option.tier != "simulator":
         yield
         return
+    import numbacaps
     from tests.support.unwritten_memory import watched
 
+    numbacaps.clear_caches()  # no kept workspace, of which it is not known what was written
     with watched() as written:
         yield
     assert not written.places, "read, but never written: " + ", ".join(sorted(set(written.places)))

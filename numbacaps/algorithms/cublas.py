@@ -8,16 +8,18 @@ called once for all images where they lie one behind the other in every operand,
 which the images share, once for each image.
 """
 
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from numbacaps.algorithms import staged
-from numbacaps.device.target import SIMULATED, current_device
+from numbacaps.device.streams import between_captures
+from numbacaps.device.target import SIMULATED, cuda, current_device
 from numbacaps.extras import require
 
-# cuBLAS handles of each device that no call uses now. They are never destroyed: that waits for the device, which breaks the
-# captures of other threads off. CuPy's own handles are destroyed whenever a thread ends.
+# cuBLAS handles of each device that no call uses now. To destroy one waits for the device, which breaks the captures of other
+# threads off. CuPy's own handles are destroyed whenever a thread ends.
 _idle = {}
 _MAX_BATCH = 2**31 - 1  # cuBLAS counts in 32 bits
 
@@ -85,6 +87,14 @@ class _Handle:
 
     def __exit__(self, *raised):
         self._idle.append(self._handle)
+
+
+def destroy_handles():
+    """Give back the handles that no call uses now, with their workspaces, while this package captures no stream."""
+    for device, idle in list(_idle.items()):
+        with between_captures(), cuda.gpus[device], suppress(IndexError):  # when none is left
+            while True:
+                _cublas().destroy(idle.pop())
 
 
 def _current(cupy_cuda, stream):

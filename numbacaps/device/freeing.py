@@ -8,7 +8,7 @@ from functools import wraps
 
 from cuda.bindings import driver
 
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.target import SIMULATED
 
 
 def free_together():
@@ -57,12 +57,3 @@ def _twice(attempt, let_go):
         return attempt(manager, allocator)
 
     return attempted
-
-
-def free_now():
-    """Free all that is listed of the current device: memory, and besides that streams, events and kernels."""
-    if SIMULATED:
-        return
-    context = cuda.current_context()
-    for owner in (context, context.memory_manager):
-        owner.deallocations.clear()

@@ -3,6 +3,8 @@
 from numbacaps.device.streams import identity, place, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
+_DESTROYED = "destroyed"  # in the place of the identities of streams that were
+
 
 class Handover:
     """Orders the streams that share memory: a read comes after the write, and the next write after the reads.
@@ -22,7 +24,7 @@ class Handover:
 
     def __init__(self):
         self._written = None  # the event behind the write
-        # Identities of the streams ordered behind it, with their places. None stands for those that were destroyed.
+        # Identities of the streams ordered behind it, with their places.
         self._users = {}
 
     def before_write(self, stream):
@@ -82,6 +84,6 @@ class Handover:
         """Note a stream; others that had its place were destroyed."""
         at = place(stream)
         for one in [one for one, its in self._users.items() if its == at and one != own]:
+            self._users[_DESTROYED] = None
             del self._users[one]
-            self._users[None] = None
         self._users[own] = at

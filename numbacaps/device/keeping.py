@@ -12,10 +12,11 @@ import threading
 import weakref
 from contextlib import suppress
 
-from numbacaps.device.streams import is_idle
+from numbacaps.device.streams import is_idle, is_lasting
 from numbacaps.device.target import SIMULATED, cuda, current_device
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
+_ENTRIES = 64  # kept before a whole device is asked whether it has passed them
 
 
 class Keeping:
@@ -54,11 +55,12 @@ class Keeping:
         with self._lock:
             earlier = list(self._kept)
             left = sum(one[2] for one in earlier)
-            if self._is_left(event, left + nbytes) or not event.query():
+            is_little = left + nbytes < self._limit and len(earlier) < _ENTRIES
+            if _is_unasked(event, is_little) or not event.query():
                 self._kept.append(entry)
             for one in earlier:
                 event, _, nbytes = one
-                if self._is_left(event, left):
+                if _is_unasked(event, is_little):
                     continue
                 passed = event.query()
                 if left > self._limit and not passed:
@@ -67,10 +69,6 @@ class Keeping:
                 if passed:
                     left -= nbytes
                     self._drop(one)
-
-    def _is_left(self, event, nbytes):
-        """Whether an event is not asked while so few bytes are kept: who asks for the whole device breaks other libraries' captures off."""
-        return isinstance(event, _WholeDevice) and nbytes < self._limit
 
     def clear(self):
         """Wait until everything has been passed, and let it go."""
@@ -83,6 +81,11 @@ class Keeping:
     def _drop(self, entry):
         if entry in self._kept:  # the garbage collector may have been here
             self._kept.remove(entry)
+
+
+def _is_unasked(event, is_little):
+    """Whether an event is left alone while little is kept: who asks for a whole device breaks other libraries' captures off."""
+    return isinstance(event, _WholeDevice) and is_little
 
 
 class _WholeDevice:
@@ -128,7 +131,7 @@ def keep_later(stream, held, nbytes=0, device=None):
     """
     if SIMULATED:  # where everything is synchronous
         return
-    if getattr(stream, "external", False) or device not in (None, current_device()):
+    if not is_lasting(stream) or device not in (None, current_device()):
         _keeping.keep_behind(_WholeDevice(device), held, nbytes)
     else:
         keep(stream, held, nbytes)

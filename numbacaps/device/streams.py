@@ -258,18 +258,28 @@ def identity(stream):
 
     An address does not. CUDA gives that of a destroyed stream to the next one, which does not wait for what is queued on the first.
     While a stream is captured, CUDA does not say which one it is, and who asks breaks the capture off.
+
+    Raises
+    ------
+    RuntimeError
+        The driver refuses for another reason.
     """
     if SIMULATED or not stream:
         return place(stream)
     if is_capturing(stream):
         return None
-    return driver.cuStreamGetId(stream.handle)[1]
+    return _done(driver.cuStreamGetId(stream.handle))
 
 
 def place(stream):
-    """A Numba stream's address, and of a thread's default stream the thread, too. Another stream that had it was destroyed."""
+    """A Numba stream's address, and of a thread's default stream the thread, too: no two streams have one place at a time."""
     address = int(stream) if stream else 0
     return (address, threading.get_ident()) if address == _PER_THREAD else address
+
+
+def is_lasting(stream):
+    """Whether a Numba stream is there as long as it is held, and is the same one in every thread."""
+    return not getattr(stream, "external", False) and (not stream or int(stream) != _PER_THREAD)
 
 
 def is_capturing(stream):

@@ -22,7 +22,7 @@ class Growth:
 
 @dataclass
 class Use:
-    """What workspaces are used for: a Numba stream, or 0, of a device, its place, and who hears of their growth."""
+    """What workspaces are used for: a Numba stream, or 0, its device and place, and who hears of their growth."""
 
     stream: object = 0
     growth: Growth = field(default_factory=Growth)
@@ -164,7 +164,7 @@ class Workspaces:
         self._hand_over(keep_later, held, self.use.device)
 
     def _hand_over(self, keep, held, *where):
-        nbytes = self.nbytes + sum(getattr(one, "nbytes", 0) for one in held)
+        nbytes = self.nbytes
         if nbytes or held:
             keep(self.use.stream, (self._named, held), nbytes, *where)
         self._named = {}
@@ -174,7 +174,8 @@ class Rooms:
     """The workspaces of a plan, a set for each stream that calls it.
 
     Calls on two streams overlap, so they share no workspace. The last :data:`STREAMS` sets are kept, and those that
-    a graph may have the addresses of.
+    a graph may have the addresses of. The set of a stream that was destroyed makes way for that of the stream which has its
+    place now. A stream that is captured is known by its place alone: call it once before, else it may share the set of a destroyed one.
 
     Parameters
     ----------
@@ -236,7 +237,7 @@ class Rooms:
                 return self._of[own]
             idle = {one: room for one, room in self._of.items() if not room.captured}
             gone = [one for one, room in idle.items() if room.use.place == place(stream)]
-            if not gone and len(self._of) >= self.STREAMS and idle:
+            if not gone and len(idle) >= self.STREAMS:
                 gone = [next(iter(idle))]
             dropped = [self._of.pop(one) for one in gone]
             room = self._of[own] = self._new(stream)

@@ -1,4 +1,4 @@
-"""cuBLAS's handles: taken in turns by threads, and never destroyed."""
+"""cuBLAS's handles: taken in turns by threads, and destroyed by clear_caches alone."""
 
 import sys
 import threading
@@ -27,11 +27,14 @@ class _Cublas:
     CUBLAS_OP_T, CUBLAS_OP_N = "T", "N"
 
     def __init__(self):
-        self.made, self.asked, self.during = 0, [], lambda: None
+        self.made, self.asked, self.destroyed, self.during = 0, [], [], lambda: None
 
     def create(self):
         self.made += 1
         return self.made
+
+    def destroy(self, handle):
+        self.destroyed.append(handle)
 
     def sgemmStridedBatched(self, handle, *_):
         self.asked.append(handle)
@@ -89,6 +92,18 @@ def test_a_call_that_fails_gives_its_handle_back(binding):
         _multiply()
     _multiply()
     assert binding.asked == [1, 1]
+
+
+@pytest.mark.tiers("simulator")
+def test_clear_caches_destroys_the_handles(binding, monkeypatch):
+    monkeypatch.setattr(cublas, "cuda", SimpleNamespace(gpus=[nullcontext()]))
+    binding.during = lambda: _in_a_thread(_multiply)
+    _multiply()
+    assert not binding.destroyed
+    numbacaps.clear_caches()
+    assert sorted(binding.destroyed) == [1, 2]
+    _multiply()
+    assert binding.asked == [1, 2, 3]
 
 
 @pytest.mark.tiers("gpu")

@@ -1,5 +1,7 @@
 """CUDA may give a destroyed stream's address to the next one, also while work is queued on the first."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -32,32 +34,40 @@ def _stream(at=None):
 def test_calls_on_both_are_right(packs):
     rng = np.random.default_rng(packs)
     plan = numbacaps.plan(*_SHAPES, precision="tf32x3")
-    w = rng.standard_normal(plan.w_shape).astype(np.float32)
-    w_there, busy = cuda.to_device(w), cuda.device_array(1 << 28, np.float32)
-    calls, seen, there = [], [], None
-    for _ in range(2):
-        x = rng.standard_normal(plan.x_shape).astype(np.float32)
-        x_there, y = cuda.to_device(x), cuda.device_array(plan.y_shape, np.float32)
-        cuda.synchronize()
-        stream, destroy = _stream(there)
-        there = place(stream)
-        seen.append((identity(stream), there))
-        if not calls:  # the second stream's calls begin while this one's are queued
-            busy.copy_to_device(busy, stream=stream)
+    w, *xs = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in (plan.w_shape, plan.x_shape, plan.x_shape)
+    )
+    w_there, *xs_there = map(cuda.to_device, (w, *xs))
+    ys = [cuda.device_array(plan.y_shape, np.float32) for _ in xs]
+    busy, seen = cuda.device_array(1 << 28, np.float32), []
+    cuda.synchronize()
+    for x, y in zip(xs_there, ys):
+        stream, destroy = _stream(seen[0][1] if seen else None)
+        if not seen:  # the second stream's calls begin while this one's are queued
+            for _ in range(100):
+                busy.copy_to_device(busy, stream=stream)
             if packs:
                 plan.pack(w_there, stream=stream)
+        seen.append((identity(stream), place(stream)))
         for _ in range(_CALLS):
-            plan(x_there, None if packs else w_there, y, stream=stream)
-        calls.append((x, x_there, y))
+            plan(x, None if packs else w_there, y, stream=stream)
         destroy()
-    cuda.synchronize()
     (first, at), (second, again) = seen
     assert first != second
     assert len(plan._rooms._of) == 1 + (
         at != again
     )  # workspaces at a destroyed stream's place make way
-    for x, _, y in calls:
-        want = reference.capsule_convolution_einsum(
-            *(one[:, :, :, :, None].astype(float) for one in (x, w))
-        )
-        reference.assert_close(y.copy_to_host(), want[:, :, :, :, 0], 8 * 3 * 3 * 4, "tf32x3")
+    cuda.synchronize()
+    for x, y in zip(xs, ys):
+        in_groups = (one[:, :, :, :, None].astype(float) for one in (x, w))
+        want = reference.capsule_convolution_einsum(*in_groups)[:, :, :, :, 0]
+        reference.assert_close(y.copy_to_host(), want, 8 * 3 * 3 * 4, "tf32x3")
+
+
+def test_threads_have_default_streams_of_their_own():
+    """They share an address."""
+    with ThreadPoolExecutor(1) as threads:
+        theirs = cuda.per_thread_default_stream()
+        other = threads.submit(lambda: identity(theirs)).result(60)
+    assert identity(theirs) not in (other, None) and other is not None

@@ -75,7 +75,7 @@ def test_votes_summed_over_the_window(case, shared, rng):
 
 
 @pytest.mark.parametrize("size", [0, 1e-45, 1e-38, 1e-22, 1e-20, 1e-18, 1, 1e20, 1e38])
-def test_squash_of_any_length_has_a_gradient(size):
+def test_the_gradient_of_squash_is_finite(size):
     """Parents from which all votes go elsewhere are as short; their gradients are, too, and need not be precise."""
     capsule, found = torch.tensor([3.0, -4, 0]) / 5, []
     for dtype in (torch.float32, torch.float64):

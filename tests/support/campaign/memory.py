@@ -11,11 +11,11 @@ import numpy as np
 
 import numbacaps
 from experiments.measuring import device_memory
-from numbacaps.device.freeing import free_now
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.nn import CapsNet, Layer
 from tests.support.campaign.networks import compile_step
 from tests.support.campaign.part import Part
+from tests.support.freed import free_now
 
 _GEOMETRIES = 4 if SIMULATED else 1000  # of a case
 _NETWORKS = 1 if SIMULATED else 100

@@ -314,7 +314,7 @@ FAULTS = [
     Fault(
         "a stream takes the workspaces of a destroyed one that had its address",
         "numbacaps/device/streams.py",
-        "return driver.cuStreamGetId(stream.handle)[1]",
+        "return _done(driver.cuStreamGetId(stream.handle))",
         "return int(stream)",
         "tests/test_fake_gpu.py -k destroyed_one",
         "ptx",
@@ -329,7 +329,7 @@ FAULTS = [
     Fault(
         "reads on destroyed streams are not waited for",
         "numbacaps/device/handover.py",
-        "            self._users[None] = None\n",
+        "            self._users[_DESTROYED] = None\n",
         "",
         _KEPT,
     ),
