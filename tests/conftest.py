@@ -158,19 +158,21 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(autouse=True)
-def _reads_what_was_written(request):
-    """On the simulator, of the tests that compute-sanitizer runs on a GPU: their kernels read no memory that nobody has written."""
+def _initcheck(request):
+    """On the simulator, a test that is marked ``sanitize`` fails if its kernels read uninitialized device memory."""
     marked = request.node.get_closest_marker("sanitize")
     if not marked or request.config.option.tier != "simulator":
         yield
         return
     import numbacaps
-    from tests.support.unwritten_memory import watched
+    from tests.support.initcheck import initcheck
 
-    numbacaps.clear_caches()  # no kept workspace, of which it is not known what was written
-    with watched() as written:
+    numbacaps.clear_caches()  # workspaces of earlier tests are not watched
+    with initcheck() as initialized:
         yield
-    assert not written.places, "read, but never written: " + ", ".join(sorted(set(written.places)))
+    assert not initialized.errors, "uninitialized memory is read: " + ", ".join(
+        set(initialized.errors)
+    )
 
 
 @pytest.fixture

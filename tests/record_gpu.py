@@ -36,9 +36,9 @@ _SIDE_BY_SIDE = [
 ]
 _MARKED = ["--collect-only", "-q", "-m", "sanitize", "tests"]
 _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
-# A line that names the kernel of an error, or says which copy of the host was one.
+# A line that names the kernel of an error, or the kind of an error in a copy by the host.
 _WHERE = r"^=========\s+(?:at (?:0x[0-9a-f]+ in )?(\S.*?)(?:\+0x[0-9a-f]+)?|(Host API .+?) at .*)$"
-_PRINTED = 2000  # errors, by each process of a tool
+_PRINTED = 2000  # errors at most, of each process of a tool; compute-sanitizer's default is 100
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 _CORES = 16  # of the host, for each process that shares a tool's cases
 
@@ -125,8 +125,8 @@ def sanitized(tool):
     Returns
     -------
     dict
-        ``passed``, ``failed``, ``skipped``, ``status``, ``summary`` and ``seconds``; clean is ``status`` 0. Else there are
-        the :func:`places` of errors, too, ``where``.
+        ``passed``, ``failed``, ``skipped``, ``status``, ``summary`` and ``seconds``. ``status`` 0 is clean. Otherwise
+        ``where`` has the :func:`places` of the errors.
     """
     found = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
@@ -162,7 +162,7 @@ def together(runs):
 
 
 def places(outputs):
-    """Which kernels a tool's errors are in, and of copies by the host what it calls them: how often each, the most often first."""
+    """How many errors a tool printed of each kernel, and of each kind in copies by the host; the largest number first."""
     found = Counter()
     for output in outputs:
         found.update(one or other for one, other in re.findall(_WHERE, output, re.MULTILINE))

@@ -18,8 +18,8 @@ from numbacaps.device.streams import between_captures
 from numbacaps.device.target import SIMULATED, cuda, current_device
 from numbacaps.extras import require
 
-# cuBLAS handles of each device that no call uses now. To destroy one waits for the device, which breaks the captures of other
-# threads off. CuPy's own handles are destroyed whenever a thread ends.
+# Device to the cuBLAS handles that no call uses now. cublasDestroy waits for the device, which breaks captures by other threads
+# off. CuPy destroys its own handle of a thread when the thread ends, so its handles are not used.
 _idle = {}
 _MAX_BATCH = 2**31 - 1  # cuBLAS counts in 32 bits
 
@@ -55,7 +55,8 @@ def gemm_strided_batched(a, b, c, size, batch, transpose_a=False, transpose_b=Fa
     address = [array.__cuda_array_interface__["data"][0] for array in (a, b, c)]
     address[2] += batch.c_first * itemsize
     matrices = (M * K, K * N, M * N)
-    with _Handle(cublas) as handle, _current(cupy.cuda, stream):
+    current = cupy.cuda.Stream.from_external(stream) if stream else cupy.cuda.Stream.null
+    with _Handle(cublas) as handle, current:
         for count, *offsets in _runs(batch, matrices):
             at = [first + offset * itemsize for first, offset in zip(address, offsets)]
             gemm(
@@ -90,16 +91,11 @@ class _Handle:
 
 
 def destroy_handles():
-    """Give back the handles that no call uses now, with their workspaces, while this package captures no stream."""
+    """Destroy the handles that no call uses now, with their workspaces, while this package captures no stream."""
     for device, idle in list(_idle.items()):
         with between_captures(), cuda.gpus[device], suppress(IndexError):  # when none is left
             while True:
                 _cublas().destroy(idle.pop())
-
-
-def _current(cupy_cuda, stream):
-    """A ``with`` block in which CuPy queues on a Numba stream."""
-    return cupy_cuda.Stream.from_external(stream) if stream else cupy_cuda.Stream.null
 
 
 def _runs(batch, matrices):

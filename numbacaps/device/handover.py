@@ -3,7 +3,7 @@
 from numbacaps.device.streams import identity, place, synchronize
 from numbacaps.device.target import SIMULATED, cuda
 
-_DESTROYED = "destroyed"  # in the place of the identities of streams that were
+_DESTROYED = "destroyed"  # stands for all streams that were destroyed, in place of their identities
 
 
 class Handover:
@@ -24,8 +24,7 @@ class Handover:
 
     def __init__(self):
         self._written = None  # the event behind the write
-        # Identities of the streams ordered behind it, with their places.
-        self._users = {}
+        self._users = {}  # identity to place, of the streams ordered behind it
 
     def before_write(self, stream):
         """Call it before work that writes is queued on a Numba stream.
@@ -81,7 +80,7 @@ class Handover:
         return captured
 
     def _add(self, own, stream):
-        """Note a stream; others that had its place were destroyed."""
+        """Add a stream. A stream that had its place before was destroyed."""
         at = place(stream)
         for one in [one for one, its in self._users.items() if its == at and one != own]:
             self._users[_DESTROYED] = None

@@ -16,7 +16,7 @@ from numbacaps.device.streams import is_idle, is_lasting
 from numbacaps.device.target import SIMULATED, cuda, current_device
 
 BYTES = 1 << 28  # kept beside what was handed over last; beyond it the host waits
-_ENTRIES = 64  # kept before a whole device is asked whether it has passed them
+_ENTRIES = 64  # at most, kept behind a whole device that is not queried; chosen, not measured
 
 
 class Keeping:
@@ -84,7 +84,7 @@ class Keeping:
 
 
 def _is_unasked(event, is_little):
-    """Whether an event is left alone while little is kept: who asks for a whole device breaks other libraries' captures off."""
+    """Whether an event is not queried yet. To query a whole device breaks other libraries' captures off, so it is put off while little is kept."""
     return isinstance(event, _WholeDevice) and is_little
 
 
@@ -125,8 +125,8 @@ def keep_later(stream, held, nbytes=0, device=None):
     """The same behind a call that ended some time ago, on a stream that may have been destroyed since.
 
     A driver that is asked about a destroyed stream ends the process. Numba's own streams are there as long as they
-    are held here; of another library's only the address is known, so the whole device has to have no work left instead. It does not
-    wait for the end of a capture: the caller may hold a lock that the captured work takes. ``device`` has the memory, by default
+    are held here. Of another library's stream only the address is known, and a thread's default stream is another one in every
+    thread: there the memory is kept until the whole device has no work left. This function does not wait for the end of a capture: the caller may hold a lock that the captured work takes. ``device`` has the memory, by default
     the current one.
     """
     if SIMULATED:  # where everything is synchronous

@@ -11,7 +11,7 @@ from numbacaps.device.keeping import keep, keep_behind_all, keep_later, let_go
 from numbacaps.device.streams import identity, place
 from numbacaps.device.target import SIMULATED, cuda
 
-_LARGE = 1 << 24  # bytes, for which what is kept is waited for first
+_LARGE = 1 << 24  # bytes of workspaces, before which kept memory is freed; chosen, not measured
 
 
 class Growth:
@@ -174,8 +174,8 @@ class Rooms:
     """The workspaces of a plan, a set for each stream that calls it.
 
     Calls on two streams overlap, so they share no workspace. The last :data:`STREAMS` sets are kept, and those that
-    a graph may have the addresses of. The set of a stream that was destroyed makes way for that of the stream which has its
-    place now. A stream that is captured is known by its place alone: call it once before, else it may share the set of a destroyed one.
+    a graph may have the addresses of. The set of a destroyed stream is dropped when another stream has its place. Of a captured
+    stream only the place is known. So call the plan once on a stream before you capture it: otherwise it may share the set of a destroyed stream.
 
     Parameters
     ----------
@@ -231,7 +231,6 @@ class Rooms:
 
     def _found(self, own, stream):
         """Those of a stream by its identity. New ones take the place of a destroyed stream's, or of the oldest one's if there are many."""
-        dropped = []
         with self._lock:
             if own in self._of:
                 return self._of[own]

@@ -44,7 +44,7 @@ def children(activations, numbers):
 
 
 def squash(s):
-    """s / (1 / |s| + |s|), 0 at 0. Neither it nor its gradient squares what is large, or the inverse of what is small."""
+    """s / (1 / |s| + |s|), 0 at 0. No power of |s| or of 1 / |s| overflows, in the gradient neither."""
     largest = s.detach().abs().amax(-1, keepdim=True)
     nothing = largest == 0
     scale = torch.where(nothing, 1, largest)

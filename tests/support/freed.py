@@ -1,10 +1,10 @@
-"""All that Numba has listed to be freed, freed now."""
+"""Numba's lists of pending deallocations, emptied: memory, streams, events and kernels are freed now."""
 
 from numbacaps.device.target import SIMULATED, cuda
 
 
 def free_now():
-    """Free memory, streams, events and kernels that nothing refers to, of the current device."""
+    """Free everything that is pending on the current device; nothing on the simulator."""
     if SIMULATED:
         return
     context = cuda.current_context()

@@ -189,7 +189,7 @@ def check_captured(launch, results):
     from experiments.measuring.gpu_time import clock
 
     stream = clock().numba
-    clock().synchronize()  # with the default stream, on which operands come, small ones perhaps later than the call that sends them
+    clock().synchronize()  # operands are copied on the default stream; copies of 64 KiB or less may end after the call returns
     launch(stream)
     stream.synchronize()
     wanted = [result.copy_to_host() for result in results]

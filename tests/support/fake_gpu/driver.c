@@ -2,11 +2,11 @@
 
 Memory is memory of the host, and its addresses are never used again. A launch computes nothing. It looks at its arguments: an address
 in memory that was freed ends the process with a message, and so do a stream, an event or a graph that was destroyed. A graph looks at the
-arguments of all its launches whenever it is launched. Work of streams is done at once; an event that nobody has
-waited for may still say no when it is asked.
+arguments of all its launches whenever it is launched. Work of streams is done at once. The query of an event may
+answer "not ready" until the host has waited for the event or for the device.
 
-Captures follow the CUDA driver's rules: whoever waits for the device breaks all of them off, whoever waits for a captured stream or
-event that one, and so does who asks for the captured stream's id.
+Captures follow the CUDA driver's rules. A wait for the device breaks all captures off. A wait for a captured stream or event breaks
+its capture off, and so does cuStreamGetId of a captured stream.
 
 Numbers of error codes and attributes are those of CUDA's driver API. */
 

@@ -1,4 +1,4 @@
-"""Whatever a kernel reads has been written: what finds others finds them."""
+"""The initcheck for the simulator finds reads of uninitialized memory, and only these."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from numbacaps.device.instructions import (
     store_words,
 )
 from numbacaps.device.target import cuda
-from tests.support.unwritten_memory import watched
+from tests.support.initcheck import initcheck
 
 pytestmark = pytest.mark.tiers("simulator")
 
@@ -40,21 +40,21 @@ _READS = pytest.mark.parametrize("read", [_by_element, _by_run, _by_copy, _by_ch
 
 
 def _run(read, prepare):
-    with watched() as written:
+    with initcheck() as initialized:
         array, out = cuda.device_array(8, np.float32), cuda.device_array(4, np.float32)
         prepare(array)
         cuda.jit(read)[1, 1](array, out)
-    return written.places
+    return initialized.errors
 
 
 @_READS
-def test_a_read_of_what_nobody_has_written_is_found(read):
-    (place,) = _run(read, lambda array: None)
-    assert place.endswith(read.__name__)
+def test_a_read_of_uninitialized_memory_is_an_error(read):
+    (error,) = _run(read, lambda array: None)
+    assert error.endswith(read.__name__)
 
 
 @_READS
-def test_what_was_written_may_be_read(read):
+def test_a_read_of_initialized_memory_is_no_error(read):
     def by_kernel(array):
         for first in (0, 4):
             store_words(array, first, 1, 2, 3, 4)
@@ -63,7 +63,7 @@ def test_what_was_written_may_be_read(read):
     assert not _run(read, lambda array: cuda.jit(by_kernel)[1, 1](array))
 
 
-def test_what_is_not_copied_is_not_read():
+def test_views_and_masked_copies_read_nothing():
     def outside(array, out):
         cp_async(16, shared_array(8, np.float32), 0, array, 4, False)
         part = array[0:4]
