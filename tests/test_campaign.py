@@ -408,11 +408,13 @@ def test_files_are_compared_with_an_undisturbed_run_s(tmp_path):
 
 def test_an_interrupted_round_ends_its_threads(monkeypatch):
     """Else they would launch kernels on memory that goes with Python."""
-    ended = []
+    ended, of_first = [], np.random.default_rng((0, 0, 0)).random()
 
     def work(seed, rng, said, is_over):
         while not is_over():
             time.sleep(0.01)
+        if rng.random() == of_first:  # the thread that is waited for
+            time.sleep(0.3)
         ended.append(1)
 
     threads.check(0, 0)  # what one thread has is known
