@@ -9,7 +9,7 @@ import numpy as np
 from numbacaps.algorithms.registry import ALGORITHMS, find_algorithm, resolve
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
-from numbacaps.forms import form_of
+from numbacaps.forms import contiguous_strides, form_of
 from numbacaps.limits import check_limits
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
@@ -50,6 +50,8 @@ class Signature:
         Whether both are alike.
     forms : dict of str to numbacaps.forms.Form
         Of the same in the kernels' layout, C-contiguous.
+    written : dict of str to (tuple, tuple)
+        Of the same the shape, and the strides in elements, of a C-contiguous array whose capsule axes are in the kernels' order.
     is_empty : bool
         There are no images.
 
@@ -102,6 +104,9 @@ class Signature:
             name: order == tuple(range(len(order))) for name, order in self.orders.items()
         }
         self.forms = {name: form_of(shape, None, dtype) for name, shape in self.layouts.items()}
+        self.written = {
+            name: _written(shape, self.orders[name]) for name, shape in self.shapes.items()
+        }
         self.is_empty = g.N == 0
         self._accepted = set()  # passes
 
@@ -110,6 +115,12 @@ class Signature:
         if passes not in self._accepted:
             check_limits(self.geometry, self.algorithm, passes)
             self._accepted.add(passes)
+
+
+def _written(shape, order):
+    lead = len(shape) - len(order)
+    shape = *shape[:lead], *(shape[lead + axis] for axis in order)
+    return shape, contiguous_strides([max(size, 1) for size in shape], 1)
 
 
 def signature_of(x_shape, w_shape, dtype, stride, padding, dilation, *options):

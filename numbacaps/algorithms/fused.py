@@ -257,7 +257,7 @@ class FusedPasses(Passes):
     def explain(self):
         """Each kernel that runs: its tile, why it was chosen, and what forces it; what making them ready took.
 
-        ``rung`` and ``tile`` are what :func:`numbacaps.plan` takes as ``rungs`` to have them again, or others.
+        What ``force`` shows is an argument of :func:`numbacaps.plan`.
         """
         launchers = {
             "forward": self.forward_launchers,
@@ -269,7 +269,7 @@ class FusedPasses(Passes):
             # Parts are residues of the stride.
             of = f", part {{}} of {len(some)}" if len(some) > 1 else ""
             for i, one in enumerate(zip(some, self.choices[wanted]), 1):
-                lines.append(_told(wanted + of.format(i), *one))
+                lines.append(_told(wanted, of.format(i), *one))
         return "\n".join([*lines, f"kernels made ready in {self.seconds:.2f} s"])
 
     def explain_forward(self):
@@ -280,10 +280,11 @@ class FusedPasses(Passes):
         return f"{kernels}, LeakyReLU and squash apart" if self._is_apart(precision) else kernels
 
 
-def _told(wanted, launcher, choice):
+def _told(wanted, part, launcher, choice):
     """A launch of a pass, or of a part of it, as :meth:`FusedPasses.explain` tells it."""
     how = str(launcher).removeprefix(choice.rung).replace(f" ({choice.why})", "").strip()
-    return told(f"{wanted}: {choice.rung}", how=how, why=choice.why, force=str(choice))
+    force = f"rungs={ {wanted: choice.forced} }"
+    return told(f"{wanted}{part}: {choice.rung}", how=how, why=choice.why, force=force)
 
 
 _alive = WeakValueDictionary()

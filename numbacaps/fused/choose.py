@@ -126,8 +126,10 @@ class Choice:
     predicted: float | None
     why: str
 
-    def __str__(self):
-        return f"rung={self.rung!r}, tile={_sizes_of(self.tile)}"
+    @property
+    def forced(self):
+        """What :func:`numbacaps.plan` takes for a pass in ``rungs``: the rung, and the tile's sizes."""
+        return self.rung, _sizes_of(self.tile)
 
 
 def _sizes_of(tile):

@@ -282,20 +282,20 @@ def _differentiate(library, kind):
 
     Map.__name__ = Map.__qualname__ = kind.names[0]
 
-    def differentiated(keys, x, w, how):
-        if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-            return Map.apply(keys, x, w, how)
-        return below(keys, x, w, how)
+    def wants_gradient(x, w):
+        return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
 
     def run(keys, x, w, *how):
-        return differentiated(keys, x, w, how)
+        return (Map.apply if wants_gradient(x, w) else below)(keys, x, w, how)
 
     library.impl(kind.names[0], run, "Autograd", with_keyset=True)
 
     def call(x, w, how):
         backend = ordinary(x, w)
         if backend and _go_together(x, w):
-            return differentiated(backend, x, w, how)
+            if wants_gradient(x, w):
+                return Map.apply(backend, x, w, how)
+            return kind.on[backend].forward(x, w, how)
         check_tensors(x=x, w=w)
         refuse_tangents(x=x, w=w)
         return forward(x, w, *how)

@@ -14,7 +14,7 @@ _input_gradient = torch.ops.numbacaps.capsule_input_gradient.default
 
 def pair(name, value, least):
     """Two ints, of an int or of a pair of them; TypeError or ValueError where one is none, or below ``least``."""
-    if is_two_ints(value) and min(value) >= least:  # in the least time
+    if is_two_ints(value) and value[0] >= least <= value[1]:  # in the least time
         return value
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in both):

@@ -77,7 +77,7 @@ def convolve(x, w, how, rooms=None):
 def input_gradient(dy, w, x_shape, how, rooms=None):
     """The gradient of x, for that of the output; as :func:`convolve`."""
     *how, keep_packed = how
-    with Call(dy, x_shape, w.shape, dy.dtype, how, "input") as call:
+    with Call(dy, tuple(x_shape), w.shape, dy.dtype, how, "input") as call:
         call.check("dy", dy)
         dx, into = call.result("x")
         if dx.numel():
@@ -90,7 +90,7 @@ def input_gradient(dy, w, x_shape, how, rooms=None):
 def kernel_gradient(x, dy, w_shape, how):
     """The gradient of w, for that of the output; as :func:`convolve`."""
     *how, _ = how
-    with Call(x, x.shape, w_shape, x.dtype, how, "kernel") as call:
+    with Call(x, x.shape, tuple(w_shape), x.dtype, how, "kernel") as call:
         call.check("dy", dy)
         dw, into = call.result("w")
         if x.numel():
@@ -117,7 +117,7 @@ def votes_input_gradient(dvotes, w, x_shape, how):
     """The gradient of x, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with Call(dvotes, x_shape, w.shape, dvotes.dtype, how, "input", about) as call:
+    with Call(dvotes, tuple(x_shape), w.shape, dvotes.dtype, how, "input", about) as call:
         call.check("dvotes", dvotes)
         dx, into = call.result("x")
         if dx.numel():
@@ -130,7 +130,7 @@ def votes_kernel_gradient(x, dvotes, w_shape, how):
     """The gradient of w, for that of the votes; as :func:`votes`."""
     *how, sum_window = how
     about = _about(sum_window)
-    with Call(x, x.shape, w_shape, x.dtype, how, "kernel", about) as call:
+    with Call(x, x.shape, tuple(w_shape), x.dtype, how, "kernel", about) as call:
         call.check("dvotes", dvotes)
         dw, into = call.result("w")
         if x.numel():
@@ -158,10 +158,8 @@ def forget_packed(w):
 @lru_cache(_KINDS)
 def _signature(x_shape, w_shape, dtype, stride, padding, dilation, product, precision, votes):
     """The signature of calls that are alike."""
-    options = product, "auto", precision, None, votes
-    return signature_of(
-        x_shape, w_shape, dtype_of(_DTYPES[dtype]), stride, padding, dilation, *options
-    )
+    shapes, options = (tuple(x_shape), tuple(w_shape)), (product, "auto", precision, None, votes)
+    return signature_of(*shapes, dtype_of(_DTYPES[dtype]), stride, padding, dilation, *options)
 
 
 class Place:
@@ -205,6 +203,15 @@ def argument(tensor):
     return run_as_argument(tensor.data_ptr(), tensor.numel(), tensor.itemsize)
 
 
+class _Operand(Operand):
+    """A tensor on a CUDA device; it is described by every call, so in the least time."""
+
+    on_device, stream, read_only = True, None, False
+
+    def __init__(self, name, tensor, form):
+        self.name, self.array, self.form, self.address = name, tensor, form, tensor.data_ptr()
+
+
 class Call(Place):
     """A call of one of the passes, on the device and the current stream of a tensor.
 
@@ -216,10 +223,8 @@ class Call(Place):
         stride, padding, dilation, product, precision = how
         votes, self._limits = _WANTED[about, wanted == "forward"]
         super().__init__(beside)
-        self._dtype = dtype
         moves = tuple(stride), tuple(padding), tuple(dilation)
-        shapes = tuple(x_shape), tuple(w_shape)
-        self._of = _signature(*shapes, dtype, *moves, product, precision, votes)
+        self._of = _signature(x_shape, w_shape, dtype, *moves, product, precision, votes)
         self._about, self._wanted, self._kept, self._plan = about, wanted, [], None
 
     def __enter__(self):
@@ -265,7 +270,7 @@ class Call(Place):
         """A ``with`` block in which the pass is launched: its workspaces, and whether ``w`` lies packed there."""
         keeps = keep and not self._captured and self.plan.packs(self._wanted)
         if rooms is None and not keeps:
-            return nullcontext({"packed": False, "room": _Room(self.device)})
+            return _Room(self.device)
         # Arrays that begin elsewhere than copies want are multiplied by ordinary arithmetic, which packs nothing.
         is_aligned = all(tensor.data_ptr() % CHUNK == 0 for tensor in self._kept)
         if rooms is not None:
@@ -286,23 +291,19 @@ class Call(Place):
 
     def operand(self, which, tensor):
         """A tensor as kernels read it: C-contiguous, its capsule axes in the kernels' order."""
-        tensor = self.in_order(which, tensor)
+        if not self._of.in_order[which]:
+            tensor = self.in_order(which, tensor)
         if not tensor.is_contiguous():
             tensor = tensor.detach().contiguous()
         self._kept.append(tensor)  # until everything is queued; then the allocator orders its reuse
         return self._described(which, tensor)
 
     def _described(self, which, tensor):
-        return Operand(which, tensor, self._of.forms[which], True, tensor.data_ptr())
+        return _Operand(which, tensor, self._of.forms[which])
 
     def result(self, which):
         """(a tensor for a result in the kernels' order, the same as an operand)."""
-        s = self._of
-        shape = s.shapes[which]
-        if not s.in_order[which]:
-            lead = len(shape) - len(s.orders[which])
-            shape = shape[:lead] + tuple(shape[lead + axis] for axis in s.orders[which])
-        tensor = self._beside.new_empty(shape)
+        tensor = self._beside.new_empty_strided(*self._of.written[which])  # faster than new_empty
         return tensor, self._described(which, tensor)
 
     def deliver(self, which, tensor):
@@ -344,10 +345,19 @@ class SharedRooms:
 
 
 class _Room:
-    """Workspaces of one pass, made when they are asked for; see :class:`numbacaps.device.workspace.Workspaces`."""
+    """Workspaces of one pass, made when they are asked for; see :class:`numbacaps.device.workspace.Workspaces`.
+
+    As a ``with`` block it is what :meth:`Call.packing` gives where nothing lies packed.
+    """
 
     def __init__(self, device):
         self._device, self._held, self._made = device, [], None
+
+    def __enter__(self):
+        return {"packed": False, "room": self}
+
+    def __exit__(self, *exception):
+        pass
 
     def __getitem__(self, name):
         return self

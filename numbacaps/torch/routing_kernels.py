@@ -139,7 +139,7 @@ class RoutingCall(Call):
 
     def new(self, name):
         """A tensor of an operand's shape, and of x's dtype."""
-        return torch.empty(self._shapes[name], dtype=self._dtype, device=self.device)
+        return torch.empty(self._shapes[name], dtype=self._x.dtype, device=self.device)
 
     def seen(self, name):
         """An operand's shape as the kernels have it."""

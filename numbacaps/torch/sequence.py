@@ -33,7 +33,7 @@ class CapsuleSequential(nn.Sequential):
 
     Parameters
     ----------
-    *modules : CapsuleConv2d, Squash, ExponentialSquash, torch.nn.LeakyReLU
+    *modules : CapsuleConv2d, RoutedCapsuleConv2d, Squash, ExponentialSquash, torch.nn.LeakyReLU
         Convolutions without bias, each followed by one activation or none. Capsules are read in the shape that the next
         convolution takes, where they have as many elements: (1, 32) may become (4, 8).
     capsule : tuple of int, optional

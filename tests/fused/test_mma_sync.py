@@ -313,9 +313,10 @@ def test_a_plan_is_forced_to_it(dtype, precision, rng):
         have = have.astype(np.float32).reshape(want.shape)
         reference.assert_close(have, want, terms, precision=rounding)
     text = plan.explain()
-    assert "forward: mma_sync\n" in text and "rung='mma_sync', tile=(" in text
+    assert "forward: mma_sync\n" in text and "rungs={'forward': ('mma_sync', (" in text
     assert text.count("backward_input: mma_sync\n") == 1  # for all residues
-    assert "backward_kernel: mma_sync_split_k\n" in text and "rung='mma_sync_split_k'" in text
+    assert "backward_kernel: mma_sync_split_k\n" in text
+    assert "rungs={'backward_kernel': ('mma_sync_split_k', (" in text
 
 
 def test_a_tile_is_forced():
@@ -325,8 +326,8 @@ def test_a_tile_is_forced():
         "backward_kernel": ("mma_sync_split_k", astuple(of_split_k)),
     }
     explained = _plan(precision="tf32x3", rungs=rungs).explain()
-    assert f"rung='mma_sync', tile={astuple(last)}" in explained
-    assert f"rung='mma_sync_split_k', tile={astuple(of_split_k)}" in explained
+    for wanted, forced in rungs.items():
+        assert f"force rungs={ {wanted: forced} }" in explained
 
 
 @pytest.mark.parametrize("wanted", _PASSES)
