@@ -14,7 +14,8 @@ dispatcher would find, forward and backward.
 """
 
 from collections.abc import Callable
-from functools import cache
+from contextlib import nullcontext
+from functools import cache, wraps
 from typing import NamedTuple
 
 import torch
@@ -169,6 +170,38 @@ def ordinary(*tensors):
     return None if torch.is_autocast_enabled(_DEVICES[backend]) else backend
 
 
+def is_autocast(tensor):
+    """Whether autocast is on for a tensor's device."""
+    device = tensor.device.type
+    return device in _DEVICES.values() and torch.is_autocast_enabled(device)
+
+
+def without_autocast(tensor):
+    """A ``with`` block in which operators on a tensor's device compute in the dtypes of their tensors."""
+    return (
+        torch.autocast(tensor.device.type, enabled=False) if is_autocast(tensor) else nullcontext()
+    )
+
+
+def as_forward(rule):
+    """A rule for gradients that computes in its tensors' dtypes where ``backward()`` is called under autocast."""
+
+    @wraps(rule)
+    def run(ctx, dy, *others):
+        with without_autocast(dy):
+            return rule(ctx, dy, *others)
+
+    return run
+
+
+def no_view(tensor):
+    """A tensor in the place of a view of memory that nothing else has.
+
+    PyTorch refuses to write in place to a view that a node of autograd returns.
+    """
+    return torch.ops.aten._unsafe_view(tensor, tensor.shape) if tensor._is_view() else tensor
+
+
 def redispatched(operator, keys, *arguments):
     """What the dispatcher finds behind autograd's rule."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -250,7 +283,7 @@ def _differentiate(library, kind):
         return (dx, of_dy, None, *[None] * len(ctx.how))
 
     rules = backward_of_input_gradient, backward_of_kernel_gradient
-    for name, rule in zip(kind.names[1:], rules):
+    for name, rule in zip(kind.names[1:], map(as_forward, rules)):
         torch.library.register_autograd(f"numbacaps::{name}", rule, setup_context=keep, lib=library)
 
     def below(keys, x, w, how):
@@ -264,13 +297,15 @@ def _differentiate(library, kind):
         @staticmethod
         def forward(ctx, keys, x, w, how):
             ctx.save_for_backward(x, w)
-            ctx.how = how
+            ctx.how, ctx.is_ordinary = how, backend_below(keys) is not None
             return below(keys, x, w, how)
 
         @staticmethod
+        @as_forward
         def backward(ctx, dy):
             (x, w), how, (_, *wanted, _) = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
-            backend = None if torch.is_grad_enabled() else backend_of(dy)
+            is_short = ctx.is_ordinary and not torch.is_grad_enabled()
+            backend = backend_of(dy) if is_short else None
             if backend:
                 _, run_x, run_w = kind.on[backend]
                 dx = run_x(dy, w, x.shape, how) if wanted[0] else None

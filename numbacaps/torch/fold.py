@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from numbacaps.product import inverse
+from numbacaps.torch.closed import no_view
 
 
 def convolve(x, w, stride, padding, dilation, product):
@@ -86,7 +87,7 @@ def _in_order(array, sizes, have, want):
     """Three capsule axes taken apart, and put into the callers' order."""
     array = array.reshape(*array.shape[:4], *(sizes[axis] for axis in have))
     order = inverse(tuple(want.index(axis) for axis in have))
-    return array.permute(0, 1, 2, 3, *(4 + axis for axis in order)).contiguous()
+    return no_view(array.permute(0, 1, 2, 3, *(4 + axis for axis in order)).contiguous())
 
 
 def _canonical(array, axes, *wanted):

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from numbacaps.product import parse_product
 from numbacaps.signature import is_two_ints
 from numbacaps.torch import operators, votes_operators
 from numbacaps.torch.closed import check_tensors, refuse_tangents
@@ -94,6 +95,11 @@ def capsule_conv_transpose2d(
     check_tensors(y=y, w=w)
     how = _options(stride, padding, dilation)
     if not torch.compiler.is_compiling():  # which cannot trace this; the operator checks there
+        axes = 4 + len(parse_product(product).x)
+        if not isinstance(output_size, (tuple, list)) or len(output_size) != axes:
+            raise ValueError(
+                f"output_size is {output_size!r}; it takes the whole shape of the result, (N, C, H, W, *T1), {axes} axes"
+            )
         of_shape = operators.shape_of_output(output_size, w.shape, *how, product, precision)
         if tuple(of_shape) != tuple(y.shape):
             raise ValueError(
@@ -246,6 +252,8 @@ def last_elements(shape, dim):
     """Elements of the axes ``dim`` of a tensor where these are the last ones, behind the images'; else 0."""
     axes = (dim,) if isinstance(dim, int) else tuple(dim)
     count, rank = len(axes), len(shape)
+    if not axes or any(not -rank <= axis < rank for axis in axes):
+        return 0  # plain PyTorch refuses axes that there are not, and takes all for none
     if {axis % rank for axis in axes} != set(range(rank - count, rank)) or count >= rank:
         return 0
     return math.prod(shape[rank - count :])

@@ -25,6 +25,7 @@ from numbacaps.kept import PLANS, cleared_too
 from numbacaps.last_used import LastUsed
 from numbacaps.plan import Plan
 from numbacaps.signature import signature_of
+from numbacaps.torch.closed import no_view
 from numbacaps.torch.packings import Packings
 
 _DTYPES = {
@@ -309,7 +310,9 @@ class Call(Place):
     def deliver(self, which, tensor):
         """The result in the caller's order, contiguous."""
         s = self._of
-        return tensor if s.in_order[which] else _permuted(tensor, s.back[which]).contiguous()
+        if s.in_order[which]:
+            return tensor
+        return no_view(_permuted(tensor, s.back[which]).contiguous())
 
 
 _OF_VOTES, _OF_SUMS, _OF_GRADIENTS = VOTES

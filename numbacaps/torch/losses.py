@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from numbacaps.torch.closed import check_tensors, ordinary
+from numbacaps.torch.closed import check_tensors, is_autocast, ordinary
 
 _REDUCTIONS = "mean", "sum", "none"
 
@@ -15,9 +15,10 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     Parameters
     ----------
     lengths : Tensor (N, classes)
-        Of the class capsules.
+        Of the class capsules; under autocast the loss is float32.
     labels : int64 Tensor (N,)
     m_plus, m_minus, down_weight : float
+        They have no gradient.
     reduction : str
         ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
 
@@ -29,8 +30,10 @@ def margin_loss(lengths, labels, m_plus=0.9, m_minus=0.1, down_weight=0.5, reduc
     """
     _check_labels("lengths", lengths, labels)
     check_options(reduction, m_plus=m_plus, m_minus=m_minus, down_weight=down_weight)
+    lengths = _full(lengths)
     margins = m_plus, m_minus, down_weight
-    differentiated = torch.is_grad_enabled() and lengths.requires_grad
+    is_proxy = isinstance(lengths, torch.fx.Proxy)
+    differentiated = not is_proxy and torch.is_grad_enabled() and lengths.requires_grad
     if differentiated and ordinary(lengths):
         return _MarginLoss.apply(lengths, labels, margins, reduction)
     return _reduced(_gaps(lengths, labels, margins)[0].square().sum(1), reduction)
@@ -84,9 +87,17 @@ def spread_loss(activations, labels, margin=0.2, reduction="mean"):
     """
     _check_labels("activations", activations, labels)
     check_options(reduction, margin=margin)
+    activations = _full(activations)
     target = activations.gather(1, labels[:, None])
     losses = (margin - (target - activations)).clamp_min(0) ** 2
     return _reduced(losses.scatter(1, labels[:, None], 0.0).sum(1), reduction)
+
+
+def _full(scores):
+    """Scores as PyTorch's own losses take them under autocast: in float32 at least."""
+    if isinstance(scores, torch.fx.Proxy) or not is_autocast(scores):
+        return scores
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _check_labels(name, scores, labels):
@@ -109,8 +120,13 @@ def check_options(reduction, **numbers):
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
     for name, number in numbers.items():
-        if isinstance(number, (bool, str)) or not hasattr(number, "__float__"):
-            raise TypeError(f"{name} is {number!r}; it takes a number")
+        is_number = hasattr(number, "__float__") and not isinstance(number, (bool, str))
+        if isinstance(number, torch.Tensor):
+            is_number = number.dim() == 0 and not number.requires_grad
+        if not is_number:
+            raise TypeError(
+                f"{name} is {number!r}; it takes a number, of which there is no gradient"
+            )
         if name == "down_weight" and not number >= 0:
             raise ValueError(f"down_weight is {number!r}; it takes 0 or more")
 

@@ -82,7 +82,9 @@ class _CapsuleLayer(nn.Module):
         return not (wants_gradient or torch.is_autocast_enabled(w.device.type))
 
     def _biased(self, y):
-        return y if self.bias is None else y + self.bias
+        return (
+            y if self.bias is None else y + self.bias.to(y.dtype)
+        )  # which autocast may have chosen
 
 
 def check_capsule(name, shape):
@@ -170,13 +172,11 @@ class _CapsuleConv(_CapsuleLayer):
         return {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), **super()._usual()}
 
 
-def _kernel_capsule(product, x_capsule, y_capsule):
-    """The shape of a kernel's capsules, from those of the input and the output."""
+def _kernel_capsule(product, x_capsule, y_capsule, names=("in_capsule", "out_capsule")):
+    """The shape of a kernel's capsules, from those of the input and the output, which have these names in errors."""
     parsed = parse_product(product)
-    for name, axes, shape in (
-        ("in_capsule", parsed.x, x_capsule),
-        ("out_capsule", parsed.y, y_capsule),
-    ):
+    of_x, of_y = names
+    for name, axes, shape in ((of_x, parsed.x, x_capsule), (of_y, parsed.y, y_capsule)):
         if len(axes) != len(shape):
             raise ValueError(
                 f"{name} is {shape}; product={product!r} takes {len(axes)} axes, {axes!r}"
@@ -185,8 +185,8 @@ def _kernel_capsule(product, x_capsule, y_capsule):
     for axis, size in zip(parsed.y, y_capsule):
         if sizes.setdefault(axis, size) != size:
             raise ValueError(
-                f"out_capsule has size {size} along axis {axis!r} of product={product!r}; "
-                f"in_capsule has {sizes[axis]} there, and the two must be equal"
+                f"{of_y} has size {size} along axis {axis!r} of product={product!r}; "
+                f"{of_x} has {sizes[axis]} there, and the two must be equal"
             )
     return tuple(sizes[axis] for axis in parsed.w), math.prod(sizes[axis] for axis in parsed.d2)
 
@@ -256,8 +256,8 @@ class CapsuleConvTranspose2d(_CapsuleConv):
     transposes, so its kernel takes ``out_capsule`` to ``in_capsule``.
     """
 
-    def __init__(self, *arguments, output_padding=0, **options):
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments, output_padding=0, device=None, dtype=None, **options):
+        super().__init__(*arguments, device=device, dtype=dtype, **options)
         self.output_padding = pair("output_padding", output_padding, 0)
         for name, more, step in zip(("rows", "columns"), self.output_padding, self.stride):
             if more >= step:
@@ -266,7 +266,8 @@ class CapsuleConvTranspose2d(_CapsuleConv):
                 )
 
     def _weight_shape(self):
-        capsule, _ = _kernel_capsule(self.product, self.out_capsule, self.in_capsule)
+        names = "out_capsule", "in_capsule"
+        capsule, _ = _kernel_capsule(self.product, self.out_capsule, self.in_capsule, names)
         return self.in_channels, self.out_channels, *self.kernel_size, *capsule
 
     def _fan_in(self):

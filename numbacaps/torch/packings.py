@@ -10,6 +10,7 @@ CUDA graph, or by what sets the counter back (FSDP's gathering); :meth:`Packings
 import threading
 from contextlib import contextmanager
 
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
@@ -75,6 +76,8 @@ class Packings:
 
     def forget(self, w):
         """Drop the copies of what lies in a tensor's storage, and of storages that are gone."""
+        if not self._kept or not torch._C._has_storage(w):  # a sparse kernel, or a batched one
+            return
         of = StorageWeakRef(w.untyped_storage())
         with self._lock:
             self._drop(lambda storage: storage == of or storage.expired())

@@ -28,8 +28,10 @@ from numbacaps.torch.closed import (
     backend_below,
     backend_of,
     check_tensors,
+    no_view,
     redispatched,
     refuse_tangents,
+    without_autocast,
 )
 from numbacaps.torch.closed import check as _check
 from numbacaps.torch.fold import _canonical, _in_order
@@ -229,7 +231,8 @@ def _on_cpu(*arguments):
     if "activations" in given:
         check_values(given["activations"])
     with torch.no_grad():
-        return (*_routed(given, how), _no_states(tensors[0]))
+        y, a = _routed(given, how)
+    return no_view(y), no_view(a), _no_states(tensors[0])
 
 
 def check_values(activations):
@@ -246,7 +249,8 @@ def _no_states(x):
 def _gradient_on_cpu(dy, d_activations, states, *arguments):
     given, how = _given(arguments[:6]), arguments[6:]
     # Where a dispatch mode has called the operator, autograd is switched off.
-    with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False), torch.enable_grad():
+    unguarded = torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False)
+    with unguarded, torch.enable_grad(), without_autocast(dy):
         own = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
         y, a = _routed(own, how)
         results, gradients = ((y, a), (dy, d_activations)) if how[0] == "em" else ((y,), (dy,))
@@ -402,10 +406,10 @@ def capsule_routing(
     -------
     Tensor (N, P, OH, OW, *T3), of EM routing with activations (N, P, OH, OW)
     """
-    check_tensors(x=x, w=w)
     form = _options(options)
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
+    check_tensors(x=x, w=w, **{name: one for name, one in given.items() if one is not None})
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     check_name("precision", precision, PRECISIONS)
     how = *(getattr(form, name) for name in OPTIONS), *window, product

@@ -11,8 +11,9 @@ from torch import nn
 
 from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
-from numbacaps.torch.closed import backend_of, check, check_tensors
+from numbacaps.torch.closed import backend_of, check, check_tensors, without_autocast
 from numbacaps.torch.couplings import routing_couplings
+from numbacaps.torch.functional import capsule_votes
 from numbacaps.torch.modules import (
     CapsuleConv2d,
     CapsuleLinear,
@@ -37,7 +38,9 @@ def _shown(options):
 class _Routed:
     """What routed layers have in common: the options of routing, and what is learned besides the kernel."""
 
-    def __init__(self, *arguments, routing="dynamic", learn_logits=False, **options):
+    def __init__(
+        self, *arguments, routing="dynamic", learn_logits=False, device=None, dtype=None, **options
+    ):
         if not isinstance(routing, (str, Mapping)):
             raise TypeError(
                 f"routing is {routing!r}; it takes 'dynamic', 'em', or options by name, as "
@@ -51,7 +54,7 @@ class _Routed:
                 raise TypeError(f"{name} is an option of routing; give routing={told}")
         if learn_logits and self.options.is_em:
             raise ValueError("learn_logits is True; routing 'em' has no logits")
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, device=device, dtype=dtype, **options)
         if self.bias is not None:
             raise ValueError("bias is True; routing takes none")
         made = {"device": self.weight.device, "dtype": self.weight.dtype}
@@ -85,7 +88,7 @@ class _Routed:
         """Of :func:`capsule_routing` or what takes the same."""
         named = {name: getattr(self.options, name) for name in OPTIONS}
         own = {"beta_u": self.beta_u, "beta_a": self.beta_a, "precision": self.precision}
-        return function(x, activations=activations, **own, **self._convolution(), **named)
+        return function(x, activations=activations, **own, **self._convolution(x), **named)
 
     def extra_repr(self):
         learned = "" if self.logits is None else ", learn_logits=True"
@@ -111,6 +114,7 @@ class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
     weight : Parameter (out_channels, in_channels, KH, KW, *T2)
     beta_u, beta_a : Parameters (out_channels,) of EM routing, None else
     logits : Parameter (out_channels, in_channels, KH, KW), of summed votes (out_channels, in_channels), or None
+        Channels that share the kernel share them, too.
 
     Notes
     -----
@@ -123,19 +127,35 @@ class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
         return self.weight.shape[: 2 if self.options.is_summed else 4]
 
     def _children_of_one(self):
-        """Children of a parent: pixels of its window, in every channel."""
-        return self.in_channels * math.prod(self.kernel_size)
+        """Children of a parent: pixels of its window, in every channel; of summed votes channels."""
+        taps = 1 if self.options.is_summed else math.prod(self.kernel_size)
+        return self.in_channels * taps
 
-    def _convolution(self):
+    def _convolution(self, x):
         """What routing is told of the kernel and its window."""
         window = {name: getattr(self, name) for name in WINDOW}
-        return {"w": self.weight, "logits": self.logits, **window}
+        logits = self.logits
+        if logits is not None and self._is_shared:
+            logits = logits.expand(-1, x.shape[1])
+        return {"w": self.weight, "logits": logits, **window}
+
+    @property
+    def _is_shared(self):
+        """Whether channels of x share the kernel, and may be any number."""
+        return self.options.is_summed and self.in_channels == 1
 
     def _takes(self):
-        """As of any convolution; channels that share a kernel may be any number."""
         N, channels, *others = super()._takes()
-        shared = self.options.is_summed and channels == 1
-        return N, "C" if shared else channels, *others
+        return N, "C" if self._is_shared else channels, *others
+
+    def votes(self, x, sum_window=False):
+        """As :meth:`CapsuleConv2d.votes`."""
+        if not self._is_shared:
+            return super().votes(x, sum_window)
+        check_shape("x", x, self._takes())
+        w = self.weight.expand(-1, x.shape[1], *self.weight.shape[2:])
+        how = self.stride, self.padding, self.dilation
+        return capsule_votes(x, w, *how, **self._options(), sum_window=sum_window)
 
     def forward(self, x, activations=None):
         """The parents."""
@@ -178,9 +198,18 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
     """
 
     def __init__(
-        self, in_channels, out_channels, in_capsule=(1, 8), out_capsule=(1, 16), **options
+        self,
+        in_channels,
+        out_channels,
+        in_capsule=(1, 8),
+        out_capsule=(1, 16),
+        *,
+        device=None,
+        dtype=None,
+        **options,
     ):
-        super().__init__(in_channels, out_channels, in_capsule, out_capsule, **options)
+        made = {"device": device, "dtype": dtype}
+        super().__init__(in_channels, out_channels, in_capsule, out_capsule, **made, **options)
 
     def _logits_shape(self):
         return self.weight.shape[:2]
@@ -189,7 +218,7 @@ class RoutedCapsuleLinear(_Routed, CapsuleLinear):
         """Children of a parent: all."""
         return math.prod(self.in_channels)
 
-    def _convolution(self):
+    def _convolution(self, x):
         """What routing is told of the kernel, whose window is one pixel."""
         logits = self.logits
         if logits is not None and not self.options.is_summed:
@@ -285,7 +314,8 @@ class DynamicRouting(_Routing):
         if logits is not None:
             check_shape("logits", logits, (votes.shape[1], votes.shape[2 + self.positions]))
         flat, shape = self._flat(votes)
-        v = plain.dynamic(flat, logits, self.options)
+        with without_autocast(votes):
+            v = plain.dynamic(flat, logits, self.options)
         return v.transpose(1, 2).reshape(shape).to(votes.dtype)
 
 
@@ -348,7 +378,8 @@ class EMRouting(_Routing):
         _check_values(activations)
         flat, shape = self._flat(votes)
         a = activations.to(flat.dtype).reshape(flat.shape[:3])
-        mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)
+        with without_autocast(votes):
+            mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)
         lead = shape[: 2 + self.positions]
         return (
             mu.transpose(1, 2).reshape(shape).to(votes.dtype),

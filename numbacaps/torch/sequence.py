@@ -62,6 +62,12 @@ class CapsuleSequential(nn.Sequential):
         self._returned = None if capsule is None else check_capsule("capsule", capsule)
         self._returned_as(_pairs(self))
 
+    def __getitem__(self, which):
+        found = super().__getitem__(which)
+        if isinstance(which, slice) and self._returned is not None and found[-1] is self[-1]:
+            found._returned = self._returned  # the end is the same
+        return found
+
     def forward(self, x):
         """The last module's result."""
         pairs = _pairs(self)
@@ -81,11 +87,13 @@ class CapsuleSequential(nn.Sequential):
     def _returned_as(self, pairs):
         """Shape that the last capsules are returned in."""
         made = pairs[-1][0].out_capsule
-        if self._returned and math.prod(self._returned) != math.prod(made):
+        if self._returned is None:
+            return made
+        if math.prod(self._returned) != math.prod(made):
             raise ValueError(
                 f"capsule is {self._returned}; it takes as many elements as {made} has"
             )
-        return self._returned or made
+        return self._returned
 
     def _runs_whole(self, x):
         """Whether the modules need not be called one by one, as far as can be told without their weights."""

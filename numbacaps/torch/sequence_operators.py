@@ -17,7 +17,14 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch.nn.functional import leaky_relu
 
 from numbacaps.torch import sequence_resident, squash_operators
-from numbacaps.torch.closed import backend_below, backend_of, check, redispatched
+from numbacaps.torch.closed import (
+    as_forward,
+    backend_below,
+    backend_of,
+    check,
+    no_view,
+    redispatched,
+)
 from numbacaps.torch.operators import CONVOLUTION, shape_of_output
 from numbacaps.torch.sequence_resident import sizes_of
 
@@ -112,11 +119,8 @@ def _layer_by_layer(backend, x, weights, layers, needs):
     run, (squash, _) = CONVOLUTION.on[backend].forward, squash_operators.ON[backend]
     steps = list(_steps(x, weights, layers, lambda x, w, *how: run(x, w, how), squash))
     *inputs, y = [read for _, read in steps]
-    if y._is_view():
-        # PyTorch refuses to write to a view that a node of autograd returns. Here nothing else reads the memory.
-        y = torch.ops.aten._unsafe_view(y, y.shape)
     sums = [sums for (sums, _), layer in zip(steps, layers) if layer.activation]
-    return y, (inputs + sums if needs else [])
+    return no_view(y), (inputs + sums if needs else [])
 
 
 def _gradients_layer_by_layer(backend, x, weights, kept, dy, layers, needs):
@@ -250,19 +254,20 @@ def _(x, weights, kept, dy, *description):
 
 class _Differentiated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, below, layers, x, *weights):
-        ctx.needs = ctx.needs_input_grad[2:]
+    def forward(ctx, below, is_ordinary, layers, x, *weights):
+        ctx.needs, ctx.is_ordinary = ctx.needs_input_grad[3:], is_ordinary
         y, kept = below(x, weights, layers, ctx.needs)
         ctx.save_for_backward(x, *weights, *kept)
         ctx.layers = layers
         return y
 
     @staticmethod
+    @as_forward
     def backward(ctx, dy):
         layers, needs = ctx.layers, ctx.needs
         (x, *saved), count = ctx.saved_tensors, len(layers)
         weights, kept = saved[:count], saved[count:]
-        backend = backend_of(dy)
+        backend = backend_of(dy) if ctx.is_ordinary else None
         batched = is_legacy_batchedtensor(dy) or is_functorch_wrapped_tensor(dy)
         if torch.is_grad_enabled() or batched:
             found = _by_operators(x, weights, layers, needs, dy)
@@ -271,7 +276,7 @@ class _Differentiated(torch.autograd.Function):
         else:
             found = _gradients(x, weights, kept, dy, *written(layers), needs)
         found = iter(found)
-        return None, None, *(next(found) if needed else None for needed in needs)
+        return None, None, None, *(next(found) if needed else None for needed in needs)
 
 
 def _by_operators(x, weights, layers, needs, dy):
@@ -294,13 +299,13 @@ def run(x, weights, layers):
     def below(*arguments):
         return _run("CUDA", *arguments)
 
-    return _differentiated(below, x, weights, layers)
+    return _differentiated(below, True, x, weights, layers)
 
 
-def _differentiated(below, x, weights, layers):
+def _differentiated(below, is_ordinary, x, weights, layers):
     needed = x.requires_grad or any(w.requires_grad for w in weights)
     if torch.is_grad_enabled() and needed:
-        return _Differentiated.apply(below, layers, x, *weights)
+        return _Differentiated.apply(below, is_ordinary, layers, x, *weights)
     return below(x, weights, layers, ())[0]
 
 
@@ -310,13 +315,14 @@ def _rule(keys, x, weights, *description):
     if needs:  # the caller differentiates
         return redispatched(_sequence, keys, x, weights, *description)
 
+    backend = backend_below(keys)
+
     def below(x, weights, layers, needs):
-        backend = backend_below(keys)
         if backend:
             return _run(backend, x, weights, layers, needs)
         return redispatched(_sequence, keys, x, list(weights), *written(layers), needs)
 
-    return _differentiated(below, x, weights, _read(*described)), []
+    return _differentiated(below, backend is not None, x, weights, _read(*described)), []
 
 
 _library.impl("capsule_sequence", _rule, "Autograd", with_keyset=True)

@@ -140,13 +140,14 @@ class _Squash(torch.autograd.Function):
     @staticmethod
     def forward(ctx, keys, x, how):
         ctx.save_for_backward(x)
-        ctx.how = how
+        ctx.how, ctx.is_ordinary = how, backend_below(keys) is not None
         return _below(_value, 0, keys, (x,), how)
 
     @staticmethod
     def backward(ctx, dy):
         (x,), how = ctx.saved_tensors, ctx.how
-        backend = None if torch.is_grad_enabled() else backend_of(dy)
+        is_short = ctx.is_ordinary and not torch.is_grad_enabled()
+        backend = backend_of(dy) if is_short else None
         dx = ON[backend][1](x, dy, *how) if backend else _gradient(x, dy, *how)
         return None, dx, None
 

@@ -6,6 +6,8 @@ of ``product``. Tensors of 2 bytes an element are added in float32.
 
 import torch
 
+from numbacaps.torch.closed import no_view
+
 _N, _C, _H, _W, _P, _I, _J = range(7)  # letters of einsum; the product's come behind them
 
 
@@ -14,7 +16,7 @@ def votes(x, w, stride, padding, dilation, product, sum_window):
     windows = _windows(_padded(_wide(x), padding), w.shape[2:4], stride, dilation)
     letters = _letters(product, sum_window)
     made = torch.einsum(windows, letters["x"], _wide(w), letters["w"], letters["votes"])
-    return made.to(x.dtype).contiguous()
+    return no_view(made.to(x.dtype).contiguous())
 
 
 def input_gradient(dvotes, w, x_shape, stride, padding, dilation, product, sum_window):
@@ -36,7 +38,7 @@ def kernel_gradient(x, dvotes, w_shape, stride, padding, dilation, product, sum_
     windows = _windows(_padded(_wide(x), padding), w_shape[2:4], stride, dilation)
     letters = _letters(product, sum_window)
     made = torch.einsum(windows, letters["x"], _wide(dvotes), letters["votes"], letters["w"])
-    return made.to(x.dtype).contiguous()
+    return no_view(made.to(x.dtype).contiguous())
 
 
 def _letters(product, sum_window):

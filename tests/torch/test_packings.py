@@ -372,3 +372,12 @@ def test_layers_in_eval_can_be_traced_by_fx():
     traced.is_leaf_module = lambda *_: False
     graph = torch.fx.GraphModule(layer, traced.trace(layer))
     torch.testing.assert_close(graph(x), layer(x))
+
+
+def test_kernels_without_memory_of_their_own_have_no_copies():
+    packings = Packings(4)
+    with packings.room(torch.ones(3), ("key",), object):
+        pass
+    packings.forget(torch.eye(3).to_sparse())
+    torch.func.vmap(lambda w: packings.forget(w) or w)(torch.ones(2, 3))
+    assert len(packings) == 1

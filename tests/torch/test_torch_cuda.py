@@ -219,3 +219,34 @@ def test_couplings(routing):
     found = nt.routing_couplings(x.cuda(), w.cuda(), **more, routing=routing)
     assert found.is_cuda and found.shape == wanted.shape
     torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", _GEOMETRIES)
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_results_may_be_written_to_in_place(function, case):
+    run = _FUNCTIONS[function]
+    x, w, how, product = _tensors(case, torch.float32)
+    wanted = torch.autograd.grad((2 * run(x, w, *how, product=product)).sum(), (x, w))
+    found = torch.autograd.grad(run(x, w, *how, product=product).mul_(2).sum(), (x, w))
+    for one, right in zip(found, wanted):
+        torch.testing.assert_close(one, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_operands_whose_sign_is_pending_have_gradients(function):
+    """Kernels read memory, and the gradients read the operands again."""
+    run = _FUNCTIONS[function]
+    x, w, how, product = _tensors("plain", torch.float32)
+    dx, dw = torch.autograd.grad(run(x, w, *how, product=product).sum(), (x, w))
+    of = torch._neg_view(x.detach())
+    (found,) = torch.autograd.grad(run(of, w, *how, product=product).sum(), w)
+    torch.testing.assert_close(found, -dw)
+    of = torch._neg_view(w.detach())
+    (found,) = torch.autograd.grad(run(x, of, *how, product=product).sum(), x)
+    torch.testing.assert_close(found, -dx)
+
+
+def test_axes_that_there_are_not_are_not_squashed():
+    with pytest.raises(IndexError):
+        nt.squash(torch.ones(2, 3, 4, device="cuda"), 5)
+    assert nt.squash(torch.ones(2, 3, 4, device="cuda"), ()).shape == (2, 3, 4)

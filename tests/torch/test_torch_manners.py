@@ -12,7 +12,10 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  (where torch is)
 
 import numbacaps.torch as nt  # noqa: E402
+from numbacaps.torch import squash_operators  # noqa: E402
 from numbacaps.torch.closed import ordinary  # noqa: E402
+from numbacaps.torch.operators import CONVOLUTION  # noqa: E402
+from numbacaps.torch.votes_operators import VOTES  # noqa: E402
 from tests.support.torch_listener import Listener  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
@@ -234,14 +237,65 @@ def test_channels_may_share_the_kernel_of_summed_votes():
     layer = nt.RoutedCapsuleConv2d(1, 2, 3, routing=_SUMMED)
     x = torch.randn(2, 3, 5, 5, 4, 4)
     torch.testing.assert_close(layer(x), nt.capsule_routing(x, layer.weight, votes="sum"))
+    w = layer.weight.expand(-1, 3, -1, -1, -1, -1)
+    torch.testing.assert_close(layer.votes(x, True), nt.capsule_votes(x, w, sum_window=True))
     with pytest.raises(ValueError, match=r"it takes \(N, C, H, W, 4, 4\)"):
         layer(x[..., :3, :])
+
+
+def test_channels_that_share_the_kernel_share_the_logits():
+    torch.manual_seed(0)
+    layer = nt.RoutedCapsuleConv2d(1, 2, 3, routing=_SUMMED, learn_logits=True)
+    torch.nn.init.normal_(layer.logits)
+    x, logits = torch.randn(2, 3, 5, 5, 4, 4), layer.logits.expand(2, 3)
+    right = nt.capsule_routing(x, layer.weight, votes="sum", logits=logits)
+    torch.testing.assert_close(layer(x), right)
+    layer(x).square().sum().backward()
+    assert layer.logits.grad.abs().max() > 0
+    assert layer.couplings(x).shape == (2, 2, 3, 3, 3, 1, 1)
 
 
 def test_a_convolution_is_traced_by_fx():
     """Whose proxies have no shape to look at."""
     layer, x = torch.nn.Sequential(nt.CapsuleConv2d(2, 3, 3)), torch.randn(2, 2, 5, 5, 4, 4)
     assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
+    scores, labels = torch.rand(4, 10), torch.tensor([1, 2, 3, 4])
+    for loss in (nt.MarginLoss(), nt.SpreadLoss()):
+        assert torch.equal(torch.fx.symbolic_trace(loss)(scores, labels), loss(scores, labels))
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments"),
+    [
+        (nt.CapsuleConv2d, (2, 3, 3)),
+        (nt.CapsuleConvTranspose2d, (2, 3, 3)),
+        (nt.CapsuleLinear, (2, 3)),
+        (nt.RoutedCapsuleConv2d, (2, 3, 3)),
+        (nt.RoutedCapsuleLinear, (2, 3)),
+    ],
+)
+def test_layers_are_made_without_initialisation(layer, arguments):
+    made = torch.nn.utils.skip_init(layer, *arguments, dtype=torch.float64)
+    assert made.weight.dtype == torch.float64 and made.weight.device.type == "cpu"
+
+
+def test_a_transposed_layer_names_its_own_capsules():
+    of = {"in_capsule": (4, 4), "out_capsule": (4,)}
+    with pytest.raises(ValueError, match=r"^out_capsule is \(4,\); .* takes 2 axes"):
+        nt.CapsuleConvTranspose2d(2, 3, 3, **of)
+    of = {"in_capsule": (3, 4), "out_capsule": (4, 4)}
+    with pytest.raises(ValueError, match="^in_capsule has size 3 .*; out_capsule has 4 there"):
+        nt.CapsuleConvTranspose2d(2, 3, 3, **of)
+
+
+@pytest.mark.parametrize("size", [5, (5, 5), None])
+def test_a_transposed_convolution_takes_the_whole_shape(size):
+    with pytest.raises(
+        ValueError, match=r"^output_size is .*; it takes the whole shape .*, 6 axes"
+    ):
+        nt.capsule_conv_transpose2d(
+            torch.ones(1, 3, 3, 3, 2, 2), torch.ones(3, 2, 2, 2, 2, 2), size
+        )
 
 
 _ONES = torch.ones(1, 2, 3, 3, 4, 4), torch.ones(3, 2, 1, 1, 4, 4)
@@ -254,6 +308,14 @@ def test_arrays_of_other_libraries_are_refused(function):
         function(x.numpy(), w)
     with pytest.raises(TypeError, match="^w is a list; it takes a torch.Tensor$"):
         function(x, [1.0])
+
+
+@pytest.mark.parametrize("name", ["activations", "beta_u", "logits"])
+def test_arrays_that_routing_takes_besides_are_refused(name):
+    x, w = _ONES
+    routing = "dynamic" if name == "logits" else "em"
+    with pytest.raises(TypeError, match=f"^{name} is a list; it takes a torch.Tensor$"):
+        nt.capsule_routing(x, w, routing=routing, **{name: [1.0]})
 
 
 @pytest.mark.parametrize("loss", [nt.margin_loss, nt.spread_loss])
@@ -335,6 +397,11 @@ def test_votes_of_a_convolution_are_routed_where_their_children_are_one_axis():
         (lambda: nt.RoutedCapsuleLinear(8, 4, routing=3), "routing is 3; it takes 'dynamic', 'em'"),
         (lambda: nt.SpreadLoss(margin="0.2"), "margin is '0.2'; it takes a number"),
         (lambda: nt.MarginLoss(m_plus=True), "m_plus is True; it takes a number"),
+        (lambda: nt.MarginLoss(m_plus=torch.ones(2)), "m_plus is tensor([1., 1.]); it takes a n"),
+        (
+            lambda: nt.MarginLoss(down_weight=torch.tensor(0.5, requires_grad=True)),
+            "down_weight is tensor(0.5000, requires_grad=True); it takes a number, of which there is no gradient",
+        ),
         (lambda: nt.layouts.from_vectors([1.0]), "x is a list; it takes a torch.Tensor"),
     ],
 )
@@ -373,6 +440,13 @@ def test_numbers_that_are_no_floats_are_not_squashed():
             (300, 4, 4),
         ),
         (lambda: nt.RoutedCapsuleConv2d(16, 12, 3), (16, 3, 3, 4, 4)),
+        (lambda: nt.RoutedCapsuleConv2d(16, 12, 3, routing=_SUMMED), (16, 3, 3, 4, 4)),
+        (
+            lambda: nt.RoutedCapsuleConv2d(
+                16, 12, 3, routing={**_SUMMED, "softmax_over": "children"}
+            ),
+            (16, 3, 3, 4, 4),
+        ),
     ],
 )
 def test_parents_of_a_new_layer_are_about_as_long_as_children(made, children):
@@ -383,9 +457,10 @@ def test_parents_of_a_new_layer_are_about_as_long_as_children(made, children):
     if isinstance(layer, nt.RoutedCapsuleLinear):
         votes = layer.votes(x)
     else:
-        votes = layer.votes(x).flatten(4, 6)[:, :, 0, 0]
-    share = layer._first_coupling()
-    sums = share * votes.sum(2)
+        votes = layer.votes(x, sum_window=layer.options.is_summed)[:, :, 0, 0]
+        votes = votes.flatten(2, -3)
+    by_parents = layer.options.softmax_over == "parents"
+    sums = votes.sum(2) / (layer.out_channels if by_parents else votes.shape[2])
     assert 0.8 < sums.std() < 1.25
 
 
@@ -521,6 +596,65 @@ def test_views_whose_sign_is_pending(function):
         torch.testing.assert_close(function(torch._neg_view(x), w), -wanted[0])
     for found, right in zip(_differentiated(function, x, w, torch._neg_view(dy))[1:], wanted[1:]):
         torch.testing.assert_close(found, -right)
+
+
+def _as_memory(run):
+    """A function of what lies in its tensors' memory, as kernels read it."""
+
+    def read(*given):
+        is_neg = (isinstance(one, torch.Tensor) and one.is_neg() for one in given)
+        return run(*(torch._neg_view(one) if neg else one for one, neg in zip(given, is_neg)))
+
+    return read
+
+
+@_LINEAR
+def test_operands_whose_sign_is_pending_have_gradients(function, monkeypatch):
+    """The gradients read the operands again, and they read memory."""
+    kind = CONVOLUTION if function is nt.capsule_conv2d else VOTES
+    x, w, dy = _three(function)
+    y, dx, dw = _differentiated(function, x, w, dy)
+    monkeypatch.setitem(kind.on, "CPU", type(kind.on["CPU"])(*map(_as_memory, kind.on["CPU"])))
+    of_w, of_x = (one.clone().requires_grad_() for one in (w, x))
+    negative = function(torch._neg_view(x), of_w)
+    torch.testing.assert_close(negative, -y)
+    torch.testing.assert_close(torch.autograd.grad(negative, of_w, dy)[0], -dw)
+    negative = function(of_x, torch._neg_view(w))
+    torch.testing.assert_close(torch.autograd.grad(negative, of_x, dy)[0], -dx)
+
+
+def test_a_squash_of_a_tensor_whose_sign_is_pending_has_a_gradient(monkeypatch):
+    """With a slope it is not the one of the other sign."""
+    torch.manual_seed(0)
+    x, how = torch.randn(2, 4), (4, 0.1, "exponential")
+    (wanted,) = torch.autograd.grad(
+        squash_operators.value(of := (-x).requires_grad_(), *how).sum(), of
+    )
+    on = tuple(map(_as_memory, squash_operators.ON["CPU"]))
+    monkeypatch.setitem(squash_operators.ON, "CPU", on)
+    of = torch._neg_view(x).requires_grad_()
+    (found,) = torch.autograd.grad(torch.ops.numbacaps.capsule_squash(of, *how).sum(), of)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nt.CapsuleConv2d(2, 3, 3, in_capsule=(1, 4), out_capsule=(1, 1)), (2, 2, 5, 5, 1, 4)),
+        (lambda: nt.CapsuleConv2d(2, 3, 5, in_capsule=(1, 4), out_capsule=(1, 8)), (2, 2, 5, 5, 1, 4)),
+        (lambda: nt.CapsuleConvTranspose2d(2, 3, 3, in_capsule=(1, 1), out_capsule=(1, 1)), (2, 2, 5, 5, 1, 1)),
+        (lambda: nt.CapsuleConv2d(2, 1, 3).votes, (2, 2, 3, 3, 4, 4)),
+        (lambda: nt.CapsuleLinear(7, 3, (1, 4), (1, 8)), (2, 7, 1, 4)),
+        (lambda: nt.RoutedCapsuleLinear(7, 3, (1, 4), (1, 8)), (2, 7, 1, 4)),
+        (lambda: nt.RoutedCapsuleConv2d(2, 3, 3), (2, 2, 3, 3, 4, 4)),
+    ],
+)  # fmt: skip
+def test_results_may_be_written_to_in_place(layer, shape):
+    torch.manual_seed(0)
+    layer, x = layer(), torch.randn(shape, requires_grad=True)
+    (wanted,) = torch.autograd.grad((2 * layer(x)).square().sum(), x)
+    (found,) = torch.autograd.grad(layer(x).mul_(2).square().sum(), x)
+    torch.testing.assert_close(found, wanted)
 
 
 @_LINEAR

@@ -143,7 +143,7 @@ def test_a_compiled_training_step_is_one_graph_for_all_batch_sizes(monkeypatch):
 
 def _as_on_cuda(x, weights, layers):
     """What CUDA tensors are computed by, without the dispatcher; on CPU tensors."""
-    return whole._differentiated(lambda *given: whole._run("CPU", *given), x, weights, layers)
+    return whole._differentiated(lambda *given: whole._run("CPU", *given), True, x, weights, layers)
 
 
 @pytest.fixture
@@ -401,3 +401,19 @@ def test_operators_refuse_tensors_that_do_not_go_together():
     _, kept = _operator(x.double(), [w.detach() for w in weights], *described, needs)
     with pytest.raises(RuntimeError, match=r"dy has shape \(2, 1\); it takes \(2, 2, "):
         _gradients(x.double(), weights, kept, torch.ones(2, 1).double(), *described, needs)
+
+
+def test_a_slice_that_keeps_the_end_keeps_the_capsules_shape():
+    parts = nt.CapsuleConv2d(2, 2, 2), nt.Squash((-2, -1)), nt.CapsuleConv2d(2, 3, 2)
+    network = nt.CapsuleSequential(*parts, capsule=(2, 8))
+    x = torch.randn(1, 2, 4, 4, 4, 4)
+    assert network[2:](network[:2](x)).shape == network(x).shape == (1, 3, 2, 2, 2, 8)
+    assert network[:2](x).shape == (1, 2, 3, 3, 4, 4) and network[0] is parts[0]
+
+
+def test_the_capsules_may_lose_their_axes():
+    part = nt.CapsuleConv2d(2, 3, 2, in_capsule=(1, 4), out_capsule=(1, 1))
+    x = torch.randn(1, 2, 3, 3, 1, 4)
+    assert nt.CapsuleSequential(part, capsule=())(x).shape == (1, 3, 2, 2)
+    with pytest.raises(ValueError, match=r"capsule is \(\); it takes as many elements as \(4, 4\)"):
+        nt.CapsuleSequential(nt.CapsuleConv2d(2, 3, 2), capsule=())

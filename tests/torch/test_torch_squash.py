@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import numbacaps.torch as nt  # noqa: E402  (where torch is)
 from numbacaps.torch import squash_operators  # noqa: E402
+from numbacaps.torch.functional import last_elements  # noqa: E402
 from tests.support.torch_cuda import OnSimulator  # noqa: E402
 
 pytestmark = pytest.mark.tiers("simulator")
@@ -147,3 +148,10 @@ def test_groups_are_parts_of_an_image(group):
     """One that reaches into the next image would be squashed together with it."""
     with pytest.raises(ValueError, match=f"group is {group}; it takes a divisor of the 6 elements"):
         nt.exponential_squash(torch.ones(2, 6), group)
+
+
+@pytest.mark.parametrize("dim", [5, -4, (-1, -6), ()])
+def test_a_kernel_squashes_axes_that_there_are(dim):
+    """Of other axes plain PyTorch says what is wrong, or squashes all."""
+    assert last_elements((2, 3, 4), dim) == 0
+    assert last_elements((), -1) == 0
