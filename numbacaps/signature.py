@@ -50,8 +50,8 @@ class Signature:
         Whether both are alike.
     forms : dict of str to numbacaps.forms.Form
         Of the same in the kernels' layout, C-contiguous.
-    written : dict of str to (tuple, tuple)
-        Of the same the shape, and the strides in elements, of a C-contiguous array whose capsule axes are in the kernels' order.
+    contiguous : dict of str to (tuple, tuple)
+        Shape, and strides in elements, of the same as C-contiguous arrays whose capsule axes are in the kernels' order.
     is_empty : bool
         There are no images.
 
@@ -104,8 +104,8 @@ class Signature:
             name: order == tuple(range(len(order))) for name, order in self.orders.items()
         }
         self.forms = {name: form_of(shape, None, dtype) for name, shape in self.layouts.items()}
-        self.written = {
-            name: _written(shape, self.orders[name]) for name, shape in self.shapes.items()
+        self.contiguous = {
+            name: _contiguous(shape, self.orders[name]) for name, shape in self.shapes.items()
         }
         self.is_empty = g.N == 0
         self._accepted = set()  # passes
@@ -117,7 +117,7 @@ class Signature:
             self._accepted.add(passes)
 
 
-def _written(shape, order):
+def _contiguous(shape, order):
     lead = len(shape) - len(order)
     shape = *shape[:lead], *(shape[lead + axis] for axis in order)
     return shape, contiguous_strides([max(size, 1) for size in shape], 1)

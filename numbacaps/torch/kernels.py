@@ -304,7 +304,8 @@ class Call(Place):
 
     def result(self, which):
         """(a tensor for a result in the kernels' order, the same as an operand)."""
-        tensor = self._beside.new_empty_strided(*self._of.written[which])  # faster than new_empty
+        like = self._of.contiguous[which]
+        tensor = self._beside.new_empty_strided(*like)  # faster than new_empty
         return tensor, self._described(which, tensor)
 
     def deliver(self, which, tensor):
