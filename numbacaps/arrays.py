@@ -4,6 +4,7 @@ NumPy arrays live on the host. Numba device arrays and anything with ``__cuda_ar
 (CuPy arrays, PyTorch tensors) live on the device and are used in place.
 """
 
+import sys
 from functools import cache, lru_cache
 from typing import Any
 
@@ -190,7 +191,9 @@ def describe(name, array):
             _refuse_on_simulator(name, array)
         operand = _describe_interface(name, array, _interface_of_dlpack(array))
     else:
-        if type(array).__module__ == "torch" and array.is_cpu and not array.is_sparse:
+        torch = sys.modules.get("torch")
+        is_tensor = torch is not None and isinstance(array, torch.Tensor)
+        if is_tensor and array.is_cpu and not array.is_sparse:
             raise TypeError(
                 f"{name} is a PyTorch tensor on the CPU; give {name}.numpy(), or use numbacaps.torch"
             )

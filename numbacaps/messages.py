@@ -8,12 +8,14 @@ import numpy as np
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
+_short.maxlevel = 2
 _MEANT = {"fp32": "ieee", "float32": "ieee", "single": "ieee", "highest": "ieee"}
 
 
 def shown(value: object) -> str:
     """A value as a message shows it: never long, and of an array its type, shape and dtype."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    if is_array and not isinstance(value, (np.generic, type)):
         return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return _short.repr(value)
 

@@ -67,6 +67,7 @@ _OPTIONS = {
     "product repeats": ({"product": "aa,ab->b"}, ValueError, "each axis once in 'aa'"),
     "product invents": ({"product": "ab,bc->ad"}, ValueError, "axis 'd' is in neither input"),
     "product drops": ({"product": "ab,bc->a"}, ValueError, "axis 'c' is in one input alone"),
+    "precision a type": ({"precision": np.float32}, TypeError, "precision is <class 'numpy.fl"),
     "unknown algorithm": (
         {"algorithm": "best"},
         ValueError,
@@ -130,6 +131,13 @@ def test_no_array():
         capsule_conv2d([[1.0]], _array(_W))
     with pytest.raises(TypeError, match="out is a str"):
         capsule_conv2d(_array(_X), _array(_W), out="y")
+
+
+def test_a_tensor_on_the_host():
+    torch = pytest.importorskip("torch")
+    for x in (torch.ones(_X), torch.nn.Parameter(torch.ones(_X))):
+        with pytest.raises(TypeError, match="x is a PyTorch tensor on the CPU; give x.numpy()"):
+            capsule_conv2d(x, _array(_W))
 
 
 def test_masked_array():

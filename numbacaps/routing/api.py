@@ -139,7 +139,7 @@ def capsule_routing(
     )
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     with RoutingCall((x, w), more, problem, stream, out) as call:
-        run = _forward_on_host if call.on_host else _forward
+        run = _quiet(_forward_on_host) if call.on_host else _forward
         results = run(call, couplings)
         return results[0] if len(results) == 1 else results
 
@@ -204,11 +204,11 @@ def capsule_routing_backward(
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     more["d_activations"] = d_activations
     with RoutingCall((x, w, dy), more, problem, stream) as call:
-        run = _backward_on_host if call.on_host else _backward
+        run = _quiet(_backward_on_host) if call.on_host else _backward
         return run(call, needs)
 
 
-def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
+def explain_routing(x_shape, w_shape, dtype=None, **options) -> str:
     """What :func:`capsule_routing` would run on a GPU, how often it computes votes, and how many bytes they take.
 
     It says so without a GPU, too; the kernels are those for the simulator then, whose blocks and clusters are smaller.
@@ -216,15 +216,18 @@ def explain_routing(x_shape, w_shape, dtype="float32", **options) -> str:
     Parameters
     ----------
     x_shape, w_shape : tuple of int, or arrays
-    dtype : str or numpy.dtype
+    dtype : str or numpy.dtype, optional
+        By default that of ``x_shape`` if it is an array, else float32.
     options
-        Of :func:`capsule_routing` that are no arrays; ``algorithm`` is ``"auto"``, ``"fused"`` or ``"stored"``.
+        Of :func:`capsule_routing` all but arrays and ``couplings``; ``algorithm`` is ``"auto"``, ``"fused"`` or ``"stored"``.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`capsule_routing`; ValueError also for N = 0.
     """
+    if dtype is None:
+        dtype = getattr(x_shape, "dtype", "float32")
     window = {
         name: options.pop(name) for name in ("stride", "padding", "dilation") if name in options
     }
@@ -391,6 +394,16 @@ def _logits_on_host(call):
     return None if logits is None else logits.reshape(call.geometry.P, -1)
 
 
+def _quiet(run):
+    """A function on the host; infinities and NaN go on without a warning, as on the device."""
+
+    def quiet(*arguments):
+        with np.errstate(all="ignore"):
+            return run(*arguments)
+
+    return quiet
+
+
 def _forward_on_host(call, couplings):
     """Results by NumPy."""
     g, o = call.geometry, call.problem.options
@@ -399,12 +412,11 @@ def _forward_on_host(call, couplings):
         _, V = None, np.empty((0, g.L, prod(call.children), g.P, g.E3))
     else:
         _, V = _arrays_on_host(call)
-    with np.errstate(all="ignore"):
-        if o.is_em:
-            how = *_children_on_host(call)[:2], o, host.capsules(g), g.C * g.H * g.W
-            found, a_out, c = host.em(V, *how)
-        else:
-            (found, c), a_out = host.dynamic(V, _logits_on_host(call), o), None
+    if o.is_em:
+        how = *_children_on_host(call)[:2], o, host.capsules(g), g.C * g.H * g.W
+        found, a_out, c = host.em(V, *how)
+    else:
+        (found, c), a_out = host.dynamic(V, _logits_on_host(call), o), None
     if y.operand is not None:
         written = host_array(y.operand)
         written[...] = np.moveaxis(found, 2, 1).reshape(written.shape)
@@ -424,19 +436,21 @@ def _backward_on_host(call, needs):
     else:
         (x, w, dy), V = _arrays_on_host(call)
         dv = np.moveaxis(np.float64(dy).reshape(g.N, g.P, g.L, g.E3), 1, 2)
-        with np.errstate(all="ignore"):
-            if o.is_em:
-                a, betas, numbers = _children_on_host(call)
-                d_out = np.moveaxis(call.operand("d_activations", 0).reshape(g.N, g.P, g.L), 1, 2)
-                how = o, numbers, g.C * g.H * g.W
-                dV, da, d_betas = host.em_backward(V, a, betas, dv, d_out, *how)
-                own = {"activations": _to_capsules(da, numbers, (g.N, g.C, g.H, g.W))}
-                own |= {"beta_u": d_betas[0], "beta_a": d_betas[1]}
-            else:
-                dV, d_logits = host.dynamic_backward(V, _logits_on_host(call), dv, o)
-                own = {"logits": d_logits.reshape(call.shape_of("logits"))}
-            found = host.votes_backward(g, x, w, dV, o.votes)
-        for result, gradient in zip((dx, dw), found):
+        if o.is_em:
+            a, betas, numbers = _children_on_host(call)
+            d_out = np.moveaxis(call.operand("d_activations", 0).reshape(g.N, g.P, g.L), 1, 2)
+            how = o, numbers, g.C * g.H * g.W
+            dV, da, d_betas = host.em_backward(V, a, betas, dv, d_out, *how)
+            own = {"activations": _to_capsules(da, numbers, (g.N, g.C, g.H, g.W))}
+            own |= {"beta_u": d_betas[0], "beta_a": d_betas[1]}
+        else:
+            dV, d_logits = host.dynamic_backward(V, _logits_on_host(call), dv, o)
+            own = {"logits": d_logits.reshape(call.shape_of("logits"))}
+        of_x, of_w = host.votes_backward(g, x, w, dV, o.votes)
+        if call.shared:  # added here in float64: rounded first, small ones would be lost
+            of_w[:, 0] = of_w.sum(1)
+            of_w[:, 1:] = 0
+        for result, gradient in zip((dx, dw), (of_x, of_w)):
             if result is not None:
                 host_array(result.operand)[...] = gradient
     lacking = {"input": "activations", "kernel": "logits"}

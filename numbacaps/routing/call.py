@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numbacaps.algorithms.registry import AUTO
-from numbacaps.arrays import check_together, contiguous, describe, repeated
+from numbacaps.arrays import check_out, check_together, contiguous, describe, repeated
 from numbacaps.call import Call
 from numbacaps.device.allocation import new_array
 from numbacaps.device.bfloat16 import to_device
@@ -121,6 +121,8 @@ class RoutingCall:
                     f"{name} has shape {operand.shape}; it takes {self.shape_of(name)}"
                 )
             check_together([describe("x", arrays[0]), operand])
+        if out is not None:
+            check_out(describe("out", out), self.signature.shapes["y"], self._more.values())
         self._check_activations()
 
     def _of_channels(self, x, w, *dy):

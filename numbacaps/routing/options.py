@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from numbacaps.geometry import is_int
 from numbacaps.messages import did_you_mean, shown
 
@@ -12,6 +14,7 @@ NORMALISE = ("window", "all")
 VOTES = ("children", "sum")
 _OF_EM = ("activations", "beta_u", "beta_a", "d_activations")
 _OF_DYNAMIC = ("logits",)
+_NUMBERS = int, float, np.integer, np.floating
 _OPTIONS_OF = {"dynamic": ("softmax_over",), "em": ("normalise", "lam", "epsilon")}
 
 
@@ -67,15 +70,18 @@ class Options:
         object.__setattr__(self, "iterations", int(self.iterations))
         if self.iterations < 1:
             raise ValueError(f"iterations is {self.iterations}; it takes 1 or more")
-        if not isinstance(self.detach, bool):
+        if not isinstance(self.detach, (bool, np.bool_)):
             raise TypeError(f"detach is {shown(self.detach)}; it takes True or False")
+        object.__setattr__(self, "detach", bool(self.detach))
         for name in ("lam", "epsilon"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, _NUMBERS):
                 raise TypeError(f"{name} is {shown(value)}; it takes a number")
-            if not 0 <= value < math.inf or name == "epsilon" and value == 0:
+            number = _as_float(value)
+            if not 0 <= number < math.inf or name == "epsilon" and number == 0:
                 least = "more than 0" if name == "epsilon" else "0 or more"
-                raise ValueError(f"{name} is {value}; it takes a finite number, {least}")
+                raise ValueError(f"{name} is {shown(value)}; it takes a finite number, {least}")
+            object.__setattr__(self, name, number)
         for routing in ROUTINGS:
             for name in _OPTIONS_OF[routing] if routing != self.routing else ():
                 if getattr(self, name) != getattr(type(self), name):
@@ -105,6 +111,14 @@ class Options:
     def temperatures(self):
         """The inverse temperature of every iteration of EM routing."""
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
+
+
+def _as_float(number):
+    """A number as a float; infinity if it is too large an int."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 _KNOWN = [one.name for one in fields(Options)]  # once: torch.compile cannot trace fields()

@@ -5,6 +5,8 @@ As a plan of a convolution (:mod:`numbacaps.plan`), a call checks its arrays and
 
 import threading
 
+import numpy as np
+
 from numbacaps.algorithms.registry import ALGORITHMS
 from numbacaps.arrays import Array, check_device, resolve_stream
 from numbacaps.device.target import current_device
@@ -300,8 +302,9 @@ def routing_plan(
     if dtype is None:
         dtype = getattr(x_shape, "dtype", "float32")
     for name, value in (("logits", logits), ("couplings", couplings)):
-        if not isinstance(value, bool):
+        if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{name} is {shown(value)}; it takes True or False")
+    logits, couplings = bool(logits), bool(couplings)
     form = Options(routing, iterations, softmax_over, detach, normalise, lam, epsilon, votes)
     if logits:
         check_given({"logits": logits}, form)

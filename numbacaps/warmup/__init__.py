@@ -15,7 +15,7 @@ from numbacaps.api import capsule_conv2d
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, check_target
 from numbacaps.fused.precision import PRECISIONS, precisions
-from numbacaps.geometry import Geometry
+from numbacaps.geometry import Geometry, is_int
 from numbacaps.messages import did_you_mean, shown
 from numbacaps.planning import plan
 from numbacaps.warmup.presets import PRESETS
@@ -80,9 +80,17 @@ def warmup(
     RuntimeError
         There is no GPU: the simulator compiles nothing.
     """
+    for name, words in (("dtypes", dtypes), ("precisions", precisions)):
+        is_missing = words is None and name == "dtypes"
+        if is_missing or isinstance(words, (str, type)) or not isinstance(words or (), Iterable):
+            raise TypeError(f"{name} is {shown(words)}; it takes a sequence of words")
+    if not isinstance(convolutions, (str, Geometry, Iterable)):
+        raise TypeError(
+            f"convolutions is {shown(convolutions)}; it takes a preset's name, a Geometry, or a sequence of these"
+        )
     jobs = _jobs(convolutions, dtypes, precisions)
     processes = os.cpu_count() if processes is None else processes
-    if not isinstance(processes, int) or isinstance(processes, bool):
+    if not is_int(processes):
         raise TypeError(f"processes is {shown(processes)}; it takes an int")
     if processes < 1:
         raise ValueError(f"processes is {processes}; it takes 1 or more")
@@ -144,14 +152,15 @@ def _geometries(one):
         return PRESETS[one].values()
     try:
         (N, C, H, W, D1, D2), (P, same, KH, KW, again, D3) = one
-        if (same, again) != (C, D2):
-            raise ValueError
-        return [Geometry(N, C, P, H, W, KH, KW, 1, D1, D2, D3)]
+        fits = (same, again) == (C, D2)
     except (TypeError, ValueError):
+        fits = False
+    if not fits:
         raise ValueError(
             f"convolutions holds {shown(one)}; it takes a preset's name, a Geometry, or shapes "
             "(N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3)"
-        ) from None
+        )
+    return [Geometry(N, C, P, H, W, KH, KW, 1, D1, D2, D3)]
 
 
 def _side_by_side(jobs, processes, progress):

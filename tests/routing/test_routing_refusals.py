@@ -24,6 +24,9 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"routing": "em", "lam": -1}, ValueError, "lam is -1; it takes a finite number"),
         ({"routing": "em", "epsilon": 0}, ValueError, "epsilon is 0.* more than 0"),
         ({"routing": "em", "lam": "1"}, TypeError, "lam is '1'; it takes a number"),
+        ({"routing": "em", "lam": True}, TypeError, "lam is True; it takes a number"),
+        ({"routing": "em", "lam": 10**400}, ValueError, "lam is 1000.*; it takes a finite number"),
+        ({"routing": "em", "lam": np.float32("nan")}, ValueError, "lam is .*; it takes a finite"),
         ({"normalise": "all"}, ValueError, "normalise is 'all'; routing 'dynamic' takes none"),
         ({"lam": 5.0}, ValueError, "lam is 5.0; routing 'dynamic' takes none"),
         ({"epsilon": 5.0}, ValueError, "epsilon is 5.0; routing 'dynamic' takes none"),
@@ -109,3 +112,46 @@ def test_refused_by_the_gradient():
         numbacaps.capsule_routing_backward(_X, _W, _DY, needs=("weights",))
     with pytest.raises(ValueError, match="d_activations has shape"):
         numbacaps.capsule_routing_backward(_X, _W, _DY, routing="em", d_activations=_ONES)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_may_be_numpy_s():
+    for lam in (np.float32(2), np.int64(2)):
+        found = numbacaps.capsule_routing(_X, _W, routing="em", lam=lam)
+        np.testing.assert_array_equal(
+            found[0], numbacaps.capsule_routing(_X, _W, routing="em", lam=2)[0]
+        )
+    yes = np.True_
+    numbacaps.capsule_routing_backward(_X, _W, _DY, detach=yes)
+    assert numbacaps.routing_plan(_X.shape, _W.shape, couplings=yes, algorithm="numpy")
+
+
+def test_out_overlaps_what_routing_takes_besides():
+    memory = np.linspace(0.1, 1, 12, dtype=np.float32)
+    x, w = np.ones((1, 2, 1, 1, 2, 2), np.float32), np.ones((3, 2, 1, 1, 2, 2), np.float32)
+    out = memory.reshape(1, 3, 1, 1, 2, 2)
+    activations, logits = memory[4:6].reshape(1, 2, 1, 1), memory[:6].reshape(3, 2, 1, 1)
+    with pytest.raises(ValueError, match="out overlaps activations; it takes memory of its own"):
+        numbacaps.capsule_routing(x, w, routing="em", activations=activations, out=out)
+    with pytest.raises(ValueError, match="out overlaps logits; it takes memory of its own"):
+        numbacaps.capsule_routing(x, w, logits=logits, out=out)
+
+
+def test_arrays_are_explained_in_their_own_dtype():
+    wide = (one.astype(np.float64) for one in (_X, _W))
+    said = numbacaps.explain_routing(*wide)
+    assert said == numbacaps.explain_routing(_X.shape, _W.shape, "float64")
+    assert said != numbacaps.explain_routing(_X, _W)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", [{}, {"routing": "em"}, {"votes": "sum"}])
+def test_the_host_neither_warns_nor_raises(how):
+    """Infinities, and results beyond float16; as on the device."""
+    large, x = 60 * _X, _X.copy()
+    x[0, 0, 0, 0] = np.inf
+    with np.errstate(all="raise"):
+        for values in (x, large, large.astype(np.float16)):
+            w, dy = (60 * one.astype(values.dtype) for one in (_W, _DY))
+            numbacaps.capsule_routing(values, w, algorithm="numpy", couplings=True, **how)
+            numbacaps.capsule_routing_backward(values, w, dy, algorithm="numpy", **how)

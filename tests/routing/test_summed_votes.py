@@ -248,3 +248,16 @@ def test_refused_by_explain():
         numbacaps.explain_routing(_X.shape, _W.shape, algorithm="numpy")
     with pytest.raises(ValueError, match=r"w has 1 input channels \(C\); x has 2"):
         numbacaps.explain_routing(_X.shape, (3, 1, *_W.shape[2:]))
+
+
+def test_a_shared_kernel_s_gradient_is_rounded_once():
+    """Of 2 bytes: each channel's is lost alone, or infinite."""
+    one = np.ones((1, 1, 1, 1, 1, 1), np.float16)
+    how = {"votes": "sum", "iterations": 1, "algorithm": "numpy"}
+    x = np.full((1, 64, 1, 1, 1, 1), 1e-5, np.float16)
+    right = numbacaps.capsule_routing_backward(*map(np.float64, (x, one, one)), **how).w
+    found = numbacaps.capsule_routing_backward(x, one, one, **how).w
+    np.testing.assert_allclose(found, right, rtol=0.05)
+    x = np.array([200, -199.5], np.float16).reshape(1, 2, 1, 1, 1, 1)
+    found = numbacaps.capsule_routing_backward(x, one, 1000 * one, **how).w
+    assert np.isfinite(found).all()
