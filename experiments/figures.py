@@ -6,9 +6,9 @@ and sources give the same bytes.
 """
 
 import argparse
-import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.measuring import provenance, records
@@ -225,20 +225,16 @@ def _make_folder(folder):
 
 
 def _write_all(contents):
-    """Write every file under a temporary name beside it, and only then rename them all."""
-    temporary = {path: path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in contents}
+    """Write every file under another name, and only when all are written let each take its place."""
+    path = None
     try:
-        for path, content in contents.items():
-            temporary[path].write_bytes(content)
-        for path in contents:
-            os.replace(temporary[path], path)
+        with ExitStack() as stack:
+            for path, content in contents.items():
+                stack.enter_context(provenance.written_whole(path)).write(content)
     except OSError as failure:
         raise records.ForeignFile(
-            f"{failure.filename} cannot be written: {failure.strerror}"
+            f"{failure.filename or path} cannot be written: {failure.strerror or failure}"
         ) from None
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ torch-modules routes without storing a vote, by numbacaps.torch, and torch is th
 import argparse
 import csv
 import io
-import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from experiments.training import digits, processes, training
 from numbacaps import ALGORITHMS
 from numbacaps.algorithms.registry import PRECISIONS, resolve
 from numbacaps.device.target import SIMULATED
+from numbacaps.files import written_whole
 from numbacaps.nn import CapsNet, Layer
 
 _EPILOG = """\
@@ -208,8 +208,11 @@ def _check_who(options, parser):
     if several > 1 and not routed and not set(options.by) <= set(MODULES):
         parser.error(f"--by got {found}; {several} processes take {', '.join(MODULES)}")
     for name, usual in (("algorithm", "auto"), ("precision", None)):
-        if routed and getattr(options, name) != usual:
-            parser.error(f"--{name} got {getattr(options, name)}; --network {network} takes none")
+        given = getattr(options, name)
+        if routed and given != usual:
+            parser.error(f"--{name} got {given}; --network {network} takes none")
+        if given != usual and "numbacaps" not in options.by:
+            parser.error(f"--{name} got {given}; --by {found} takes none, numbacaps alone does")
 
 
 def _on_gpus(task, options, argv):
@@ -247,7 +250,15 @@ def _main(task, options, job):
     path = folder / "training.csv"
     with records.alone(path, seconds=_WAIT) if job.is_first else nullcontext():
         log = training.Log(path, gpu) if job.is_first else training.Unlogged()
-        return _train(task, options, job, log, folder, figures)
+        try:
+            return _train(task, options, job, log, folder, figures)
+        except BrokenPipeError:
+            raise
+        except OSError as failure:  # of a network's file, or of a figure
+            where = failure.filename or folder
+            raise records.ForeignFile(
+                f"{where} cannot be written: {failure.strerror or failure}"
+            ) from None
 
 
 def _train(task, options, job, log, folder, figures):
@@ -384,9 +395,8 @@ def _draw(log, run, model, folder, network):
     drawn = plots.draw_all(rows, run, predicted, model.kernels[0])
     files = {prefix + name: content for name, content in drawn.items()}
     for name, content in files.items():
-        temporary = folder / f"{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        os.replace(temporary, folder / name)
+        with written_whole(folder / name) as file:
+            file.write(content)
     print(f"{len(files)} files in {folder}")
 
 
@@ -405,9 +415,10 @@ def _count(text):
 
 def _seeds(text):
     parts = text.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    seeds = tuple(int(part) for part in parts if part.isdecimal())
+    if len(set(seeds)) < len(parts):
         raise argparse.ArgumentTypeError(f"got {text!r}; it takes integers, each once, like 0,1,2")
-    return tuple(map(int, parts))
+    return seeds
 
 
 def _by(text):

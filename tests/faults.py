@@ -74,7 +74,10 @@ def main(arguments=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", metavar="WORD", default="", help="faults whose name has it")
-    wanted = [fault for fault in FAULTS if parser.parse_args(arguments).only in fault.what]
+    word = parser.parse_args(arguments).only
+    wanted = [fault for fault in FAULTS if word in fault.what]
+    if not wanted:
+        parser.error(f"--only got {word!r}, which no fault's name has")
     missed = 0
     try:
         with tempfile.TemporaryDirectory() as root:

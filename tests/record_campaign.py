@@ -49,9 +49,16 @@ class Record:
     seed : int
     fresh : bool
         Whether to leave out what the file has of the same sources, campaign and seed.
+    share : experiments.measuring.shard.Shard
+        Of the cases.
+
+    Raises
+    ------
+    experiments.measuring.records.ForeignFile
+        The file is of another share.
     """
 
-    def __init__(self, path, seed, fresh=False):
+    def __init__(self, path, seed, fresh=False, share=WHOLE):
         self._path, self._written = path, time.monotonic()
         self.content = _machine() | {"campaign": provenance.sources_name(_OWN), "seed": seed}
         self.content |= {"seconds": 0, "parts": {}}
@@ -59,12 +66,18 @@ class Record:
         same = "gpu", "source_sha256", "campaign", "seed"
         if before and all(before.get(key) == self.content[key] for key in same):
             self.content = before
+        has = self.content.setdefault("shard", str(share))
+        if has != str(share):
+            raise records.ForeignFile(
+                f"{path} holds shard {has}, not {share}; --fresh begins anew, --results takes another folder"
+            )
 
     def part(self, name, first=0):
-        """What was found in a part so far, whose first case is that number."""
+        """What was found in a part so far, whose first case is that number; of another first one nothing."""
         parts = self.content["parts"]
         nothing = {"checked": 0, "next": first, "seconds": 0.0, "failed": [], "of_each_kind": {}}
-        parts[name] = parts.get(name, nothing)
+        if name not in parts or parts[name].get("first", 0) != first:
+            parts[name] = {"first": first} | nothing
         return parts[name]
 
     def write(self):
@@ -303,7 +316,7 @@ def main(arguments=None):
     run = _run_side_by_side if options.side_by_side else _run
     try:
         with records.alone(path), terminated_as_by_ctrl_c():
-            return run(Record(path, options.seed, options.fresh), path, options)
+            return run(Record(path, options.seed, options.fresh, options.shard), path, options)
     except records.ForeignFile as foreign:
         parser.error(str(foreign))
 
@@ -367,8 +380,9 @@ def _run_side_by_side(record, path, options):
             print(words, file=sys.stderr)
         if interrupted:
             break
+    folders = [_folder(folder, parts, share) for _, parts, share in [*shares, *last]]
     for name in options.parts:
-        record.content["parts"][name] = _added_up(name, folder, record.content, options)
+        record.content["parts"][name] = _added_up(name, folders, record.content, options)
     status = _tell(record, path, options)
     if interrupted:
         return 130
@@ -409,12 +423,12 @@ def _died(worker):
     return worker.epitaph() if worker.process.returncode not in (0, 1) else None
 
 
-def _added_up(name, folder, content, options):
-    """What all processes have found in a part, of the same sources, campaign and seed."""
+def _added_up(name, folders, content, options):
+    """What the processes of some folders have found in a part, of the same sources, campaign and seed."""
     same = "gpu", "source_sha256", "campaign", "seed"
     total = {"checked": 0, "next": 0, "seconds": 0.0, "failed": [], "of_each_kind": {}}
     total |= {"wanted": getattr(options, name), "processes": 0}
-    for path in sorted(folder.glob(f"*/*/{FILE}")):
+    for path in sorted(path for folder in folders for path in folder.glob(f"*/{FILE}")):
         own = json.loads(path.read_text())
         if name not in own["parts"] or any(own[key] != content[key] for key in same):
             continue

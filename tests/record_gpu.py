@@ -18,6 +18,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from experiments.measuring import cards, provenance
+from experiments.measuring.refusal import Parser
 from numbacaps.device.target import SIMULATED
 from tests.support.ended import terminated_as_by_ctrl_c
 
@@ -169,7 +170,8 @@ def places(outputs):
     return dict(found.most_common(20))
 
 
-def main():
+def main(arguments=None):
+    Parser(prog="python -m tests.record_gpu", description=__doc__).parse_args(arguments)
     if SIMULATED:
         print("gpu: no GPU was found; this tier takes an NVIDIA GPU and its driver")
         return 2

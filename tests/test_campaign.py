@@ -198,6 +198,33 @@ def test_what_processes_found_is_added_up(part, in_process, tmp_path):
     assert _run(tmp_path, "--side-by-side", 3, "--fresh") == 1 and len(checked) == 12
 
 
+def test_another_shard_takes_a_record_of_its_own(part, tmp_path, capsys):
+    """In one record the cases of the first shard would count as checked."""
+    checked = part(shared=True)
+    assert _run(tmp_path, "--shard", "3/3") == 0
+    before = list(checked)
+    with pytest.raises(SystemExit):
+        _run(tmp_path, "--shard", "1/3")
+    assert "holds shard 3/3, not 1/3; --fresh begins anew" in capsys.readouterr().err
+    assert checked == before
+    assert _run(tmp_path, "--shard", "1/3", "--fresh") == 0 and len(checked) > len(before)
+
+
+def test_no_case_counts_twice(part, in_process, tmp_path):
+    """However many processes share them, and however many cases are wanted later."""
+    part(shared=True)
+
+    def checked():
+        content = json.loads((tmp_path / "simulator" / record_campaign.FILE).read_text())
+        found = content["parts"]["networks"]
+        assert [one["number"] for one in found["failed"]] == [3]
+        return found["checked"]
+
+    for processes, amount in ((2, 6), (3, 6), (3, 10)):
+        _run(tmp_path, "--side-by-side", processes, "--networks", amount)
+        assert checked() == amount
+
+
 def test_a_part_that_must_be_alone_has_its_gpu(part, in_process, monkeypatch, tmp_path):
     part(shared=True)
     monkeypatch.setitem(

@@ -50,3 +50,9 @@ def test_tests_that_cannot_run_are_an_error(copy):
     fault = Fault("another number", _FILE, "ONE = 1", "ONE = 2", "test_absent.py")
     with pytest.raises(RuntimeError, match="another number"):
         faults.caught_by(fault, copy)
+
+
+def test_a_word_that_no_fault_has_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        faults.main(["--only", "nosuchword"])
+    assert "--only got 'nosuchword', which no fault's name has" in capsys.readouterr().err

@@ -175,6 +175,7 @@ def main(name, parser, groups, arguments):
         merge = partial(records.merge, groups=[group.key for group in found])
         return launched(name, parser, arguments, options, merge)
     refuse_without_gpu(name)
+    chosen(options, [group.workload for group in found])  # before there is a file
     run(open_table(name, options), found, options)
     return 0
 

@@ -5,6 +5,7 @@ write each, when the last process has ended, on Ctrl-C too; what a killed launch
 one begins.
 """
 
+import glob
 import os
 import re
 import shutil
@@ -125,7 +126,7 @@ def launch(name, arguments, options, merge, module=None, shares=None, inside="")
     shares : list of (str, str), optional
         An option and its value for each process, which are its rows; by default ``--shard``. No more processes begin.
     inside : str
-        Where in a folder of results a process writes, if it takes that as ``--results``.
+        The one folder in the results that the processes write, if they take that as ``--results``; by default all are theirs.
 
     Returns
     -------
@@ -141,21 +142,21 @@ def launch(name, arguments, options, merge, module=None, shares=None, inside="")
     """
     gpus = cards.chosen(options.gpus)
     shares = shares or [("--shard", str(part)) for part in options.shard.split(len(gpus))]
-    folder = options.results / "shards" / name
+    folder = options.results / inside / "shards" / name
     rest = without_gpus(arguments)
     with records.alone(folder, seconds=1.0):
-        _collect(folder, options.results, name, merge)
+        _collect(folder, options.results, name, merge, inside)
         commands = []
         for number, (option, share) in zip(range(len(gpus)), shares):
             own = folder / f"{number + 1}-of-{len(gpus)}"
-            _give(options.results, name, own)
+            _give(options.results, name, own, inside)
             where = ["--results", str((own / inside).resolve())]
             commands.append([module or f"experiments.{name}", *rest, option, share, *where])
         named = [f"{option.strip('-')} {share}" for option, share in shares]
         try:
             workers, interrupted = run(name, gpus, named, commands)
         finally:
-            tables = _collect(folder, options.results, name, merge)
+            tables = _collect(folder, options.results, name, merge, inside)
     with suppress(OSError):  # another experiment's launcher may be at work there
         folder.parent.rmdir()
     return tell(workers, interrupted, ", ".join(map(str, tables)) or "no file")
@@ -237,9 +238,9 @@ def _show(bar, workers):
     bar.set_postfix_str("; ".join(at_work))
 
 
-def _give(results, name, own):
+def _give(results, name, own, inside):
     """Give a process what was measured before, so that it is kept, and networks' files to go on from."""
-    for path in results.glob(f"*/{name}.csv"):
+    for path in results.glob(f"{glob.escape(inside) or '*'}/{name}.csv"):
         (own / path.parent.name).mkdir(parents=True, exist_ok=True)
         for file in (path, path.with_suffix(".sources.json"), *path.parent.glob("*.npz")):
             if file.exists():
@@ -248,10 +249,10 @@ def _give(results, name, own):
                 )  # with the time of its last change
 
 
-def _collect(folder, results, name, merge):
+def _collect(folder, results, name, merge, inside):
     """Merge what the processes have written; the CSVs that have it now."""
     found = {}
-    for part in sorted(Path(folder).glob(f"*/*/{name}.csv")):
+    for part in sorted(Path(folder).glob(f"*/{glob.escape(inside) or '*'}/{name}.csv")):
         table = results / part.parent.name / part.name
         merge(table, part)
         found[table] = None

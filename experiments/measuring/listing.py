@@ -53,6 +53,10 @@ class Listing:
             raise records.ForeignFile(
                 f"{self.path} has other columns than {', '.join(self.columns)}. It was left as it is"
             )
+        if any(None in row or None in row.values() for row in found):
+            raise records.ForeignFile(
+                f"{self.path} has rows of other lengths than its header. It was left as it is"
+            )
         return [{column: row.get(column, "") for column in self.columns} for row in found]
 
     def has(self, key):
@@ -88,7 +92,7 @@ class Listing:
             writer = csv.DictWriter(text, self.columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
-            provenance.write_text(self.path, text.getvalue())
+            records.write_text(self.path, text.getvalue())
 
     @property
     def current(self):

@@ -142,10 +142,10 @@ def run(name, layers, options):
     experiments.measuring.records.ForeignFile
         The CSV is not ours, or cannot be written.
     """
+    names = command.chosen(options, [workload for workload, _ in layers])  # before there is a file
     path = options.results / processor() / f"{name}.csv"
     table = records.Table(path, machine(), options.fresh)
     table.write()
-    names = command.chosen(options, [workload for workload, _ in layers])
     variants, others = list(map(Variant, options.algorithms)), list(map(Variant, NAMES))
     groups = [
         command.Group(name, workload, geometry, wanted, variants, rows, others)

@@ -38,8 +38,15 @@ def main(name, summary, layers, arguments=None):
         return command.main(name, parser, lambda *given: _groups(name, layers, *given), arguments)
     if options.gpus:
         parser.error(f"--gpus got {options.gpus!r}; what runs on the host takes none")
+    if "ieee" not in options.precisions:
+        parser.error(
+            f"--precisions got {','.join(options.precisions)}; what runs on the host takes ieee"
+        )
     try:
         path = on_host.run(name, layers, options)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the CSV holds every finished group", file=sys.stderr)
+        return 130
     except records.ForeignFile as foreign:
         print(f"{name}: {foreign}", file=sys.stderr)
         return 2

@@ -2,7 +2,6 @@
 
 import datetime
 import hashlib
-import os
 import platform
 import re
 from functools import cache
@@ -119,13 +118,16 @@ def of_record():
     }
 
 
+def written_whole(path):
+    """:func:`numbacaps.files.written_whole`. Drawing takes no numba, so the package is imported when something is written."""
+    from numbacaps import files
+
+    return files.written_whole(path)
+
+
 def write_text(path, text):
-    """Write a file whole or not at all: to a temporary name beside it, then renamed."""
+    """Write a file whole or not at all, as UTF-8 (:func:`numbacaps.files.written_whole`)."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as file:
+        file.write(text.encode())

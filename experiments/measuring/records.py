@@ -8,7 +8,7 @@ import csv
 import datetime
 import io
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 
@@ -91,9 +91,18 @@ def alone(path, seconds=_WAIT):
     ForeignFile
         Another run holds it, or it cannot be locked.
     """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(path, seconds))
+        except OSError as failure:
+            raise ForeignFile(f"{path} cannot be written: {failure}") from failure
+        yield
+
+
+def write_text(path, text):
+    """Write a file whole or not at all; ForeignFile if it cannot be written."""
     try:
-        with lock.held(path, seconds):
-            yield
+        provenance.write_text(path, text)
     except OSError as failure:
         raise ForeignFile(f"{path} cannot be written: {failure}") from failure
 
@@ -170,10 +179,7 @@ def write(path, rows):
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows([cell(row.get(column)) for column in COLUMNS] for row in rows)
-    try:
-        provenance.write_text(path, text.getvalue())
-    except OSError as failure:
-        raise ForeignFile(f"{path} cannot be written: {failure}") from failure
+    write_text(path, text.getvalue())
 
 
 def pair(value):
@@ -267,7 +273,10 @@ class Table:
             if self._seen != _stamp(self.path):
                 self._read()
             self.rows, self._groups = change(self.rows), None
-            self._sources.write(self.rows)
+            try:
+                self._sources.write(self.rows)
+            except OSError as failure:
+                raise ForeignFile(f"{self._sources.path} cannot be written: {failure}") from failure
             write(self.path, self.rows)
             self._seen = _stamp(self.path)
 

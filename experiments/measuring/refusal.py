@@ -21,7 +21,13 @@ class Refusal(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line that begins with the experiment's name, without the usage of --help."""
+    """Refuses in one line that begins with the experiment's name, without the usage of --help.
+
+    Options are written out: of ``--gpu`` it is not told whether ``--gpus`` is meant, which starts processes.
+    """
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message):
         self.exit(2, f"{self.prog.rsplit('.', 1)[-1]}: {message}\n")

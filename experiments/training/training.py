@@ -163,10 +163,7 @@ class Log:
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        try:
-            provenance.write_text(self.path, text.getvalue())
-        except OSError as failure:
-            raise records.ForeignFile(f"{self.path} cannot be written: {failure}") from failure
+        records.write_text(self.path, text.getvalue())
 
 
 def _cards():
@@ -338,7 +335,9 @@ def _train_epoch(model, data, run, log, bar, stop):
         test_accuracy=test_accuracy,
         images_per_s=rate,
     )
-    _save(model, run, first)  # behind its row: what a killed process has not saved is trained and logged again
+    _save(
+        model, run, first
+    )  # behind its row: what a killed process has not saved is trained and logged again
 
 
 def classify(model, images):

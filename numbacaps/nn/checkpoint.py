@@ -1,14 +1,12 @@
 """A network as one .npz file: written whole or not at all, and refused whole or not at all."""
 
 import json
-import os
-import secrets
-import stat
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
+
+from numbacaps.files import written_whole
 
 RUNS = ("weights", "first", "second")  # what a file holds of every layer
 _MOST_STEPS = 2**62  # int64 holds more, to count on
@@ -45,30 +43,8 @@ def write(path, description, steps, runs):
                     "was left as it was"
                 )
             arrays[f"{name}_{number}"] = array
-    target, mode = _target(path)
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _target(path):
-    """(the file that a path leads to, its mode or None where there is none); OSError if it is no regular file."""
-    target = Path(os.path.realpath(path))
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return target, None
-    if not stat.S_ISREG(mode):
-        raise OSError(f"{path} is no regular file; it takes one, or a name that is not there yet")
-    return target, stat.S_IMODE(mode)
+    with written_whole(path) as file:
+        np.savez(file, **arrays)
 
 
 def read(path, description, shapes, dtype):
@@ -127,7 +103,10 @@ def _member(content, name, most):
     size = content.zip.getinfo(f"{name}.npy").file_size
     if size > most + _HEADER:
         raise ValueError(f"{name} has {size} bytes; it takes {most + _HEADER} at most")
-    return content[name]
+    found = content[name]
+    if not isinstance(found, np.ndarray):  # a member that is no .npy is its bytes
+        raise ValueError(f"{name} is no array")
+    return found
 
 
 def _wrong_steps(steps):

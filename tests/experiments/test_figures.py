@@ -1,6 +1,7 @@
 """The figures and the README's tables: made from CSVs alone, the same every time, nothing hidden."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import combinations, pairwise
@@ -959,11 +960,12 @@ def test_a_stopped_write_leaves_the_old_files(tmp_path, capsys, monkeypatch):
     assert command(tmp_path) == 0
     capsys.readouterr()
 
-    def full(path, content):
-        raise OSError(28, "No space left on device", str(path))
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(figures.Path, "write_bytes", full)
-    assert "No space left on device" in refused(capsys, tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    assert "cannot be written: No space left on device" in refused(capsys, tmp_path)
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import stat
 import subprocess
 import sys
 
@@ -164,3 +166,36 @@ def test_a_second_training_is_refused_by_name(holder, tmp_path, monkeypatch, cap
     assert str(tmp_path / "run" / "training.csv") in said and str(holder.pid) in said
     assert said.startswith("train_digits: ") and said.count("\n") == 1
     assert network.read_bytes() == b"of the other"
+
+
+def test_what_fails_under_a_lock_is_not_the_lock_s(tmp_path):
+    """Else a full disk under figures would be told of the CSV."""
+    with pytest.raises(OSError, match="^no space left$") as failure:
+        with records.alone(tmp_path / "rows.csv"):
+            raise OSError("no space left")
+    assert not isinstance(failure.value, records.ForeignFile)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_where_its_name_leads(tmp_path):
+    """A link is followed, a file's mode is kept, and what is no regular file is left."""
+    file, link, fifo = tmp_path / "file", tmp_path / "link", tmp_path / "fifo"
+    file.write_text("old"), file.chmod(0o600), link.symlink_to(file), os.mkfifo(fifo)
+    provenance.write_text(link, "new: \u00b5")
+    assert link.is_symlink() and file.read_text(encoding="utf-8") == "new: \u00b5"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(records.ForeignFile, match="fifo is no regular file"):
+        records.write_text(fifo, "new")
+    assert fifo.is_fifo() and len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_listing_refuses_damaged_rows(tmp_path):
+    path = tmp_path / "host_cost.csv"
+    listing = Listing(path, ("what",), ("us",))
+    listing.write({("a",): {"what": "a", "us": 1}})
+    text = path.read_text()
+    for damaged in (text[:-3].rsplit(",", 2)[0], text.rstrip() + ",more\n"):
+        path.write_text(damaged)
+        with pytest.raises(records.ForeignFile, match="rows of other lengths than its header"):
+            Listing(path, ("what",), ("us",))
+        assert path.read_text() == damaged

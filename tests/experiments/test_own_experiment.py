@@ -100,6 +100,30 @@ def test_clocks_are_not_mixed(capsys):
     assert "--algorithms got fused,numpy" in message and "the host's clock" in message
     assert "--gpus got 'all'" in refused(capsys, "--algorithms", "numpy", "--gpus", "all")
     assert "got 'nunpy'" in refused(capsys, "--algorithms", "nunpy")
+    message = refused(capsys, "--algorithms", "numpy", "--precisions", "tf32")
+    assert "--precisions got tf32; what runs on the host takes ieee" in message
+
+
+def test_a_layer_that_there_is_not_leaves_no_file(tmp_path, capsys):
+    where = "--results", str(tmp_path), "--algorithms", "numpy", "--workload", "typo"
+    assert "--workload got 'typo'" in refused(capsys, *where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    rows, done = on_host.rows, []
+
+    def until(*given):
+        done.append(1)
+        if len(done) > 1:
+            raise KeyboardInterrupt
+        return rows(*given)
+
+    monkeypatch.setattr(on_host, "rows", until)
+    where = ["--results", str(tmp_path), "--algorithms", "numpy"]
+    assert own.main(NAME, "A test.", LAYERS, where) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert len(records.read(tmp_path / on_host.processor() / f"{NAME}.csv")) == 1
 
 
 def test_without_a_gpu_its_algorithms_are_refused(capsys):

@@ -24,6 +24,7 @@ from experiments import (
     scaling,
     sweep,
     torch_layers,
+    train_digits,
 )
 from experiments.measuring import cards, launcher, provenance, records, sources
 from experiments.measuring.listing import Listing
@@ -342,6 +343,37 @@ def test_who_was_not_asked_to_stop_has_died(asked):
     worker.process.wait()
     found = worker.epitaph()
     assert found is None if asked else "shard 1/2, ended by signal SIGINT" in found
+
+
+@pytest.mark.parametrize("module", [sweep, drawn_speed, host_cost, train_digits])
+def test_options_are_written_out(module, capsys):
+    """Of ``--gpu all`` each process would begin others."""
+    parse = module.make_parser if hasattr(module, "make_parser") else None
+    with pytest.raises(SystemExit):
+        parse().parse_args(["--gpu", "all"]) if parse else module.main(["--gpu", "all"])
+    assert "unrecognized arguments: --gpu all" in capsys.readouterr().err
+
+
+def test_a_launcher_of_one_folder_leaves_the_others(tmp_path, monkeypatch):
+    """Another run may be writing there."""
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training.csv").write_text(f"{name}\n")
+    given, merged = [], []
+
+    def run(name, gpus, shares, commands):
+        given.extend(path.relative_to(tmp_path) for path in tmp_path.rglob("*-of-1/*/training.csv"))
+        return [], False
+
+    monkeypatch.setattr(launcher, "run", run)
+    monkeypatch.setattr(launcher.cards, "chosen", lambda text: ["0"])
+    options = SimpleNamespace(gpus="0", shard=WHOLE, results=tmp_path)
+    merge = lambda table, part: merged.append(table)  # noqa: E731
+    shares = [("--seeds", "0")]
+    launcher.launch("training", [], options, merge, "module", shares, "mine")
+    assert [path.as_posix() for path in given] == ["mine/shards/training/1-of-1/mine/training.csv"]
+    assert merged == [tmp_path / "mine" / "training.csv"]
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"training.csv"}
 
 
 @pytest.mark.slow

@@ -1167,3 +1167,14 @@ def test_reprs_say_what_a_network_is_made_of():
     assert repr(first) == "<layer 2x1x3x3x1x4, stride 2x2, slope 0.1, squash 4 -> 2x2x2x1x4>"
     assert repr(second) == "<layer 3x2x2x2x4x2, slope 0.1 -> 3x1x1x1x2>"
     assert repr(net._inference(2).forward) == "<ForwardPass of 2 images, 2 layers>"
+
+
+@pytest.mark.parametrize("member", ["steps", "weights_0"])
+def test_a_member_that_is_no_array_is_refused(member, tmp_path):
+    net, path, other = network("matrix"), tmp_path / "net.npz", tmp_path / "other.npz"
+    net.save(path)
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(other, "w") as changed:
+        for name in whole.namelist():
+            changed.writestr(name, b"hello" if name == f"{member}.npy" else whole.read(name))
+    with pytest.raises(ValueError, match=f"is damaged.*{member} is no array"):
+        net.load(other)

@@ -337,6 +337,8 @@ def test_tiny(tiny, tmp_path, capsys):
     [
         (("--epochs", "0"), "--epochs: got '0'; it takes an integer from 1"),
         (("--seeds", "1,1"), "--seeds: got '1,1'; it takes integers, each once"),
+        (("--seeds", "1,01"), "--seeds: got '1,01'; it takes integers, each once"),
+        (("--by", "torch", "--precision", "tf32"), "--precision got tf32; --by torch takes none"),
         (("--by", "caffe"), "--by: got 'caffe'; it takes numbacaps, torch"),
         (("--algorithm", "fast"), "algorithm is 'fast'; it takes one of"),
         (("--figures", "/dev/null/x"), "--figures got /dev/null/x"),

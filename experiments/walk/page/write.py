@@ -1,7 +1,6 @@
 """The page's one file: template, style, scripts and data put together."""
 
 import json
-import os
 import tempfile
 from html import escape
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from experiments.measuring.refusal import Refusal
 from experiments.walk.page.sources import style
 from experiments.walk.pictures.canvas import NEGATIVE, OUTLINE, ROLES
+from numbacaps.files import written_whole
 
 MOST_BYTES = 4_000_000
 _HERE = Path(__file__).resolve().parent
@@ -96,14 +96,7 @@ def write(text, path):
             f"at most {MOST_BYTES:,}: try a smaller --crop",
         )
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.chmod(temporary, 0o644)  # mkstemp lets nobody but the owner read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with written_whole(path) as file:
+            file.write(content)
     except OSError as error:
-        raise Refusal("--html", f"{path} ({error.strerror})", "a file to write") from None
+        raise Refusal("--html", f"{path} ({error.strerror or error})", "a file to write") from None
