@@ -5,6 +5,7 @@ What a page does when it is pointed at is tried in a headless Chromium; what a l
 """
 
 import base64
+import os
 import re
 import sys
 
@@ -156,7 +157,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ValueError, match=r"--html got .*No space left"):
         write.write("page", tmp_path / "walk.html")
     assert not list(tmp_path.iterdir())

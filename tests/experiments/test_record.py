@@ -248,6 +248,17 @@ def test_what_is_older_is_listed(tmp_path, capsys):
     assert "is older than its kernels" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_damaged_record_is_refused_in_a_line(content, tmp_path, capsys):
+    folder = tmp_path / GPU
+    records.write(folder / "fused.csv", [_row(kernel_sources=sources.NO_KERNELS)])
+    (folder / "gpu_tests.json").write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        record.main(["--list", "--results", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "gpu_tests.json is damaged" in said and said.count("\n") == 1
+
+
 def test_measuring_takes_a_gpu(capsys):
     with pytest.raises(SystemExit) as stop:
         record.main([])
