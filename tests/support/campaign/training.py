@@ -7,7 +7,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _EPOCHS = 3 if SIMULATED else 40
 _SEEDS = 1 if SIMULATED else 3  # of networks, each trained once undisturbed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _MOST = 3 if SIMULATED else 8  # signals to one run
+_folders = []  # of undisturbed runs; they go with this process
 _LONG = 600  # seconds for a process that was asked to stop, or was not disturbed
 # By which a process may end: done, stopped, killed by a signal.
 _ENDS = {0, 130, *(-sent for sent in _SIGNALS)}
@@ -49,7 +50,9 @@ def _end(process):
 @cache
 def undisturbed(seed):
     """(folder, seconds) of a run that nothing broke off."""
-    folder, begun = Path(mkdtemp(prefix="campaign-")), time.monotonic()
+    made, begun = TemporaryDirectory(prefix="campaign-"), time.monotonic()
+    _folders.append(made)
+    folder = Path(made.name)
     status, said = _end(_start(folder, seed))
     assert status == 0, f"an undisturbed run ended by {status}: {said}"
     return folder, time.monotonic() - begun
