@@ -31,9 +31,14 @@ def check_range(name, numbers, count):
         raise ValueError(f"{name} hold {wrong}; they take 0 to {count - 1}")
 
 
-def check_adam(adam):
+def check_adam(adam, dtype):
     if not isinstance(adam, Adam):
         raise TypeError(f"adam is a {type(adam).__name__}; it takes an Adam")
+    least, most = map(float, (np.finfo(dtype).tiny, np.finfo(dtype).max))
+    for name in ("rate", "epsilon"):
+        value = getattr(adam, name)
+        if not least <= value <= most:
+            raise ValueError(f"adam.{name} is {value}; {dtype} takes {least:.3g} to {most:.3g}")
     return adam
 
 

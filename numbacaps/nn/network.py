@@ -63,7 +63,8 @@ class CapsNet:
         dtype="float32",
         adam: Adam = Adam(),
     ):
-        self.dtype, self.adam = check_dtype(dtype), check_adam(adam)
+        self.dtype = check_dtype(dtype)
+        self.adam = check_adam(adam, self.dtype)
         self.layers = chain(layers, input_shape, self.dtype)
         self.input_shape = tuple(map(int, input_shape))
         last = self.layers[-1]

@@ -113,6 +113,18 @@ class Options:
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
 
 
+def check_numbers(options, dtype):
+    """Refuse numbers of EM routing that are 0 or infinite in the dtype of sums."""
+    if not options.is_em:
+        return
+    least, most = map(float, (np.finfo(dtype).tiny, np.finfo(dtype).max))
+    if not least <= options.epsilon <= most:
+        said = f"{dtype} takes {least:.3g} to {most:.3g}"
+        raise ValueError(f"epsilon is {options.epsilon}; {said}")
+    if options.lam > most:
+        raise ValueError(f"lam is {options.lam}; {dtype} takes {most:.3g} at most")
+
+
 def _as_float(number):
     """A number as a float; infinity if it is too large an int."""
     try:

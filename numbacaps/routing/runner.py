@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.recorded import Recording, memory_of, stand_ins
 from numbacaps.device.target import current_device
@@ -20,6 +21,7 @@ from numbacaps.device.workspace import Rooms
 from numbacaps.last_used import LastUsed
 from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.em_passes import EMPasses
+from numbacaps.routing.options import check_numbers
 from numbacaps.routing.passes import DynamicPasses
 
 WORKSPACE = 28 << 20  # bytes that a part may always take
@@ -50,6 +52,7 @@ class Runner:
     """
 
     def __init__(self, geometry, dtype, options, stored=False, part=None, precision="auto"):
+        check_numbers(options, sum_dtype(dtype))
         self.geometry, self.dtype, self.options, self.stored = geometry, dtype, options, stored
         self._class = EMPasses if options.is_em else DynamicPasses
         # The gradient of EM routing divides V - mu by variances that may be near epsilon, so the means it reads are

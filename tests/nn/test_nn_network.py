@@ -1178,3 +1178,11 @@ def test_a_member_that_is_no_array_is_refused(member, tmp_path):
             changed.writestr(name, b"hello" if name == f"{member}.npy" else whole.read(name))
     with pytest.raises(ValueError, match=f"is damaged.*{member} is no array"):
         net.load(other)
+
+
+@pytest.mark.parametrize("what", [{"epsilon": 1e-50}, {"rate": 1e39}])
+def test_adam_s_numbers_are_numbers_of_the_network_s_dtype(what):
+    """An epsilon of 0 would make NaN of a weight without a gradient."""
+    (name,) = what
+    with pytest.raises(ValueError, match=f"adam.{name} is .*; float32 takes 1.18e-38 to 3.4e"):
+        network("matrix", adam=Adam(**what))

@@ -155,3 +155,20 @@ def test_the_host_neither_warns_nor_raises(how):
             w, dy = (60 * one.astype(values.dtype) for one in (_W, _DY))
             numbacaps.capsule_routing(values, w, algorithm="numpy", couplings=True, **how)
             numbacaps.capsule_routing_backward(values, w, dy, algorithm="numpy", **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"epsilon": 1e-50}, "epsilon is 1e-50; float32 takes 1.18e-38 to 3.4e"),
+        ({"epsilon": 1e39}, "epsilon is 1e[+]39; float32 takes 1.18e-38 to 3.4e"),
+        ({"lam": 1e39}, "lam is 1e[+]39; float32 takes 3.4e[+]38 at most"),
+    ],
+)
+def test_numbers_that_kernels_would_round_to_0_or_infinity(how, said):
+    how |= {"routing": "em"}
+    with pytest.raises(ValueError, match=said):
+        numbacaps.capsule_routing(_X, _W, algorithm="fused", **how)
+    with pytest.raises(ValueError, match=said):
+        numbacaps.routing_plan(_X.shape, _W.shape, algorithm="fused", **how)
+    numbacaps.capsule_routing(_X, _W, algorithm="numpy", **how)  # in float64
