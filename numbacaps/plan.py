@@ -258,7 +258,7 @@ class Plan(PlanArrays):
         self._plain.backward(x, w, dy, dx, dw, **self._where(stream, packed, again=again))
 
     def launch_differentiated(self, w, dy, sums, dx, stream, packed=False):
-        """Write what reaches the sums before the input's activation; where the plan ``differentiates``."""
+        """Write the gradient of the sums before the input's activation; where the plan ``differentiates``."""
         self._input.backward_differentiated(w, dy, sums, dx, **self._where(stream, packed))
 
     def __call__(self, x: Array, w: Array | None, out: Array, *, stream: object = None) -> Array:

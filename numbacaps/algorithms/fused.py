@@ -230,7 +230,7 @@ class FusedPasses(Passes):
     def backward_differentiated(self, w, dy, sums, dx, *, stream, room, packed=False):
         """The input's gradient behind that of an activation, where they ``differentiate``.
 
-        The input was what the activation made of ``sums``; ``dx`` is what reaches them.
+        The input was what the activation made of ``sums``; ``dx`` is their gradient.
         """
         result, kernel, gathered = runs(self.geometry, dx=dx, w=w, dy=dy)
         (sums,) = runs(self.geometry, dx=sums)

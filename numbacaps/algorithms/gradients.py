@@ -1,7 +1,7 @@
 """Algorithm 5's gradients, of the convolution and of its votes: each element is summed by index.
 
 What is given is the gradient ``dy`` of the output or of the votes. ``gradient_at(n, p, oh, ow, c, tap)`` is the offset of
-what reaches a product there: in the output its position's, in the votes its vote's.
+the gradient of a product there: in the output its position's, in the votes its vote's.
 
 Thread mapping: consecutive threads own consecutive elements of the result, so they write consecutive addresses.
 """

@@ -73,7 +73,7 @@ def bands_of(geometry, itemsize, gradients=False):
     itemsize : int
         Bytes of an element.
     gradients : bool
-        Of the gradients, which store what reaches input and votes, too.
+        Whether they are of the backward pass, which stores the gradients of input and votes as well.
 
     Returns
     -------

@@ -2,7 +2,7 @@
 
 The logits are b[i,j] = prior + <u, v_1> + <u, v_2> + ... = prior + <u, A>, where A is the sum of v so far: no logit is
 stored. A state of the parents is (A: E, s: E, lse): iteration t reads A of state t, and writes s and lse to state t + 1,
-where A is A + v. A slope is (ds: E, later: E, dot), of the same iteration; ``later`` is what reaches A from the
+where A is A + v. A slope is (ds: E, later: E, dot), of the same iteration; ``later`` is the gradient of A from the
 iterations behind.
 
 Softmax over parents is a sum over the lanes of a team. Softmax over children needs lse, the logarithm of a parent's

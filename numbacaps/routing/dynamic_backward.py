@@ -1,6 +1,6 @@
 """The gradient of dynamic routing, as forms of the passes.
 
-With c the couplings of iteration t, ds what reaches s and dc = <u, ds>:
+With c the couplings of iteration t, ds the gradient of s and dc = <u, ds>:
 
     db = c (dc - sum of c dc)     over the parents of the child; over the children of the parent it is c (dc - <s, ds>)
     du = c ds + db A              summed over the iterations
@@ -92,7 +92,7 @@ def make_slopes(shape, over, has_prior):
 
 @dataclass(frozen=True)
 class Earlier:
-    """dA = sum of db u: what reaches the iterations before. A record is dA."""
+    """dA = sum of db u: the gradient of the iterations before. A record is dA."""
 
     shape: Shape
     over: str
@@ -126,7 +126,7 @@ class Earlier:
 
 @cache
 def make_add_slopes(shape, over, detach, has_logits):
-    """Device function ``add(dV, dp, V, held, prior, i, lane)``: adds what reaches the votes V, and their prior, in an iteration."""
+    """Device function ``add(dV, dp, V, held, prior, i, lane)``: adds the gradient of the votes V, and their prior, in an iteration."""
     E, SCALARS, ELEMENTS, sums = shape.own, shape.scalars, shape.elements, shape.sums
     FULL, HAS_LOGITS = not detach, has_logits
     slopes_of = make_slopes(shape, over, has_logits)
@@ -149,7 +149,7 @@ def make_add_slopes(shape, over, detach, has_logits):
 
 @dataclass(frozen=True)
 class DynamicGradient:
-    """du of a child, and what reaches its prior, which is the sum of db; without logits to begin with there is none."""
+    """du of a child, and the gradient of its prior, which is the sum of db; without logits to begin with there is none."""
 
     shape: Shape
     over: str

@@ -1,8 +1,8 @@
 """The gradient of EM routing, as forms of the passes.
 
-With omega = R a / S, the part of a parent that a child is, and dmu, dvar what reaches the mean and the variance:
+With omega = R a / S, the part of a parent that a child is, and dmu, dvar the gradients of the mean and the variance:
 
-    D[i,j] = gamma + sum of dmu (V - mu) + dvar (V - mu)^2     S times what reaches a weight; gamma = S dS - sum of dvar var
+    D[i,j] = gamma + sum of dmu (V - mu) + dvar (V - mu)^2     S times the gradient of a weight; gamma = S dS - sum of dvar var
     dV = omega (dmu + 2 dvar (V - mu)) - dlog (V - mu') / variance'
     dlog = omega D - R q       q = sum of omega D over the parents (of the position, or all of the capsule)
     da = sum of R / S D
@@ -221,7 +221,7 @@ class EarlierGaussians:
 
 @dataclass(frozen=True)
 class EMGradient:
-    """dV of a child, and what reaches its activation."""
+    """dV of a child, and the gradient of its activation."""
 
     shape: Shape
     normalise: str

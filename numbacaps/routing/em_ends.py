@@ -282,7 +282,7 @@ def make_finish_backward(shape):
 
 @cache
 def make_sum_betas(shape):
-    """Kernel that adds what reaches beta_u and beta_a; a block a parent and beta, its threads meet in their order."""
+    """Kernel that adds the gradients of beta_u and beta_a; a block a parent and beta, its threads meet in their order."""
     P, E, sums = shape.geometry.P, shape.geometry.E3, shape.sums
     SLOPES, ZERO, THREADS = state_fields(E)[1], sums.type(0), SUM_THREADS
     P, E, SLOPES = map(specialized, (P, E, SLOPES))

@@ -33,7 +33,7 @@ class EMPasses(Passes):
         return EarlierGaussians(self.backward_shape, self.options.normalise)
 
     def gradient_form(self, has_logits=False):
-        """The form of what reaches votes; logits are dynamic routing's."""
+        """The form of the votes' gradients; logits are dynamic routing's."""
         return EMGradient(self.backward_shape, self.options.normalise, self.options.detach)
 
     def _scalars(self, t):
@@ -50,7 +50,7 @@ class EMPasses(Passes):
 
     @property
     def d_prior_shape(self):
-        """(N, L, I): what reaches the activations by each position's children."""
+        """(N, L, I): the gradient of the activations by each position's children."""
         return self.geometry.N, self.geometry.L, self.shape.children
 
     def _more_shapes(self, has_logits, backward=False):

@@ -1,18 +1,18 @@
-"""The gradients of x and w, or of stored votes, from what reaches the parents.
+"""The gradients of x and w, or of stored votes, from the gradients of the parents.
 
 No thread adds to what another one adds to. Instead every sum has an *owner*, a team that walks over all votes with a part
-in it, and computes them and what reaches them again. So everything is added in one order.
+in it, and computes them and their gradients again. So everything is added in one order.
 
     taps       a team owns some rows of a tap's kernel capsules, and walks over a part of the images and positions:
                dw = sum of x^T @ dV
-               columns = dV @ w^T, summed over the parents: what reaches the capsule under the tap at a position
+               columns = dV @ w^T, summed over the parents: the gradient of the capsule under the tap at a position
     votes      a team owns a child of stored votes, and writes dV
 
-Columns become dx in :mod:`numbacaps.routing.windows`. Where a child has several taps, what reaches its vote reaches each of
+Columns become dx in :mod:`numbacaps.routing.windows`. Where a child has several taps, the gradient of its vote reaches each of
 them, and each of their owners computes it anew.
 
-A form of routing says what reaches a vote, by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N,
-first, end)``. It adds to dV what reaches the votes V in the iterations from ``first`` to before ``end``, and to dp what
+A form of routing computes the gradient of a vote by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N,
+first, end)``. It adds to dV the gradient of the votes V in the iterations from ``first`` to before ``end``, and to dp what
 reaches the child's prior.
 """
 
@@ -65,7 +65,7 @@ def make_reach(shape, form):
 
 @cache
 def make_prior_gradient(shape, is_of_capsules):
-    """Device functions ``(begin, add, end)``: what reaches child i's prior.
+    """Device functions ``(begin, add, end)``: the gradient of child i's prior.
 
     A prior that all images share has a sum for each parent, of which a lane has its own in ``d_own``; it is written behind all
     images. A capsule's has a number for each image and position, the sum over the parents, which is written at once.

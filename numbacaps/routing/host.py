@@ -110,7 +110,7 @@ def dynamic(V, logits, options):
 
 
 def dynamic_backward(V, logits, dv, options):
-    """dV and what reaches the logits, (P, I)."""
+    """dV and the gradient of the logits, (P, I)."""
     axis = 3 if options.softmax_over == "parents" else 2
     history = _route(V, logits, options)
     dV, db, later = np.zeros_like(V), np.zeros(V.shape[:4]), dv
@@ -202,7 +202,7 @@ def em(V, a, betas, options, numbers, size):
 
 
 def em_backward(V, a, betas, d_mu, d_out, options, numbers, size):
-    """dV, da, and what reaches beta_u and beta_a, (2, P)."""
+    """dV, da, and the gradients of beta_u and beta_a, (2, P)."""
     groups, E = _Groups(numbers, size, options), V.shape[-1]
     history = _em(V, a, betas, options, groups)
     dV, da, d_betas = np.zeros_like(V), np.zeros_like(a), np.zeros((2, V.shape[3]))

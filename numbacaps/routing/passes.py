@@ -6,9 +6,9 @@ memory:
     packed      the kernel as passes read it, (Q, E2, P)
     states      of every iteration, what the next one and the gradients read of the parents; before the first one zeros
     partial     records of the parents, one of each block that has some of their children, to be merged
-    slopes      backward, of every iteration: what reaches the parents (dynamic: s; EM: mean and variance), and what else
+    slopes      backward, of every iteration: the gradients of the parents (dynamic: s; EM: mean and variance), and what else
                 of a parent the children's gradients take. Slope t is to iteration t what state t + 1 is forward
-    columns     backward, what reaches x from each window apart: (N, L, Q, E1), a capsule for each tap of each position,
+    columns     backward, the gradient of x from each window apart: (N, L, Q, E1), a capsule for each tap of each position,
                 as im2col lays out the input; added up they are dx
     dw, d_prior backward, sums of w's gradient and of the prior's, one for each split of the images and positions
 
@@ -193,7 +193,7 @@ class Passes:
 
     @property
     def slopes_shape(self):
-        """(iterations, N * L, fields, P): what reaches the parents of every iteration."""
+        """(iterations, N * L, fields, P): the gradients of the parents of every iteration."""
         g, fields = self.geometry, self.state_fields(self.geometry.E3)[1]
         return self.options.iterations, self.places, fields, g.P
 
@@ -440,7 +440,7 @@ class DynamicPasses(Passes):
         return Earlier(self.backward_shape, self.options.softmax_over, True)
 
     def gradient_form(self, has_logits):
-        """The form of what reaches votes."""
+        """The form of the votes' gradients."""
         o = self.options
         return DynamicGradient(self.backward_shape, o.softmax_over, o.detach, has_logits)
 

@@ -2,7 +2,7 @@
 
 The votes are those of :func:`numbacaps.capsule_votes`, by one kernel; the passes are those of the fused rung, which read
 where that one computes. Beside it stands what it moves: every vote once to memory, and once back where positions are routed
-whole (:mod:`numbacaps.routing.whole`), or 2 r - 1 times at the worst. Backward, what reaches every vote is written once too,
+whole (:mod:`numbacaps.routing.whole`), or 2 r - 1 times at the worst. Backward, the gradient of every vote is written once too,
 and read by the votes' own gradients.
 Votes that are summed over the window are stored band by band (:mod:`numbacaps.routing.summed`).
 """

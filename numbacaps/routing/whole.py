@@ -6,7 +6,7 @@ first walk over them.
 
     forward     walk, s, v = squash(s), A = A + v; again
     backward    the same, with A, s and lse of every iteration held; then from the last iteration to the first ds, and a
-                walk for dA; then one walk more, which writes what reaches each vote
+                walk for dA; then one walk more, which writes the gradient of each vote
 
 Thread mapping: that of :mod:`numbacaps.routing.reduce`, where one of the teams that share a position merges what all have
 gathered. Here the others get that from shared memory, so that all go on with the same numbers.
@@ -356,7 +356,7 @@ def _make_ahead(shape, votes, joined, form, over, t, goes_on):
 
 
 def _make_back(shape, votes, joined, form, t, is_last, goes_on):
-    """Device function of iteration t backward: its ds and <s, ds> from dv, and what reaches v of the one before."""
+    """Device function of iteration t backward: its ds and <s, ds> from dv, and the gradient of v of the one before."""
     first, ELEMENTS, E, SCALARS, sums = (
         t * held_numbers(shape),
         shape.elements,
@@ -399,7 +399,7 @@ def _make_back(shape, votes, joined, form, t, is_last, goes_on):
 
 
 def _make_reach(shape, options, t):
-    """Device function that adds to dV what reaches the votes V of child i in iteration t."""
+    """Device function that adds to dV the gradient of the votes V of child i in iteration t."""
     add, FIRST = (
         make_add_slopes(shape, options.softmax_over, options.detach, False),
         specialized(t * held_numbers(shape)),

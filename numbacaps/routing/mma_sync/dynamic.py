@@ -4,7 +4,7 @@ The weights are a form's:
 
     Even        1 / P: the couplings of the first iteration, where no logits are given. Nothing is read of the parents
     Couplings   c, the softmax of b = prior + <u, A>, where A is the sum of v so far: s = sum of c u
-    Slopes      db = c (<u, ds> - sum over the parents of c <u, ds>), where ds is what reaches s: backward, dA = sum of db u
+    Slopes      db = c (<u, ds> - sum over the parents of c <u, ds>), where ds is the gradient of s: backward, dA = sum of db u
 
 What a form reads of the parents lies as lanes hold it, A times log2(e): logits are to the base 2.
 

@@ -244,7 +244,7 @@ def make_dynamic_slope(fragments, L, is_last):
         partial,  # in   (parts, N * L, P, E): dA, what the pass of the iteration after has gathered
         states,  # in   (states, N * L, FIELDS, P)
         dy,  # in   (N, P, L, E)
-        later,  # in and out  (N * L, P, E): what reaches A from all iterations after
+        later,  # in and out  (N * L, P, E): the gradient of A from all iterations after
         held,  # out  (rows of places, arrays, words): A times log2(e), behind it ds, as lanes hold them
         places,  # N * L
         whole,  # the same with those that fill the last block of a pass up, which are zeros

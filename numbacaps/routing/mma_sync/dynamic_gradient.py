@@ -4,7 +4,7 @@ With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), co
 
     dV = sum over the iterations of c ds + db A
     dw = sum over the places of x^T dV
-    columns = dV w^T, summed over the parents: what reaches the capsule under the tap at a place
+    columns = dV w^T, summed over the parents: the gradient of the capsule under the tap at a place
 
 A tensor core hands out dV by rows of places. That is the left factor of dV w^T as it lies: a lane has two columns side by side where a
 factor's are four apart, but a sum may take its terms in any order. For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
