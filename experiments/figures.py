@@ -6,6 +6,7 @@ and sources give the same bytes.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -225,16 +226,14 @@ def _make_folder(folder):
 
 
 def _write_all(contents):
-    """Write every file under another name, and only when all are written let each take its place."""
-    path = None
-    try:
-        with ExitStack() as stack:
-            for path, content in contents.items():
-                stack.enter_context(provenance.written_whole(path)).write(content)
-    except OSError as failure:
-        raise records.ForeignFile(
-            f"{failure.filename or path} cannot be written: {failure.strerror or failure}"
-        ) from None
+    """Write every file under another name, and only when all are on the disk let each take its place."""
+    with records.named(next(iter(contents), None)), ExitStack() as stack:
+        for path, content in contents.items():
+            with records.named(path):
+                file = stack.enter_context(provenance.written_whole(path))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

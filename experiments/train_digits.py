@@ -250,15 +250,8 @@ def _main(task, options, job):
     path = folder / "training.csv"
     with records.alone(path, seconds=_WAIT) if job.is_first else nullcontext():
         log = training.Log(path, gpu) if job.is_first else training.Unlogged()
-        try:
+        with records.named(folder):  # a network's file, or a figure
             return _train(task, options, job, log, folder, figures)
-        except BrokenPipeError:
-            raise
-        except OSError as failure:  # of a network's file, or of a figure
-            where = failure.filename or folder
-            raise records.ForeignFile(
-                f"{where} cannot be written: {failure.strerror or failure}"
-            ) from None
 
 
 def _train(task, options, job, log, folder, figures):

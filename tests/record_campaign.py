@@ -62,7 +62,7 @@ class Record:
         self._path, self._written = path, time.monotonic()
         self.content = _machine() | {"campaign": provenance.sources_name(_OWN), "seed": seed}
         self.content |= {"seconds": 0, "parts": {}}
-        before = json.loads(path.read_text()) if path.exists() and not fresh else {}
+        before = _read(path) if path.exists() and not fresh else {}
         same = "gpu", "source_sha256", "campaign", "seed"
         if before and all(before.get(key) == self.content[key] for key in same):
             self.content = before
@@ -84,13 +84,26 @@ class Record:
         """Write the file, whole or not at all."""
         parts = self.content["parts"].values()
         self.content["seconds"] = round(sum(part["seconds"] for part in parts))
-        provenance.write_text(self._path, json.dumps(self.content, indent=2) + "\n")
+        records.write_text(self._path, json.dumps(self.content, indent=2) + "\n")
         self._written = time.monotonic()
 
     def write_sometimes(self):
         """Write it, unless that was done just now."""
         if time.monotonic() - self._written > _WRITTEN_EVERY:
             self.write()
+
+
+def _read(path):
+    """The content of a record's file."""
+    with records.named(path):
+        text = path.read_text()
+    try:
+        content = json.loads(text)
+    except ValueError as damage:
+        raise records.ForeignFile(f"{path} is damaged ({damage}); --fresh begins anew") from None
+    if not isinstance(content, dict):
+        raise records.ForeignFile(f"{path} is no record of a campaign; --fresh begins anew")
+    return content
 
 
 def _machine():
@@ -128,6 +141,9 @@ class Run:
         self.part = PARTS[self.name]
         self._first, self._last = self.part.numbers(self.amount, self.share)
         self.found = self.record.part(self.name, self._first)
+        if not self.part.timed and self.share != WHOLE and self.found["next"] > self._last:
+            self.record.content["parts"].pop(self.name)  # of more cases, which are others' now
+            self.found = self.record.part(self.name, self._first)
         self.found["wanted"] = self.amount / self.share.of
         self._seed = self.record.content["seed"]
         self._compiled = self.found["next"]

@@ -210,6 +210,18 @@ def test_another_shard_takes_a_record_of_its_own(part, tmp_path, capsys):
     assert _run(tmp_path, "--shard", "1/3", "--fresh") == 0 and len(checked) > len(before)
 
 
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_record_is_refused_in_a_line(content, part, tmp_path, capsys):
+    part()
+    folder = tmp_path / "simulator"
+    folder.mkdir()
+    (folder / record_campaign.FILE).write_text(content)
+    with pytest.raises(SystemExit):
+        _run(tmp_path)
+    assert "--fresh begins anew" in capsys.readouterr().err
+    assert (folder / record_campaign.FILE).read_text() == content
+
+
 def test_no_case_counts_twice(part, in_process, tmp_path):
     """However many processes share them, and however many cases are wanted later."""
     part(shared=True)
@@ -220,7 +232,7 @@ def test_no_case_counts_twice(part, in_process, tmp_path):
         assert [one["number"] for one in found["failed"]] == [3]
         return found["checked"]
 
-    for processes, amount in ((2, 6), (3, 6), (3, 10)):
+    for processes, amount in ((2, 6), (3, 6), (3, 10), (3, 6)):
         _run(tmp_path, "--side-by-side", processes, "--networks", amount)
         assert checked() == amount
 

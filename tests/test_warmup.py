@@ -128,6 +128,8 @@ def test_the_network_trains_and_infers_too():
         ({"convolutions": None}, TypeError, "convolutions is None; it takes a preset's name"),
         ({"dtypes": "float32"}, TypeError, "dtypes is 'float32'; it takes a sequence of words"),
         ({"dtypes": None}, TypeError, "dtypes is None; it takes a sequence of words"),
+        ({"dtypes": 0}, TypeError, "dtypes is 0; it takes a sequence of words"),
+        ({"dtypes": np.array(["int8", "int4"])}, ValueError, "dtypes names .*int8"),
         ({"dtypes": (np.float32,)}, ValueError, "dtypes names <class 'numpy.float32'>; it takes"),
         ({"precisions": "tf32"}, TypeError, "precisions is 'tf32'; it takes a sequence of words"),
         ({"processes": np.float32(2)}, TypeError, "processes is .*; it takes an int"),

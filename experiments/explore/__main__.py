@@ -46,7 +46,7 @@ def main(argv=None):
     except (Refusal, records.ForeignFile, ImportError) as refusal:
         parser.error(str(refusal))
     except OSError as failure:
-        got = f"{arguments.html} ({failure.strerror})"
+        got = f"{arguments.html} ({failure.strerror or failure})"
         parser.error(str(Refusal("--html", got, "a file in a folder to write in")))
     older = sum(row["state"] == gather.OLDER for row in found)
     runs = len({row["run"] for row in found})

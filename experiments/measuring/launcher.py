@@ -144,7 +144,7 @@ def launch(name, arguments, options, merge, module=None, shares=None, inside="")
     shares = shares or [("--shard", str(part)) for part in options.shard.split(len(gpus))]
     folder = options.results / inside / "shards" / name
     rest = without_gpus(arguments)
-    with records.alone(folder, seconds=1.0):
+    with records.alone(folder, seconds=1.0), records.named(folder):
         _collect(folder, options.results, name, merge, inside)
         commands = []
         for number, (option, share) in zip(range(len(gpus)), shares):

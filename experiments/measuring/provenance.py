@@ -119,7 +119,7 @@ def of_record():
 
 
 def written_whole(path):
-    """:func:`numbacaps.files.written_whole`. Drawing takes no numba, so the package is imported when something is written."""
+    """:func:`numbacaps.files.written_whole`; the package, which imports numba, is imported when something is written."""
     from numbacaps import files
 
     return files.written_whole(path)

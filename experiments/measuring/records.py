@@ -99,12 +99,22 @@ def alone(path, seconds=_WAIT):
         yield
 
 
+@contextmanager
+def named(path):
+    """A ``with`` block whose OSErrors become a :class:`ForeignFile`. It names the file, or ``path`` if the error names none."""
+    try:
+        yield
+    except BrokenPipeError:  # of what is printed
+        raise
+    except OSError as failure:
+        said = failure.strerror or failure
+        raise ForeignFile(f"{failure.filename or path} cannot be written: {said}") from failure
+
+
 def write_text(path, text):
     """Write a file whole or not at all; ForeignFile if it cannot be written."""
-    try:
+    with named(path):
         provenance.write_text(path, text)
-    except OSError as failure:
-        raise ForeignFile(f"{path} cannot be written: {failure}") from failure
 
 
 def read(path):
@@ -273,10 +283,8 @@ class Table:
             if self._seen != _stamp(self.path):
                 self._read()
             self.rows, self._groups = change(self.rows), None
-            try:
+            with named(self._sources.path):
                 self._sources.write(self.rows)
-            except OSError as failure:
-                raise ForeignFile(f"{self._sources.path} cannot be written: {failure}") from failure
             write(self.path, self.rows)
             self._seen = _stamp(self.path)
 

@@ -335,9 +335,8 @@ def _train_epoch(model, data, run, log, bar, stop):
         test_accuracy=test_accuracy,
         images_per_s=rate,
     )
-    _save(
-        model, run, first
-    )  # behind its row: what a killed process has not saved is trained and logged again
+    # Behind its row: what a killed process has not saved is trained and logged again.
+    _save(model, run, first)
 
 
 def classify(model, images):

@@ -113,11 +113,11 @@ class Options:
         return [self.lam * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)]
 
 
-def check_numbers(options, dtype):
-    """Refuse numbers of EM routing that are 0 or infinite in the dtype of sums."""
+def check_numbers(options, dtype, finfo=np.finfo):
+    """Refuse numbers of EM routing that are 0 or infinite in the dtype of sums; ``finfo`` is its library's."""
     if not options.is_em:
         return
-    least, most = map(float, (np.finfo(dtype).tiny, np.finfo(dtype).max))
+    least, most = float(finfo(dtype).tiny), float(finfo(dtype).max)
     if not least <= options.epsilon <= most:
         said = f"{dtype} takes {least:.3g} to {most:.3g}"
         raise ValueError(f"epsilon is {options.epsilon}; {said}")

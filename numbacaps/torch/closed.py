@@ -195,7 +195,7 @@ def as_forward(rule):
 
 
 def no_view(tensor):
-    """A tensor in the place of a view of memory that nothing else has.
+    """A tensor in the place of a view; the caller vouches for it that nothing else has the view's memory.
 
     PyTorch refuses to write in place to a view that a node of autograd returns.
     """

@@ -207,7 +207,7 @@ def argument(tensor):
 class _Operand(Operand):
     """A tensor on a CUDA device; it is described by every call, so in the least time."""
 
-    on_device, stream, read_only = True, None, False
+    on_device, stream, read_only, _ordinal = True, None, False, None
 
     def __init__(self, name, tensor, form):
         self.name, self.array, self.form, self.address = name, tensor, form, tensor.data_ptr()

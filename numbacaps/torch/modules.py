@@ -82,9 +82,9 @@ class _CapsuleLayer(nn.Module):
         return not (wants_gradient or torch.is_autocast_enabled(w.device.type))
 
     def _biased(self, y):
-        return (
-            y if self.bias is None else y + self.bias.to(y.dtype)
-        )  # which autocast may have chosen
+        if self.bias is None:
+            return y
+        return y + self.bias.to(y.dtype)  # which autocast may have chosen
 
 
 def check_capsule(name, shape):

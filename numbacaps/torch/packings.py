@@ -75,7 +75,7 @@ class Packings:
             self._kept.clear()
 
     def forget(self, w):
-        """Drop the copies of what lies in a tensor's storage, and of storages that are gone."""
+        """Drop the copies of what lies in a tensor's storage, and of storages that are gone. Tensors without storage have none."""
         if not self._kept or not torch._C._has_storage(w):  # a sparse kernel, or a batched one
             return
         of = StorageWeakRef(w.untyped_storage())

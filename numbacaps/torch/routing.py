@@ -18,6 +18,7 @@ from numbacaps.routing.options import (
     check_activations,
     check_given,
     check_name,
+    check_numbers,
     options_of,
 )
 from numbacaps.routing.runner import kept_states
@@ -235,6 +236,11 @@ def _on_cpu(*arguments):
     return no_view(y), no_view(a), _no_states(tensors[0])
 
 
+def check_sums(options, tensor):
+    """Refuse numbers of EM routing that are 0 or infinite where a tensor's capsules are added."""
+    check_numbers(options, torch.promote_types(tensor.dtype, torch.float32), torch.finfo)
+
+
 def check_values(activations):
     """Refuse activations of a CPU tensor outside of 0 to 1; NaN may pass."""
     if activations.numel():
@@ -410,6 +416,8 @@ def capsule_routing(
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     check_given(given, form)
     check_tensors(x=x, w=w, **{name: one for name, one in given.items() if one is not None})
+    if isinstance(x, torch.Tensor):
+        check_sums(form, x)
     window = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     check_name("precision", precision, PRECISIONS)
     how = *(getattr(form, name) for name in OPTIONS), *window, product

@@ -21,7 +21,7 @@ from numbacaps.torch.modules import (
     check_count,
     check_shape,
 )
-from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing, check_values
+from numbacaps.torch.routing import OPTIONS, WINDOW, capsule_routing, check_sums, check_values
 
 
 def _shown(options):
@@ -372,6 +372,7 @@ class EMRouting(_Routing):
     def forward(self, votes, activations):
         """Parents, and their activations (N, P, *positions); ``activations`` (N, *positions, I)."""
         self._check_votes(votes, self.out_channels)
+        check_sums(self.options, votes)
         check_shape(
             "activations", activations, (votes.shape[0], *votes.shape[2 : 3 + self.positions])
         )

@@ -64,7 +64,7 @@ class CapsuleSequential(nn.Sequential):
 
     def __getitem__(self, which):
         found = super().__getitem__(which)
-        if isinstance(which, slice) and self._returned is not None and found[-1] is self[-1]:
+        if isinstance(which, slice) and range(len(self))[which][-1] == len(self) - 1:
             found._returned = self._returned  # the end is the same
         return found
 

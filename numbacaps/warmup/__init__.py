@@ -81,8 +81,9 @@ def warmup(
         There is no GPU: the simulator compiles nothing.
     """
     for name, words in (("dtypes", dtypes), ("precisions", precisions)):
-        is_missing = words is None and name == "dtypes"
-        if is_missing or isinstance(words, (str, type)) or not isinstance(words or (), Iterable):
+        is_left_out = words is None and name == "precisions"
+        is_some = isinstance(words, Iterable) and not isinstance(words, (str, type))
+        if not (is_some or is_left_out):
             raise TypeError(f"{name} is {shown(words)}; it takes a sequence of words")
     if not isinstance(convolutions, (str, Geometry, Iterable)):
         raise TypeError(

@@ -960,8 +960,13 @@ def test_a_stopped_write_leaves_the_old_files(tmp_path, capsys, monkeypatch):
     assert command(tmp_path) == 0
     capsys.readouterr()
 
+    sync, files = os.fsync, []
+
     def full(descriptor):
-        raise OSError(28, "No space left on device")
+        files.append(descriptor)
+        if len(files) > 1:  # one has been written by now
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
     assert "cannot be written: No space left on device" in refused(capsys, tmp_path)

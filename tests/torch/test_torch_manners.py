@@ -416,6 +416,18 @@ def test_losses_refuse_other_reductions_when_they_are_made():
             loss(reduction="avg")
 
 
+def test_numbers_that_sums_would_round_to_0_are_refused():
+    x, w = _ONES
+    votes, a = torch.ones(2, 3, 5, 4, 4), torch.ones(2, 5)
+    for run in (
+        lambda: nt.capsule_routing(x, w, routing="em", epsilon=1e-50),
+        lambda: nt.EMRouting(3, epsilon=1e-50)(votes, a),
+    ):
+        with pytest.raises(ValueError, match="epsilon is 1e-50; torch.float32 takes 1.18e-38 to 3"):
+            run()
+    nt.capsule_routing(x.double(), w.double(), routing="em", epsilon=1e-50)
+
+
 @pytest.mark.parametrize("caps", [-8, 8.0, True])
 def test_poses_are_of_whole_capsules(caps):
     with pytest.raises(ValueError, match="caps is .*; it takes an int of 1 or more"):

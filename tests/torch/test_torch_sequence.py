@@ -409,6 +409,8 @@ def test_a_slice_that_keeps_the_end_keeps_the_capsules_shape():
     x = torch.randn(1, 2, 4, 4, 4, 4)
     assert network[2:](network[:2](x)).shape == network(x).shape == (1, 3, 2, 2, 2, 8)
     assert network[:2](x).shape == (1, 2, 3, 3, 4, 4) and network[0] is parts[0]
+    twice = nt.CapsuleSequential(*parts, parts[1], capsule=(2, 8))  # the same squash at the end
+    assert twice[:2](x).shape == (1, 2, 3, 3, 4, 4) and twice[2:](x).shape == (1, 3, 3, 3, 2, 8)
 
 
 def test_the_capsules_may_lose_their_axes():
