@@ -41,7 +41,7 @@ class Convolution(Plan):
         self.launch_backward(None, w, dy, dx, None, stream, self.packs_backward)
 
     def backward_differentiated(self, w, dy, sums, dx, stream):
-        """Write what reaches the sums that the activation before the input was of; where it ``differentiates``."""
+        """Write the gradient of the sums from which the activation made the input; where it ``differentiates``."""
         self.launch_differentiated(w, dy, sums, dx, stream, self.packs_backward)
 
     def backward_kernel(self, x, dy, dw, stream):

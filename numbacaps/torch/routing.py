@@ -308,7 +308,7 @@ def _below(keys, tensors, how):
 class _Differentiated(torch.autograd.Function):
     """The operator and its gradient; of ordinary tensors what the dispatcher would find (:mod:`numbacaps.torch.closed`).
 
-    ``is_ordinary`` is of the operands, which the gradient reads again; what reaches it is asked then.
+    ``is_ordinary`` is of the operands, which the gradient reads again; the gradients of the results are asked then.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The backward pass as one kernel, from the loss to what reaches every layer's sums.
+"""The backward pass as one kernel, from the loss to the gradient of every layer's sums.
 
 What changed from :mod:`numbacaps.nn.resident.forward`, which a block again takes an image through: here a layer's input
 is what is made, and its windows overlap. Read as a sum over the taps that reach a pixel, that is one product for
@@ -11,12 +11,12 @@ added up in shared memory, tap after tap. Two warpgroups take the taps in turn: 
 for the other, and between two taps they meet, so the order is fixed. Where columns are few, several taps are one
 product, and each warpgroup takes tiles of its own and adds to an input of its own.
 
-What reaches an output becomes in place what reaches the sums before its activation. A kernel's gradient is a
+The gradient of an output becomes in place the gradient of the sums before its activation. A kernel's gradient is a
 sum over the images too, so a block leaves its images' part, for another kernel to add, of those kernels
 that are small: the first layer's, and that of a layer whose capsules are, transposed, the tensor cores'
 core matrices. :mod:`numbacaps.nn.resident.backward_layout` says what fits, and where it lies.
 
-The steps of a pass, a file each: :mod:`~numbacaps.nn.resident.backward_loss`, or where what reaches the class capsules is given
+The steps of a pass, a file each: :mod:`~numbacaps.nn.resident.backward_loss`, or where the gradient of the class capsules is given
 :mod:`~numbacaps.nn.resident.backward_given`; of every layer from the last one down
 :mod:`~numbacaps.nn.resident.backward_activation`, :mod:`~numbacaps.nn.resident.backward_kernel` where its kernel's gradient
 is computed here, :mod:`~numbacaps.nn.resident.backward_input`; at last :mod:`~numbacaps.nn.resident.backward_first`.
@@ -81,11 +81,11 @@ def make_resident_backward(layout, begin_with):
     def resident_backward_kernel(
         x,  # in   (N, C, H, W, E1)
         labels,  # in   of the loss (N,), int64
-        lengths,  # in   of the loss (N, classes); where it is given, what reaches the class capsules, (N, P, E3)
+        lengths,  # in   of the loss (N, classes); where it is given, the gradient of the class capsules, (N, P, E3)
         slopes,  # in   of every layer's squash, (groups, 2), one behind the other
         outputs,  # in   every layer's, likewise
         packed,  # in   all kernels but the first, one behind the other as the layers say
-        d_sums,  # out  what reaches the sums of layers whose kernel's gradient is not computed here
+        d_sums,  # out  the gradient of the sums of layers whose kernel's gradient is not computed here
         partial,  # out  the blocks' parts of the kernels' gradients that are, one kernel behind the other
         images,
     ):

@@ -20,7 +20,7 @@ _ZERO = np.float32(0)
 
 
 def make_input_gradient(one, pipeline):
-    """Device function for what reaches a layer's input: products on warpgroups, and their sums in shared memory.
+    """Device function for the gradient of a layer's input: products on warpgroups, and their sums in shared memory.
 
     Parameters
     ----------

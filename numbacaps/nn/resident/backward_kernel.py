@@ -82,7 +82,7 @@ def make_kernel_gradient(one, pipeline):
 
     @cuda.jit(device=True, forceinline=True)
     def load(to, shared, begin, rows_at, item):
-        """A thread's part of what reaches the sums: two columns, of pairs of pixels."""
+        """A thread's part of the sums' gradient: two columns, of pairs of pixels."""
         row_at, below_at = rows_at
         item = np.uint32(min(item, ITEMS - 1))
         oh, ow = np.uint32(item // BATCHES), np.uint32(item % BATCHES * (2 * PAIRS))

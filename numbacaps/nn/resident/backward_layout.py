@@ -33,7 +33,7 @@ _PAIRS = 6  # of pixels, whose fragments are loaded ahead
 
 @dataclass(frozen=True)
 class Gradient:
-    """What reaches a layer's output, which becomes in place what reaches its sums.
+    """The gradient of a layer's output, which becomes in place the gradient of its sums.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Gradient:
     at, copies : int
         Where it lies in shared memory, in elements; and how many parts of it, one behind the other, whose sum it is.
     d_sums_at : int or None
-        Elements of an image before what reaches the layer's sums, in global memory; None where nobody reads it there.
+        Elements of an image before the gradient of the layer's sums, in global memory; None where nobody reads it there.
     """
 
     output: Output
@@ -151,7 +151,7 @@ class InputGradient:
     size : int
         Elements of the input.
     at, out : int
-        Where what reaches the sums, and what reaches the input, lie in shared memory, in elements.
+        Where the gradients of the sums and of the input lie in shared memory, in elements.
     kernel : KernelGradient or None
         Where it is computed here, too.
     why_apart : str or None
@@ -178,7 +178,7 @@ class FirstKernelGradient:
     layer : numbacaps.nn.resident.layers.FirstLayer
         The layer forward.
     x, at, shares_at : int
-        Where the image, what reaches the layer's sums, and the threads' shares lie in shared memory, in elements;
+        Where the image, the gradient of the layer's sums, and the threads' shares lie in shared memory, in elements;
         behind the shares what earlier images add.
     partial_at : int
         As that of :class:`KernelGradient`.

@@ -18,7 +18,7 @@ _ZERO = np.float32(0)
 
 @cache
 def make_loss(layout, classes):
-    """Device function for what reaches the class capsules.
+    """Device function for the gradient of the class capsules.
 
     Parameters
     ----------
