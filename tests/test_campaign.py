@@ -458,9 +458,13 @@ def test_an_interrupted_round_ends_its_threads(monkeypatch):
 
     threads.check(0, 0)  # what one thread has is known
     monkeypatch.setattr(threads, "_work", work)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        threads.check(0, 0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            threads.check(0, 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(ended) == threads._THREADS
 
 
