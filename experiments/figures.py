@@ -232,6 +232,7 @@ def _write_all(contents):
             with records.named(path):
                 file = stack.enter_context(provenance.written_whole(path))
                 file.write(content)
+                # Now, while none has its place yet: a disk that is full shows here.
                 file.flush()
                 os.fsync(file.fileno())
 

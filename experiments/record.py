@@ -14,7 +14,6 @@ Experiments that are run as a whole take a process without either: neighbours di
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -120,23 +119,12 @@ def older(results):
                 lines.append(f"{gpu}/{path.name}; python -m experiments.{experiment}")
         for name, command_line in TESTS.items():
             path = folder / name
-            if path.exists() and not provenance.is_current(record := _record(path)):
-                lines.append(f"{gpu}/{name}: of {record['date']}; {command_line}")
+            if path.exists() and not provenance.is_current(record := records.read_record(path)):
+                lines.append(f"{gpu}/{name}: of {record.get('date')}; {command_line}")
         path = folder / "digits" / "training.csv"
         if not all(map(provenance.is_current, training.read(path))):
             lines.append(f"{gpu}/digits/{path.name}; python -m experiments.train_digits")
     return lines
-
-
-def _record(path):
-    """What a test's record holds; ForeignFile if it is damaged."""
-    try:
-        record = json.loads(path.read_text())
-        if isinstance(record, dict) and "date" in record:
-            return record
-    except ValueError:
-        pass
-    raise records.ForeignFile(f"{path} is damaged, or no record of tests. It was left as it is")
 
 
 def _rank_of_file(path):

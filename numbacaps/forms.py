@@ -88,6 +88,12 @@ def form_of_tensor(shape, strides, dtype):
     return form_of(tuple(shape), strides, dtype)
 
 
+def normal_range(dtype, finfo=np.finfo):
+    """(smallest, largest) positive number of a dtype with all its digits; ``finfo`` is its library's."""
+    info = finfo(dtype)
+    return float(info.tiny), float(info.max)
+
+
 def is_taken(dtype):
     """Whether there is an algorithm for a ``numpy.dtype``."""
     return dtype in _DTYPES or is_bfloat16(dtype)

@@ -11,6 +11,7 @@ parts:
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -62,7 +63,7 @@ class Record:
         self._path, self._written = path, time.monotonic()
         self.content = _machine() | {"campaign": provenance.sources_name(_OWN), "seed": seed}
         self.content |= {"seconds": 0, "parts": {}}
-        before = _read(path) if path.exists() and not fresh else {}
+        before = records.read_record(path) if path.exists() and not fresh else {}
         same = "gpu", "source_sha256", "campaign", "seed"
         if before and all(before.get(key) == self.content[key] for key in same):
             self.content = before
@@ -72,11 +73,12 @@ class Record:
                 f"{path} holds shard {has}, not {share}; --fresh begins anew, --results takes another folder"
             )
 
-    def part(self, name, first=0):
-        """What was found in a part so far, whose first case is that number; of another first one nothing."""
+    def part(self, name, first=0, most=math.inf):
+        """What was found in a part so far: in its cases from ``first`` to before ``most``. Of other cases it is left out."""
         parts = self.content["parts"]
         nothing = {"checked": 0, "next": first, "seconds": 0.0, "failed": [], "of_each_kind": {}}
-        if name not in parts or parts[name].get("first", 0) != first:
+        found = parts.get(name)
+        if found is None or found.get("first", 0) != first or found["next"] > most:
             parts[name] = {"first": first} | nothing
         return parts[name]
 
@@ -91,19 +93,6 @@ class Record:
         """Write it, unless that was done just now."""
         if time.monotonic() - self._written > _WRITTEN_EVERY:
             self.write()
-
-
-def _read(path):
-    """The content of a record's file."""
-    with records.named(path):
-        text = path.read_text()
-    try:
-        content = json.loads(text)
-    except ValueError as damage:
-        raise records.ForeignFile(f"{path} is damaged ({damage}); --fresh begins anew") from None
-    if not isinstance(content, dict):
-        raise records.ForeignFile(f"{path} is no record of a campaign; --fresh begins anew")
-    return content
 
 
 def _machine():
@@ -140,10 +129,10 @@ class Run:
     def __post_init__(self):
         self.part = PARTS[self.name]
         self._first, self._last = self.part.numbers(self.amount, self.share)
-        self.found = self.record.part(self.name, self._first)
-        if not self.part.timed and self.share != WHOLE and self.found["next"] > self._last:
-            self.record.content["parts"].pop(self.name)  # of more cases, which are others' now
-            self.found = self.record.part(self.name, self._first)
+        # Cases behind a share's last one are another share's.
+        is_bounded = self.share != WHOLE and not self.part.timed
+        most = self._last if is_bounded else math.inf
+        self.found = self.record.part(self.name, self._first, most)
         self.found["wanted"] = self.amount / self.share.of
         self._seed = self.record.content["seed"]
         self._compiled = self.found["next"]

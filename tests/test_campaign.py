@@ -218,7 +218,7 @@ def test_a_damaged_record_is_refused_in_a_line(content, part, tmp_path, capsys):
     (folder / record_campaign.FILE).write_text(content)
     with pytest.raises(SystemExit):
         _run(tmp_path)
-    assert "--fresh begins anew" in capsys.readouterr().err
+    assert f"{record_campaign.FILE} is damaged" in capsys.readouterr().err
     assert (folder / record_campaign.FILE).read_text() == content
 
 

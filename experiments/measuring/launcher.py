@@ -1,6 +1,6 @@
 """An experiment on several GPUs: a process for each, which measures a shard of the rows into a CSV of its own.
 
-The CSVs are in ``RESULTS/shards/NAME/`` while the processes run. What they hold goes to the experiment's CSVs in one
+The CSVs are in ``RESULTS/shards/NAME/`` while the processes run; training's are in its own folder's ``shards``. What they hold goes to the experiment's CSVs in one
 write each, when the last process has ended, on Ctrl-C too; what a killed launcher has left, goes there when the next
 one begins.
 """

@@ -53,10 +53,7 @@ class Listing:
             raise records.ForeignFile(
                 f"{self.path} has other columns than {', '.join(self.columns)}. It was left as it is"
             )
-        if any(None in row or None in row.values() for row in found):
-            raise records.ForeignFile(
-                f"{self.path} has rows of other lengths than its header. It was left as it is"
-            )
+        records.check_lengths(self.path, found)
         return [{column: row.get(column, "") for column in self.columns} for row in found]
 
     def has(self, key):

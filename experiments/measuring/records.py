@@ -139,9 +139,31 @@ def read(path):
             f"{path} has the columns {', '.join(columns) or 'of an empty file'}; a CSV of ours has "
             f"{', '.join(COLUMNS)}. It was left as it is"
         )
+    check_lengths(path, rows)
+    return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
+
+
+def check_lengths(path, rows):
+    """ForeignFile if rows, as ``csv.DictReader`` gives them, have other numbers of cells than their header."""
     if any(None in row or None in row.values() for row in rows):
         raise ForeignFile(f"{path} has rows of other lengths than its header. It was left as it is")
-    return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
+
+
+def read_record(path):
+    """What a JSON record holds, as a dict.
+
+    Raises
+    ------
+    ForeignFile
+        It is damaged, no record, or cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as failure:
+        raise ForeignFile(f"{path} is damaged, or cannot be read: {failure}") from failure
+    if not isinstance(content, dict) or "source_sha256" not in content:
+        raise ForeignFile(f"{path} is damaged, or no record. It was left as it is")
+    return content
 
 
 def _known(columns):

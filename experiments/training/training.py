@@ -201,9 +201,9 @@ def read(path):
         return []
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
         raise records.ForeignFile(f"{path} cannot be read: {failure}") from failure
-    whole = all(None not in row and None not in row.values() for row in rows)
+    records.check_lengths(path, rows)
     known = [list(COLUMNS), [column for column in COLUMNS if column not in _LATER]]
-    if columns not in known or not whole or not all(row["step"].isdecimal() for row in rows):
+    if columns not in known or not all(row["step"].isdecimal() for row in rows):
         raise records.ForeignFile(
             f"{path} is no log of training, which has the columns {', '.join(COLUMNS)}. It was "
             "left as it is"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numbacaps.forms import FULL_DTYPES
+from numbacaps.forms import FULL_DTYPES, normal_range
 from numbacaps.nn.kernels.adam import Adam
 
 
@@ -34,7 +34,7 @@ def check_range(name, numbers, count):
 def check_adam(adam, dtype):
     if not isinstance(adam, Adam):
         raise TypeError(f"adam is a {type(adam).__name__}; it takes an Adam")
-    least, most = map(float, (np.finfo(dtype).tiny, np.finfo(dtype).max))
+    least, most = normal_range(dtype)
     for name in ("rate", "epsilon"):
         value = getattr(adam, name)
         if not least <= value <= most:

@@ -1,5 +1,6 @@
 """The public functions of routing: check, run, deliver."""
 
+from functools import wraps
 from math import prod
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ def capsule_routing(
     )
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     with RoutingCall((x, w), more, problem, stream, out) as call:
-        run = _quiet(_forward_on_host) if call.on_host else _forward
+        run = _forward_on_host if call.on_host else _forward
         results = run(call, couplings)
         return results[0] if len(results) == 1 else results
 
@@ -204,7 +205,7 @@ def capsule_routing_backward(
     more = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     more["d_activations"] = d_activations
     with RoutingCall((x, w, dy), more, problem, stream) as call:
-        run = _quiet(_backward_on_host) if call.on_host else _backward
+        run = _backward_on_host if call.on_host else _backward
         return run(call, needs)
 
 
@@ -395,8 +396,9 @@ def _logits_on_host(call):
 
 
 def _quiet(run):
-    """A function on the host; infinities and NaN go on without a warning, as on the device."""
+    """A function on the host. Infinities and NaN go on without a warning, as on the device."""
 
+    @wraps(run)
     def quiet(*arguments):
         with np.errstate(all="ignore"):
             return run(*arguments)
@@ -404,6 +406,7 @@ def _quiet(run):
     return quiet
 
 
+@_quiet
 def _forward_on_host(call, couplings):
     """Results by NumPy."""
     g, o = call.geometry, call.problem.options
@@ -426,6 +429,7 @@ def _forward_on_host(call, couplings):
     return call.call.deliver(y), *(call.delivered(one) for one in more)
 
 
+@_quiet
 def _backward_on_host(call, needs):
     """Gradients by NumPy."""
     g, o, own = call.geometry, call.problem.options, {}

@@ -12,8 +12,8 @@ Columns become dx in :mod:`numbacaps.routing.windows`. Where a child has several
 them, and each of their owners computes it anew.
 
 A form of routing computes the gradient of a vote by ``gradient(dV, dp, V, prior, norm, total, states, slopes, n, l, i, lane, N,
-first, end)``. It adds to dV the gradient of the votes V in the iterations from ``first`` to before ``end``, and to dp what
-reaches the child's prior.
+first, end)``. It adds to dV the gradient of the votes V in the iterations from ``first`` to before ``end``, and to dp the
+gradient of the child's prior.
 """
 
 from functools import cache

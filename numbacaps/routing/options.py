@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from numbacaps.forms import normal_range
 from numbacaps.geometry import is_int
 from numbacaps.messages import did_you_mean, shown
 
@@ -117,7 +118,7 @@ def check_numbers(options, dtype, finfo=np.finfo):
     """Refuse numbers of EM routing that are 0 or infinite in the dtype of sums; ``finfo`` is its library's."""
     if not options.is_em:
         return
-    least, most = float(finfo(dtype).tiny), float(finfo(dtype).max)
+    least, most = normal_range(dtype, finfo)
     if not least <= options.epsilon <= most:
         said = f"{dtype} takes {least:.3g} to {most:.3g}"
         raise ValueError(f"epsilon is {options.epsilon}; {said}")

@@ -2,7 +2,7 @@
 
     found (N, L, Q, each)     ->     total (N, C, H, W, each), each tap's numbers to the capsule under it
 
-So columns become dx, and the gradient of a child becomes the gradient of its capsule.
+So columns become dx, and the gradients of children are added to those of their capsules.
 
 Thread mapping: one thread a number of a capsule, which walks over the taps in their order.
 """

@@ -148,6 +148,14 @@ def backend_below(keys):
     return keys if type(keys) is str else _backend(keys.raw_repr())
 
 
+def backend_back(ctx, dy):
+    """The backend whose functions compute a gradient without the dispatcher; None where it has to look.
+
+    That takes ordinary operands, which ``ctx.is_ordinary`` says, an ordinary ``dy``, and no gradient of the gradient.
+    """
+    return backend_of(dy) if ctx.is_ordinary and not torch.is_grad_enabled() else None
+
+
 def ordinary(*tensors):
     """ "CPU" or "CUDA" of tensors that no dispatcher need look at; None where something else would come first.
 
@@ -304,8 +312,7 @@ def _differentiate(library, kind):
         @as_forward
         def backward(ctx, dy):
             (x, w), how, (_, *wanted, _) = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
-            is_short = ctx.is_ordinary and not torch.is_grad_enabled()
-            backend = backend_of(dy) if is_short else None
+            backend = backend_back(ctx, dy)
             if backend:
                 _, run_x, run_w = kind.on[backend]
                 dx = run_x(dy, w, x.shape, how) if wanted[0] else None

@@ -205,7 +205,7 @@ def argument(tensor):
 
 
 class _Operand(Operand):
-    """A tensor on a CUDA device; it is described by every call, so in the least time."""
+    """A tensor on a CUDA device. Every call makes some, so few attributes are set."""
 
     on_device, stream, read_only, _ordinal = True, None, False, None
 
@@ -292,8 +292,7 @@ class Call(Place):
 
     def operand(self, which, tensor):
         """A tensor as kernels read it: C-contiguous, its capsule axes in the kernels' order."""
-        if not self._of.in_order[which]:
-            tensor = self.in_order(which, tensor)
+        tensor = self.in_order(which, tensor)
         if not tensor.is_contiguous():
             tensor = tensor.detach().contiguous()
         self._kept.append(tensor)  # until everything is queued; then the allocator orders its reuse

@@ -124,9 +124,7 @@ def check_options(reduction, **numbers):
         if isinstance(number, torch.Tensor):
             is_number = number.dim() == 0 and not number.requires_grad
         if not is_number:
-            raise TypeError(
-                f"{name} is {number!r}; it takes a number, of which there is no gradient"
-            )
+            raise TypeError(f"{name} is {number!r}; it takes a number that wants no gradient")
         if name == "down_weight" and not number >= 0:
             raise ValueError(f"down_weight is {number!r}; it takes 0 or more")
 

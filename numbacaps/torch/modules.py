@@ -245,7 +245,11 @@ class CapsuleConv2d(_CapsuleConv):
         check_shape("x", x, self._takes())
         how = self.stride, self.padding, self.dilation
         options = {**self._options(), "sum_window": sum_window}
-        return functional.capsule_votes(x, self.weight, *how, **options)
+        return functional.capsule_votes(x, self._weight_of(x), *how, **options)
+
+    def _weight_of(self, x):
+        """The kernel for the channels of x."""
+        return self.weight
 
 
 class CapsuleConvTranspose2d(_CapsuleConv):

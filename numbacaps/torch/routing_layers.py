@@ -13,7 +13,6 @@ from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
 from numbacaps.torch.closed import backend_of, check, check_tensors, without_autocast
 from numbacaps.torch.couplings import routing_couplings
-from numbacaps.torch.functional import capsule_votes
 from numbacaps.torch.modules import (
     CapsuleConv2d,
     CapsuleLinear,
@@ -148,14 +147,9 @@ class RoutedCapsuleConv2d(_Routed, CapsuleConv2d):
         N, channels, *others = super()._takes()
         return N, "C" if self._is_shared else channels, *others
 
-    def votes(self, x, sum_window=False):
-        """As :meth:`CapsuleConv2d.votes`."""
-        if not self._is_shared:
-            return super().votes(x, sum_window)
-        check_shape("x", x, self._takes())
-        w = self.weight.expand(-1, x.shape[1], *self.weight.shape[2:])
-        how = self.stride, self.padding, self.dilation
-        return capsule_votes(x, w, *how, **self._options(), sum_window=sum_window)
+    def _weight_of(self, x):
+        w = self.weight
+        return w.expand(-1, x.shape[1], *w.shape[2:]) if self._is_shared else w
 
     def forward(self, x, activations=None):
         """The parents."""

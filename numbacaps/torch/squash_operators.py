@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from numbacaps.squash import prepared
 from numbacaps.squash.formulas import EPSILON, FORMULAS
 from numbacaps.torch import kernels
-from numbacaps.torch.closed import backend_below, backend_of, ordinary, redispatched
+from numbacaps.torch.closed import backend_back, backend_below, ordinary, redispatched
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _HOW = "int group, float slope, str formula"
@@ -146,8 +146,7 @@ class _Squash(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (x,), how = ctx.saved_tensors, ctx.how
-        is_short = ctx.is_ordinary and not torch.is_grad_enabled()
-        backend = backend_of(dy) if is_short else None
+        backend = backend_back(ctx, dy)
         dx = ON[backend][1](x, dy, *how) if backend else _gradient(x, dy, *how)
         return None, dx, None
 

@@ -400,7 +400,7 @@ def test_votes_of_a_convolution_are_routed_where_their_children_are_one_axis():
         (lambda: nt.MarginLoss(m_plus=torch.ones(2)), "m_plus is tensor([1., 1.]); it takes a n"),
         (
             lambda: nt.MarginLoss(down_weight=torch.tensor(0.5, requires_grad=True)),
-            "down_weight is tensor(0.5000, requires_grad=True); it takes a number, of which there is no gradient",
+            "down_weight is tensor(0.5000, requires_grad=True); it takes a number that wants no gradient",
         ),
         (lambda: nt.layouts.from_vectors([1.0]), "x is a list; it takes a torch.Tensor"),
     ],

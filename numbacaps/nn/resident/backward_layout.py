@@ -33,16 +33,17 @@ _PAIRS = 6  # of pixels, whose fragments are loaded ahead
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of a layer's output, which becomes in place the gradient of its sums.
+    """The gradient of a layer's output. The kernel turns it into the gradient of the layer's sums, in the same place.
 
     Attributes
     ----------
     output : numbacaps.nn.resident.layers.Output
-        The layer's, in the forward pass.
+        The layer's output in the forward pass.
     at, copies : int
-        Where it lies in shared memory, in elements; and how many parts of it, one behind the other, whose sum it is.
+        Offset in shared memory, in elements; and number of copies there, one behind the other, whose sum is the gradient.
     d_sums_at : int or None
-        Elements of an image before the gradient of the layer's sums, in global memory; None where nobody reads it there.
+        Offset in an image's part of global memory, in elements, of the gradient of the layer's sums; None if no other kernel
+        reads it.
     """
 
     output: Output
