@@ -284,7 +284,9 @@ def test_what_a_killed_launcher_left_is_merged(two, tmp_path, whole):
 
 
 _LAUNCH = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 from pathlib import Path
 from types import SimpleNamespace
 from experiments.measuring import launcher, records
@@ -302,8 +304,7 @@ def test_ctrl_c_merges_what_was_measured(fate, tmp_path, whole):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1", "STUB": f"0:waits,1:{fate}"}
     command = [sys.executable, "-c", _LAUNCH, str(tmp_path), *_SWEEP]
     told = {"cwd": provenance.ROOT, "env": environment, "stderr": subprocess.PIPE}
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job ignores it
-    process = subprocess.Popen(command, **told, preexec_fn=heard)
+    process = subprocess.Popen(command, **told)
     said = _heard(process, b"waiting on 0", b"waiting on 1")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     assert len(children.read_text().split()) == 2
