@@ -57,6 +57,7 @@ def _has_both(case):
 TOOLS = {"memcheck": _has_either, "racecheck": _has_both}
 # Those that the campaign runs beside them: barriers, and memory that is read before it is written.
 MORE_TOOLS = {"synccheck": _has_both, "initcheck": _has_either}
+_OF_TOOL = {"initcheck": ["-p", "tests.support.written_by_stores"]}  # pytest's options
 
 _running = []  # processes
 
@@ -141,7 +142,8 @@ def sanitized(tool):
     count = max(1, min(os.cpu_count() // _CORES, len(cases)))
     with ThreadPoolExecutor(count) as side_by_side:
         shares = (cases[i::count] for i in range(count))
-        runs = [[found, *options, *_PYTEST, "-q", *share] for share in shares]
+        pytest = [*_PYTEST, *_OF_TOOL.get(tool, ()), "-q"]
+        runs = [[found, *options, *pytest, *share] for share in shares]
         return together(list(side_by_side.map(_run, runs, range(count))))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.measuring import provenance
 from tests import record_gpu
+from tests.support.scripts import run_script
 
 _SHARED = "created: 2/2 workers\n2 workers [4 items]\n"
 _LINES = "[gw0] [ 25%] PASSED tests/a.py::b \n[gw1] [ 50%] FAILED tests/a.py::c[FAILED] \n"
@@ -72,6 +73,37 @@ def test_errors_are_told_by_kernel():
     assert record_gpu.together([(9, output, 1)])["where"]["one_kernel(int, float*)"] == 2
 
 
+_WITHOUT_BULK_COPIES = """
+from types import SimpleNamespace
+
+from tests.support import written_by_stores
+
+written_by_stores.pytest_configure(None)
+from numba import float32, int64, types
+from numba.cuda import dispatcher
+from numbacaps.device import gpu as devices
+from numbacaps.device.target import cuda
+from numbacaps.nn.resident.forward import make_resident_forward
+from numbacaps.nn.resident.layout import layout_of
+from tests.support.resident_networks import placed_layers
+
+gpu = SimpleNamespace(compute_capability=(9, 0))
+devices.current, dispatcher.get_current_device = lambda: devices.H100, lambda: gpu
+placed = placed_layers("uneven", "tf32")
+kernel = make_resident_forward(layout_of(placed).forward, placed[-1].layer.channels, False)
+text, _ = cuda.compile_ptx(kernel, (types.Array(float32, 1, "C"),) * 6 + (int64,), cc=(9, 0))
+assert "cp.async.bulk.shared::cluster" in text and "cp.async.bulk.global" not in text
+assert "st.global.b32 [to], word;" in text
+assert type(kernel._cache).__name__ == "NullCache", "the cache would hand it to other processes"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.tiers("ptx")
+def test_initcheck_sees_what_networks_kernels_write(tmp_path):
+    run_script(_WITHOUT_BULK_COPIES, tmp_path)
+
+
 @pytest.mark.slow
 def test_marked_tests_are_found(monkeypatch):
     monkeypatch.setattr(record_gpu, "_MARKED", [*record_gpu._MARKED[:-1], "tests/routing"])
@@ -97,7 +129,7 @@ def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
     for timer in timers:
         timer.start()
     try:
-        assert record_gpu.main() == 1
+        assert record_gpu.main([]) == 1
     finally:
         for timer in timers:
             timer.join()
