@@ -19,6 +19,7 @@ from numbacaps.api import (
     capsule_votes,
     capsule_votes_backward,
 )
+from numbacaps.device.compiling import compile_in_less_time
 from numbacaps.device.freeing import allocate_again_after, free_together
 from numbacaps.device.keeping import let_go
 from numbacaps.device.loading import load_one_at_a_time
@@ -64,6 +65,7 @@ __all__ = [
 _SUBPACKAGES = ("nn", "stages")  # imported when they are first used
 _OF_LIBRARIES = ("torch", "jax")  # which take seconds to import, so they are asked for
 
+compile_in_less_time()
 load_one_at_a_time()
 free_together()
 allocate_again_after(let_go)

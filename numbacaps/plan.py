@@ -141,7 +141,18 @@ class Plan(PlanArrays):
     def make_ready(self, passes=_PASSES):
         """Compile the kernels of some passes and allocate their workspaces; where an algorithm does that at the first call, nothing."""
         with linked_side_by_side():
-            self._plain.make_ready(self._rooms.ahead(), passes)
+            for wanted in passes:
+                self._plain.make_ready(self._rooms.ahead(), wanted)
+
+    def compile(self, wanted):
+        """Compile what a pass launches, its activation too; where an algorithm does that at the first call, nothing.
+
+        Parameters
+        ----------
+        wanted : {"forward", "input", "kernel"}
+            The forward pass, or a gradient by what it is of.
+        """
+        self._of(wanted).compile(wanted)
 
     @property
     def activates(self):
@@ -158,6 +169,8 @@ class Plan(PlanArrays):
         return self._of(wanted).packs(wanted)
 
     def _of(self, wanted):
+        if wanted == "kernel":
+            return self._plain
         return self._forward if wanted == "forward" else self._input
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 
 from numbacaps.algorithms.passes import Passes, told
 from numbacaps.device.compiled import launch_stream
+from numbacaps.device.compiling import linked_together
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
@@ -56,7 +57,8 @@ class FusedPasses(Passes):
     def _launchers(self, wanted, chosen):
         """The launchers of some choices, their time counted."""
         start = time.perf_counter()
-        made = [one.launcher() for one in chosen]
+        with linked_together():
+            made = [one.launcher() for one in chosen]
         self.seconds += time.perf_counter() - start
         self.choices[wanted] = chosen
         return made
@@ -156,14 +158,20 @@ class FusedPasses(Passes):
     def differentiates(self):
         return all(launcher.epilogue.differentiates for launcher in self.input_launchers)
 
-    def make_ready(self, room, passes):
-        """Compile some passes, and allocate their workspaces."""
-        for wanted in passes:
-            if wanted == "kernel":
-                room[wanted].arrays(self.kernel_launcher.partial_shape, self.sums)
-            else:
-                _, shapes = self._launches(wanted)
-                room[wanted].arguments(shapes, self.sums)
+    def compile(self, wanted):
+        """Compile a pass, "forward", "input" or "kernel"."""
+        if wanted == "kernel":
+            self.kernel_launcher  # made, and so compiled
+        else:
+            self._launches(wanted)
+
+    def make_ready(self, room, wanted):
+        """Compile a pass, and allocate its workspace."""
+        if wanted == "kernel":
+            room[wanted].arrays(self.kernel_launcher.partial_shape, self.sums)
+        else:
+            _, shapes = self._launches(wanted)
+            room[wanted].arguments(shapes, self.sums)
 
     def _launches(self, wanted):
         """What a call of a pass, "forward" or "input", launches.

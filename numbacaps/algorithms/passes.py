@@ -39,8 +39,11 @@ class Passes:
             raise ValueError("rungs are given; algorithm 'fused' alone takes them")
         self._functions, self.geometry = functions, geometry
 
-    def make_ready(self, room, passes):
-        """Compile some passes, and allocate their workspaces: nothing here, the first call does."""
+    def compile(self, wanted):
+        """Compile a pass, "forward", "input" or "kernel": nothing here, the first call does."""
+
+    def make_ready(self, room, wanted):
+        """Compile a pass, and allocate its workspace: nothing here, the first call does."""
 
     def packs(self, wanted):
         """Whether a pass, "forward" or "input", reads a packed copy of the kernel."""

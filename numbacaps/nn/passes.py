@@ -54,6 +54,7 @@ class ForwardPass:
             how = replace(placed.geometry, N=N), dtype, layer.algorithm, layer.precision
             behind = {"activation": activation, "before": before}
             self.convolutions.append(Convolution(*how, **behind))
+            self.convolutions[-1].compile("forward")
             before = gradient
         shapes = [(N, prod(placed.output_shape)) for placed in layers]
         self.lengths = cuda.device_array((N, layers[-1].layer.channels), dtype)
@@ -138,6 +139,9 @@ class BackwardPass:
         self._d_outputs = [d_outputs[: prod(shape)].reshape(shape) for shape in shapes]
         self._d_sums = [cuda.device_array(shape, dtype) for shape in shapes]
         self._d_lengths = cuda.device_array(forward.lengths.shape, dtype)
+        for k, convolution in enumerate(forward.convolutions):
+            for wanted in ("input", "kernel") if k else ("kernel",):
+                convolution.compile(wanted)
 
     def differentiate(self, x, labels, state, beside):
         """Queue both passes of a batch, and the packing of the kernels.
