@@ -8,7 +8,7 @@ import pytest
 import numbacaps
 import reference
 from numbacaps.device.streams import identity, place
-from numbacaps.device.target import cuda
+from numbacaps.device.target import cuda, current_device
 
 pytestmark = pytest.mark.tiers("gpu")
 _SHAPES = (16, 8, 14, 14, 4, 4), (16, 8, 3, 3, 4, 4)
@@ -68,7 +68,12 @@ def test_calls_on_both_are_right(packs):
 
 def test_threads_have_default_streams_of_their_own():
     """They share an address."""
+    theirs = cuda.per_thread_default_stream()
+
+    def asked():
+        current_device()  # as every call does first: a thread has no context before
+        return identity(theirs)
+
     with ThreadPoolExecutor(1) as threads:
-        theirs = cuda.per_thread_default_stream()
-        other = threads.submit(lambda: identity(theirs)).result(60)
+        other = threads.submit(asked).result(60)
     assert identity(theirs) not in (other, None) and other is not None
