@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.measuring import provenance, records
+from experiments.measuring.interruption import or_interrupted
 from experiments.measuring.refusal import Parser, Refusal
 from experiments.measuring.tables import HOLDERS, filled, marked, tables
 from experiments.plots import STYLES, draw_all
@@ -28,7 +29,7 @@ left out. Needs no GPU. A figure without rows is skipped, with the command that 
 """
 _EPILOG = """\
 exit status: 0 done, 1 there was nothing to draw, 2 an argument or a file cannot be used (nothing
-was written)
+was written), 130 after Ctrl-C
 """
 
 
@@ -238,4 +239,4 @@ def _write_all(contents):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_interrupted(main, "files that were written are whole"))

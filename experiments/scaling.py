@@ -69,7 +69,7 @@ def measure(keys, options=()):
             note = f"exit status {done.returncode}: {_cause(done.stderr)}"
             found = {key[2]: {"note": note} for key in keys}
         else:
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text("utf-8"))
     return [dict(zip(KEYS, key)) | found[key[2]] for key in keys]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiments.explore import gather, page
 from experiments.measuring import provenance, records
+from experiments.measuring.interruption import or_interrupted
 from experiments.measuring.refusal import Parser, Refusal
 
 _DESCRIPTION = """\
@@ -90,4 +91,4 @@ def _check_size(content):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_interrupted(main, "no page was written"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments.lessons import notebook
 from experiments.lessons.course import find, lessons, run_lesson
+from experiments.measuring.interruption import or_interrupted
 from experiments.measuring.refusal import Parser, Refusal
 
 _EPILOG = """\
@@ -55,4 +56,4 @@ def _write(parser, chosen, folder):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_interrupted(main, "notebooks that were written are whole"))

@@ -44,7 +44,7 @@ class Lesson:
     @property
     def title(self):
         """Its first heading."""
-        return re.search(r"^# # (.*)$", self.path.read_text(), re.MULTILINE)[1]
+        return re.search(r"^# # (.*)$", self.path.read_text("utf-8"), re.MULTILINE)[1]
 
     def show(self, figure, name, says):
         """Show a picture: inline in a notebook; of a script as a file in its folder of pictures, if it has one.
@@ -145,7 +145,7 @@ def cells(lesson):
         The line of the file that a cell's text begins at, from 0; whether it is prose; the text, of prose without the
         comments' marks.
     """
-    found, lines = [], lesson.path.read_text().splitlines()
+    found, lines = [], lesson.path.read_text("utf-8").splitlines()
     begins = [i for i, line in enumerate(lines) if line.startswith("# %%")]
     for begin, end in zip(begins, [*begins[1:], len(lines)]):
         text, prose = lines[begin + 1 : end], lines[begin].startswith("# %% [markdown]")

@@ -38,7 +38,7 @@ def write(lesson, folder):
     packages = "jupytext", "nbformat", "nbclient", "ipykernel"
     jupytext, nbformat, nbclient, _ = (require(name, "lessons", "--notebooks") for name in packages)
     folder.mkdir(parents=True, exist_ok=True)
-    notebook = jupytext.reads(lesson.path.read_text(), fmt="py:percent")
+    notebook = jupytext.reads(lesson.path.read_text("utf-8"), fmt="py:percent")
     notebook.cells.insert(0, nbformat.v4.new_code_cell(_finds_checkout(folder)))
     names = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["kernelspec"] = names

@@ -45,7 +45,7 @@ class Listing:
         try:
             if not self.path.exists():
                 return []
-            rows = csv.DictReader(io.StringIO(self.path.read_text()))
+            rows = csv.DictReader(io.StringIO(self.path.read_text("utf-8")))
             found = list(rows)
         except (OSError, UnicodeDecodeError, csv.Error) as failure:
             raise records.ForeignFile(f"{self.path} cannot be read: {failure}") from failure

@@ -129,7 +129,7 @@ def read(path):
     try:
         if not path.exists():
             return []
-        rows = csv.DictReader(io.StringIO(path.read_text()))
+        rows = csv.DictReader(io.StringIO(path.read_text("utf-8")))
         columns = rows.fieldnames or []
         rows = list(rows)
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
@@ -158,7 +158,7 @@ def read_record(path):
         It is damaged, no record, or cannot be read.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as failure:
         raise ForeignFile(f"{path} is damaged, or cannot be read: {failure}") from failure
     if not isinstance(content, dict) or "source_sha256" not in content:
@@ -179,7 +179,7 @@ def _known(columns):
 def is_ours(path):
     """Whether a file is a CSV with the columns."""
     try:
-        with Path(path).open(newline="") as file:
+        with Path(path).open(newline="", encoding="utf-8") as file:
             return _known(next(csv.reader(file), []))
     except (OSError, UnicodeDecodeError, csv.Error):
         return False

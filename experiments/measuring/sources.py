@@ -50,7 +50,7 @@ class Sources:
 
     def __init__(self, table):
         self.path = Path(table).with_suffix(".sources.json")
-        self._files = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self._files = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {}
         if not isinstance(self._files, dict):
             raise ValueError(f"{self.path} holds no object")
         self._current = {NO_KERNELS: True}

@@ -195,7 +195,7 @@ def read(path):
         It is no log, or cannot be read.
     """
     try:
-        rows = csv.DictReader(io.StringIO(Path(path).read_text()))
+        rows = csv.DictReader(io.StringIO(Path(path).read_text("utf-8")))
         columns, rows = rows.fieldnames, list(rows)
     except FileNotFoundError:
         return []
