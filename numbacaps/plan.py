@@ -144,16 +144,6 @@ class Plan(PlanArrays):
             for wanted in passes:
                 self._plain.make_ready(self._rooms.ahead(), wanted)
 
-    def compile(self, wanted):
-        """Compile what a pass launches, its activation too; where an algorithm does that at the first call, nothing.
-
-        Parameters
-        ----------
-        wanted : {"forward", "input", "kernel"}
-            The forward pass, or a gradient by what it is of.
-        """
-        self._of(wanted).compile(wanted)
-
     @property
     def activates(self):
         """Whether the forward pass's kernel computes the activation, too."""
@@ -169,8 +159,6 @@ class Plan(PlanArrays):
         return self._of(wanted).packs(wanted)
 
     def _of(self, wanted):
-        if wanted == "kernel":
-            return self._plain
         return self._forward if wanted == "forward" else self._input
 
     @property

@@ -10,6 +10,7 @@ from numbacaps import capsule_conv2d, capsule_votes
 from numbacaps.call import Call
 from numbacaps.device import streams
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.cupy_arrays import in_cupy
 from numbacaps.device.target import cuda
 from tests.support.all_functions import operands, results
 
@@ -56,6 +57,42 @@ def test_the_memory_is_the_result_s(made, rng):
     x, w, _ = map(_put, operands(rng))
     y = capsule_conv2d(x, w, algorithm="fused")
     assert len(made) == 1 and np.shares_memory(y._ary, made[0])
+
+
+class _Pool:
+    """Memory of the stand-in's pool."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+@pytest.mark.parametrize(
+    ("at", "contiguous", "owner"),
+    [(512, True, _Pool(512)), (528, True, _Pool(512)), (512, False, _Pool(512)), (512, True, 512)],
+    ids=["whole", "a part", "strided", "another's"],
+)
+def test_an_array_of_the_pool_s_memory_is_made_by_cupy_s_constructor(
+    at, contiguous, owner, monkeypatch
+):
+    class Made:
+        def __init__(self, shape, dtype, memptr):
+            self.of = shape, dtype, memptr
+
+    array = SimpleNamespace(
+        shape=(2, 3),
+        dtype=np.dtype(np.float32),
+        gpu_data=SimpleNamespace(owner=owner, device_pointer_value=at),
+        is_c_contiguous=lambda: contiguous,
+        bind=lambda: array,
+    )
+    cuda_of_cupy = SimpleNamespace(MemoryPointer=_Pool)
+    cupy = SimpleNamespace(ndarray=Made, cuda=cuda_of_cupy, asarray=lambda array: array)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    found = in_cupy(array)
+    if at == 512 and contiguous and isinstance(owner, _Pool):
+        assert found.of == (array.shape, array.dtype, owner)
+    else:
+        assert found is array
 
 
 def test_bfloat16(made, rng):

@@ -62,7 +62,7 @@ def make_parser():
         prog="python -m experiments.explore",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog="exit status: 0 done, 2 an argument or a file cannot be used, 130 after Ctrl-C",
     )
     add = parser.add_argument
     add(

@@ -11,6 +11,8 @@ from experiments.measuring.refusal import Parser, Refusal
 _EPILOG = """\
 Without a name the lessons are listed. They run on Numba's simulator; no GPU is needed. Exercises are answered in the
 lesson's file, or in its notebook.
+
+exit status: 0 done, 2 an argument cannot be used, 130 after Ctrl-C
 """
 
 
@@ -56,4 +58,4 @@ def _write(parser, chosen, folder):
 
 
 if __name__ == "__main__":
-    sys.exit(or_interrupted(main, "notebooks that were written are whole"))
+    sys.exit(or_interrupted(main, "files that were written are whole"))

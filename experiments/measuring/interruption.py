@@ -1,4 +1,4 @@
-"""How Ctrl-C ends a command: one line, and the exit status of all that it ends."""
+"""How Ctrl-C ends a command: one line, and exit status 130."""
 
 import sys
 
@@ -6,7 +6,7 @@ STATUS = 130
 
 
 def or_interrupted(main, left):
-    """The exit status of a command; STATUS, and a line of what is ``left``, where Ctrl-C ended it."""
+    """The exit status of ``main()``; where Ctrl-C ends it, STATUS, and a line that says what is ``left``."""
     try:
         return main()
     except KeyboardInterrupt:

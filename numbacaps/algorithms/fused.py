@@ -13,7 +13,6 @@ import numpy as np
 
 from numbacaps.algorithms.passes import Passes, told
 from numbacaps.device.compiled import launch_stream
-from numbacaps.device.compiling import linked_together
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
@@ -57,8 +56,7 @@ class FusedPasses(Passes):
     def _launchers(self, wanted, chosen):
         """The launchers of some choices, their time counted."""
         start = time.perf_counter()
-        with linked_together():
-            made = [one.launcher() for one in chosen]
+        made = [one.launcher() for one in chosen]
         self.seconds += time.perf_counter() - start
         self.choices[wanted] = chosen
         return made

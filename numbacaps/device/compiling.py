@@ -1,33 +1,38 @@
-"""Numba compiles kernels in less time, to the same code.
+"""Numba compiles kernels in less time, to the same code: those of this package, and a caller's own.
 
-- Numba copies the blocks of a device function that it inlines (``inline="always"``) one after another, each with all variables
-  of the function. Of kernels on tensor cores these copies were a quarter of the time. Here all copies of one function
-  share what they refer to, as the originals do; the caller's variables then take its place as before.
-- While a kernel is compiled, Python looks for no garbage in cycles: of all that Numba makes then almost nothing is.
+- Numba copies a device function that it inlines (``inline="always"``) block by block, and with each block it copies all
+  variables of the function. On the way to a network's kernels on tensor cores these copies took a quarter of the time. Here
+  the variables of a function are copied once.
+- Python's garbage collector is off while a kernel is compiled. A compilation makes many objects, and almost none of them are
+  garbage in cycles, which is all that the collector would find.
 
 All that leans on how Numba inlines is in this file.
 """
 
 import gc
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy, deepcopy
+from functools import wraps
 from types import SimpleNamespace
 
-from numbacaps.device import linking
 from numbacaps.device.target import SIMULATED
 
 
 def compile_in_less_time():
-    """Let Numba compile so from now on; nothing is compiled on the simulator."""
+    """Let Numba compile all kernels of this process so; on the simulator nothing is compiled."""
     if SIMULATED:
         return
     from numba.cuda.core import inline_closurecall
+    from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.core.inline_closurecall import InlineWorker
     from numba.cuda.dispatcher import CUDADispatcher
 
     inline, compile_kernel = InlineWorker.inline_ir, CUDADispatcher.compile
-    copied = [{}]  # by the functions that are inlined now; one thread compiles at a time
+    copied = [
+        {}
+    ]  # for each function that is being inlined, what was copied of it; Numba's lock is held
 
+    @wraps(inline)
     def inline_with_one_copy(*arguments, **options):
         copied.append({})
         try:
@@ -35,8 +40,9 @@ def compile_in_less_time():
         finally:
             copied.pop()
 
+    @wraps(compile_kernel)
     def compile_without_collections(*arguments, **options):
-        with _without_collections():
+        with global_compiler_lock, without_collections():
             return compile_kernel(*arguments, **options)
 
     InlineWorker.inline_ir = inline_with_one_copy
@@ -46,17 +52,12 @@ def compile_in_less_time():
     )
 
 
-def linked_together():
-    """A block as :func:`numbacaps.device.linking.linked_side_by_side`; inside such a block nothing, as that one links all."""
-    return nullcontext() if linking._block.get() else linking.linked_side_by_side()
-
-
 @contextmanager
-def _without_collections():
-    """A block in which Python does not look for garbage in cycles."""
+def without_collections():
+    """A block, of one thread at a time, in which Python's garbage collector is off."""
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collects:

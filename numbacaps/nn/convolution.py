@@ -10,6 +10,11 @@ class Convolution(Plan):
     can be captured.
     """
 
+    def compile(self, wanted):
+        """Compile what a pass, "forward", "input" or "kernel", launches, its activation too."""
+        passes = self._plain if wanted == "kernel" else self._of(wanted)
+        passes.compile(wanted)
+
     @property
     def packs_forward(self):
         """The forward pass reads what :meth:`pack_forward` made of the kernel."""

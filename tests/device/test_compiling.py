@@ -44,10 +44,7 @@ _SAME = (
     _BEGIN
     + """
 import re
-from numbacaps.device import compiling
-
-inline, deepcopy = inline_closurecall.InlineWorker.inline_ir, inline_closurecall.copy.deepcopy
-scopes = set()
+deepcopy, scopes = inline_closurecall.copy.deepcopy, set()
 
 
 def noted(block):
@@ -79,6 +76,9 @@ assert unnumbered(with_one) == unnumbered(plain)
 _COLLECTS = (
     _BEGIN
     + """
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from numba.cuda import dispatcher
 
 compile_cuda, collected = dispatcher.compile_cuda, []
@@ -106,7 +106,28 @@ dispatcher.compile_cuda = refuse
 try:
     text()
 except RuntimeError:
-    assert gc.isenabled()
+    pass
+else:
+    raise AssertionError("it was not compiled")
+assert gc.isenabled()
+begun, collected = threading.Barrier(2), []
+
+
+def waiting(*arguments, **options):
+    if not collected:
+        begun.wait(60)
+        time.sleep(0.3)  # in which the other thread comes to wait for this one
+    collected.append(gc.isenabled())
+    return compile_cuda(*arguments, **options)
+
+
+dispatcher.compile_cuda = waiting
+with ThreadPoolExecutor(2) as threads:
+    first = threads.submit(text)
+    begun.wait(60)
+    second = threads.submit(text)
+    assert first.result() and second.result()
+assert collected == [False, False] and gc.isenabled()
 """
 )
 _LAYERED = (

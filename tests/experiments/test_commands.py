@@ -1,4 +1,4 @@
-"""What all commands of the experiments share: how they end at Ctrl-C, and what they say where their extra is not there."""
+"""How commands that draw and write pages end at Ctrl-C, and what every command says where its extra is not there."""
 
 import runpy
 import subprocess
