@@ -11,11 +11,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 from experiments.measuring import cards, provenance
 from experiments.measuring.refusal import Parser
@@ -41,6 +43,7 @@ _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
 _WHERE = r"^=========\s+(?:at (?:0x[0-9a-f]+ in )?(\S.*?)(?:\+0x[0-9a-f]+)?|(Host API .+?) at .*)$"
 _PRINTED = 2000  # errors at most, of each process of a tool; compute-sanitizer's default is 100
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
+_PATIENCE = 5  # seconds, for processes that were told to end
 _CORES = 16  # of the host, for each process that shares a tool's cases
 
 
@@ -59,7 +62,7 @@ TOOLS = {"memcheck": _has_either, "racecheck": _has_both}
 MORE_TOOLS = {"synccheck": _has_both, "initcheck": _has_either}
 _OF_TOOL = {"initcheck": ["-p", "tests.support.written_by_stores"]}  # pytest's options
 
-_running = []  # processes
+_running = []  # processes whose output is read
 
 
 def counts(output):
@@ -86,15 +89,26 @@ def counts(output):
 def _run(command, number=0):
     """(exit status, output, seconds) of a command whose output is shown as it comes; its number chooses the GPU."""
     begin, how = time.monotonic(), {"env": os.environ | cards.turned(number), "text": True}
-    process = subprocess.Popen(
-        command, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how
-    )
+    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=provenance.ROOT, **how)
     _running.append(process)
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line)
-    return process.wait(), "".join(lines), round(time.monotonic() - begin)
+    status = process.wait()
+    _running.remove(process)
+    return status, "".join(lines), round(time.monotonic() - begin)
+
+
+def _end_all(results):
+    """End all processes and what they have begun: a process of pytest's, too, holds on to the output that is waited for."""
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        for process in list(_running):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, end)
+        if not wait(results, _PATIENCE).not_done:
+            break
 
 
 def chosen(cases, fits):
@@ -188,8 +202,7 @@ def main(arguments=None):
         try:
             wait([run, *sanitizers.values()])
         except KeyboardInterrupt:  # each ends with what it has found
-            for process in _running:
-                process.terminate()
+            _end_all((run, *sanitizers.values()))
         status, output, seconds = run.result()
         sanitizer = {tool: result.result() for tool, result in sanitizers.items()}
     passed = len(set(noted["passed"].read_text().splitlines())) if noted["passed"].exists() else 0

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -113,7 +114,10 @@ def test_marked_tests_are_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
-    lines = f"print({_SHARED + _LINES!r}, flush=True); import time; time.sleep(60)"
+    # A process that it has begun hears no SIGTERM, as one that waits for a compiler, and holds on to the output.
+    held = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    lines = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {held!r}]); "
+    lines += f"print({_SHARED + _LINES!r}, flush=True); import time; time.sleep(60)"
     for module, name, value in (
         (record_gpu, "SIMULATED", False),
         (record_gpu, "TOOLS", {}),
@@ -128,11 +132,13 @@ def test_a_time_limit_leaves_a_record(tmp_path, monkeypatch):
     timers = [threading.Timer(1.5, *kill) for _ in range(2)]  # to the process, and to its group
     for timer in timers:
         timer.start()
+    begin = time.monotonic()
     try:
         assert record_gpu.main([]) == 1
     finally:
         for timer in timers:
             timer.join()
         signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - begin < 30
     record = json.loads((tmp_path / "a-gpu" / "gpu_tests.json").read_text())
     assert (record["failed"], record["not_reached"]) == (1, 2)
