@@ -90,14 +90,14 @@ def _run(command, number=0):
     """(exit status, output, seconds) of a command whose output is shown as it comes; its number chooses the GPU."""
     begin, how = time.monotonic(), {"env": os.environ | cards.turned(number), "text": True}
     how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
-    process = subprocess.Popen(command, cwd=provenance.ROOT, **how)
-    _running.append(process)
     lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    status = process.wait()
-    _running.remove(process)
+    with subprocess.Popen(command, cwd=provenance.ROOT, **how) as process:
+        _running.append(process)
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        status = process.wait()
+        _running.remove(process)
     return status, "".join(lines), round(time.monotonic() - begin)
 
 
