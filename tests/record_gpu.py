@@ -93,11 +93,18 @@ def _run(command, number=0):
     lines = []
     with subprocess.Popen(command, cwd=provenance.ROOT, **how) as process:
         _running.append(process)
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-        status = process.wait()
-        _running.remove(process)
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+            status = process.wait()
+        except (
+            KeyboardInterrupt
+        ):  # of this thread; the process, in a session of its own, has heard nothing
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+        finally:
+            _running.remove(process)
     return status, "".join(lines), round(time.monotonic() - begin)
 
 
@@ -158,7 +165,12 @@ def sanitized(tool):
         shares = (cases[i::count] for i in range(count))
         pytest = [*_PYTEST, *_OF_TOOL.get(tool, ()), "-q"]
         runs = [[found, *options, *pytest, *share] for share in shares]
-        return together(list(side_by_side.map(_run, runs, range(count))))
+        results = [side_by_side.submit(_run, run, i) for i, run in enumerate(runs)]
+        try:
+            return together([result.result() for result in results])
+        except KeyboardInterrupt:
+            _end_all(results)
+            raise
 
 
 def together(runs):

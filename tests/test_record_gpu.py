@@ -106,6 +106,33 @@ def test_initcheck_sees_what_networks_kernels_write(tmp_path):
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_a_tool(monkeypatch, tmp_path):
+    told = tmp_path / "told"
+    words = f"open({str(told)!r}, 'w').close(); import time; time.sleep(60)"
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!{sys.executable}\n{words}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(record_gpu.shutil, "which", lambda name: str(tool))
+    monkeypatch.setattr(record_gpu, "marked", lambda: ["a.py::b[primes-float32]"])
+
+    def press():
+        while not told.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begin, thread = time.monotonic(), threading.Thread(target=press)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            record_gpu.sanitized("memcheck")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begin < 30 and not record_gpu._running
+
+
+@pytest.mark.slow
 def test_marked_tests_are_found(monkeypatch):
     monkeypatch.setattr(record_gpu, "_MARKED", [*record_gpu._MARKED[:-1], "tests/routing"])
     cases = record_gpu.marked()
