@@ -8,13 +8,12 @@ and sources give the same bytes.
 import argparse
 import os
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.measuring import provenance, records
 from experiments.measuring.interruption import or_interrupted
-from experiments.measuring.refusal import Parser, Refusal
+from experiments.measuring.refusal import Parser, Refusal, make_folder
 from experiments.measuring.tables import HOLDERS, filled, marked, tables
 from experiments.plots import STYLES, draw_all
 from experiments.plots.lines import FOLD
@@ -60,7 +59,7 @@ def main(argv=None):
         contents = {path: _with_tables(path, made, names) for path, names in holders.items()}
         files, skipped = draw_all(data, arguments.baseline, STYLES[arguments.style])
         if files:
-            _make_folder(out)
+            make_folder("--out", out)
         contents |= {out / name: content for name, content in files.items()}
         _write_all(contents)
         for line in skipped:
@@ -215,15 +214,6 @@ def _with_tables(path, made, names):
         takes = "a text file that can be read, its markers in order"
         raise Refusal("--readme", f"{path} ({failure})", takes) from None
     return filled(text, made, names).encode()
-
-
-def _make_folder(folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as failure:
-        raise Refusal("--out", f"{folder} ({failure.strerror})", "a folder to write in") from None
 
 
 def _write_all(contents):

@@ -28,7 +28,7 @@ import numpy as np
 
 import reference.nn
 from experiments.measuring import cards, launcher, provenance, records, shard
-from experiments.measuring.refusal import Parser, Refusal
+from experiments.measuring.refusal import Parser, Refusal, make_folder
 from experiments.plots import training as plots
 from experiments.training import digits, processes, training
 from numbacaps import ALGORITHMS
@@ -222,6 +222,11 @@ def _on_gpus(task, options, argv):
     folder, _ = _folders(options)
     count, seeds = len(cards.chosen(options.gpus)), options.seeds or task.seeds
     shares = [("--seeds", ",".join(map(str, seeds[i::count]))) for i in range(count) if seeds[i:]]
+    if not options.resume:
+        path = folder / "training.csv"
+        with records.alone(path, seconds=_WAIT):
+            log = training.Log(path, _gpu())
+            training.drop(_runs(task, options, None, 0, 0, folder), log)
     told = SimpleNamespace(gpus=options.gpus, shard=options.shard, results=folder.parent)
     with TemporaryDirectory() as figures:
         argv = [*(sys.argv[1:] if argv is None else argv), "--figures", figures]
@@ -231,13 +236,17 @@ def _on_gpus(task, options, argv):
 
 def _folders(options):
     """(folder of the results, folder of the figures), made."""
-    gpu = "simulator" if SIMULATED else provenance.gpu_name()
     usual = provenance.ROOT / "build" / "tiny-digits" if options.tiny else None
-    folder = options.results or usual or provenance.RESULTS / gpu / "digits"
+    folder = options.results or usual or provenance.RESULTS / _gpu() / "digits"
     figures = options.figures or usual and folder or provenance.ROOT / "experiments" / "figures"
-    _make_folder("--results", folder)
-    _make_folder("--figures", figures)
+    make_folder("--results", folder)
+    make_folder("--figures", figures)
     return folder.resolve(), figures
+
+
+def _gpu():
+    """What rows and folders call what is trained on."""
+    return "simulator" if SIMULATED else provenance.gpu_name()
 
 
 def _main(task, options, job):
@@ -245,11 +254,10 @@ def _main(task, options, job):
     batch = _batch(task, options.network)
     if batch < job.count:
         raise Refusal("--nproc-per-node", job.count, f"{batch} at most, the images of a batch")
-    gpu = "simulator" if SIMULATED else provenance.gpu_name()
     folder, figures = _folders(options)
     path = folder / "training.csv"
     with records.alone(path, seconds=_WAIT) if job.is_first else nullcontext():
-        log = training.Log(path, gpu) if job.is_first else training.Unlogged()
+        log = training.Log(path, _gpu()) if job.is_first else training.Unlogged()
         with records.named(folder):  # a network's file, or a figure
             return _train(task, options, job, log, folder, figures)
 
@@ -260,15 +268,15 @@ def _train(task, options, job, log, folder, figures):
     try:
         data, batch = task.load(), _batch(task, options.network)
         how = batch, options.epochs or task.epochs, folder, job, _test_loss(options.network)
-        runs = [
-            training.Run(_name(options.network, by), seed, data, *how)
-            for seed in options.seeds or task.seeds
-            for by in options.by
-        ]
-        runs = options.shard.part(runs, key=lambda run: (run.by, run.seed))
+        runs = _runs(task, options, data, *how)
+        if job.is_first and not options.resume:
+            training.drop(runs, log)
         for run in runs:
             model = _begin(run, task, options)
             log.begin(run, model.steps)
+            if job.is_first and model.steps >= run.steps and not log.has(run):
+                got = f"{run.checkpoint}, which is trained, while {log.path} has no row of it"
+                raise Refusal("--resume", got, "both; without it the network is trained anew")
             training.train(model, run, log)
     except training.Diverged as end:
         print(f"train_digits: {end}; {_kept(run)}", file=sys.stderr)
@@ -280,6 +288,16 @@ def _train(task, options, job, log, folder, figures):
         _report(log, runs)
         _draw(log, runs[0], model_of(runs[0], task, options, resume=True), figures, options.network)
     return 0
+
+
+def _runs(task, options, data, *how):
+    """The runs that the options ask for."""
+    runs = [
+        training.Run(_name(options.network, by), seed, data, *how)
+        for seed in options.seeds or task.seeds
+        for by in options.by
+    ]
+    return options.shard.part(runs, key=lambda run: (run.by, run.seed))
 
 
 def _name(network, by):
@@ -302,10 +320,8 @@ def _test_loss(network):
 
 
 def _begin(run, task, options):
-    """The model of a run, from its file if the run goes on; otherwise the file is of no more use."""
+    """The model of a run, from its file if the run goes on."""
     model = model_of(run, task, options, run.job, resume=options.resume)
-    if not options.resume and run.job.is_first:
-        run.checkpoint.unlink(missing_ok=True)
     if not run.job.agrees_on(model.steps):
         raise Refusal("--results", run.folder, "a folder that all processes see")
     return model
@@ -364,9 +380,9 @@ def _kept(run):
 
 def _report(log, runs):
     """Say how well each way of training ended, over its seeds."""
-    last = {records.key(row, training.RUN): float(row["test_accuracy"]) for row in log.rows}
+    last = {records.key(row, training.RUN): row["test_accuracy"] for row in log.rows}
     for by in dict.fromkeys(run.by for run in runs):
-        accuracies = [last[by, str(run.seed)] for run in runs if run.by == by]
+        accuracies = [float(last[by, str(run.seed)]) for run in runs if run.by == by]
         mean = sum(accuracies) / len(accuracies)
         each = ", ".join(f"{accuracy:.2%}" for accuracy in accuracies)
         print(f"{by}: test accuracy {mean:.2%} in the mean of {len(accuracies)} seeds ({each})")
@@ -391,13 +407,6 @@ def _draw(log, run, model, folder, network):
         with written_whole(folder / name) as file:
             file.write(content)
     print(f"{len(files)} files in {folder}")
-
-
-def _make_folder(option, folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise Refusal(option, f"{folder} ({failure.strerror})", "a folder to write in") from None
 
 
 def _count(text):

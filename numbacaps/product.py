@@ -96,6 +96,14 @@ class Product:
         return tuple(sizes[axis] for axis in self.y)
 
 
+def spelled_alike(spec: str) -> str:
+    """A spec as all of its meaning are spelled: without blanks, its letters in the order of the alphabet as they appear."""
+    letters = {}
+    for letter in filter(str.isalpha, str(spec)):
+        letters.setdefault(letter, chr(ord("a") + len(letters)))
+    return "".join(letters.get(letter, letter) for letter in str(spec) if letter != " ")
+
+
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes ``order``."""
     return tuple(order.index(axis) for axis in range(len(order)))

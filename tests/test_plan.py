@@ -1,5 +1,8 @@
 """Plans: decided once, run many times."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -253,3 +256,10 @@ def test_gradients_are_refused_by_their_names(change, message, rng):
     }
     with pytest.raises(ValueError, match=message):
         plan.backward(x, w, dy, **{"dx": given["dx"], "dw": given["dw"], **found})
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_plan_is_not_copied(copied):
+    made = numbacaps.plan((1, 2, 5, 5, 2, 2), (3, 2, 3, 3, 2, 2))
+    with pytest.raises(TypeError, match="not copied or pickled: .*numbacaps.plan makes another"):
+        copied(made)

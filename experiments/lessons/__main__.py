@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.lessons import notebook
 from experiments.lessons.course import find, lessons, run_lesson
 from experiments.measuring.interruption import or_interrupted
-from experiments.measuring.refusal import Parser, Refusal
+from experiments.measuring.refusal import Parser, Refusal, make_folder
 
 _EPILOG = """\
 Without a name the lessons are listed. They run on Numba's simulator; no GPU is needed. Exercises are answered in the
@@ -32,6 +32,12 @@ def main(arguments=None):
     try:
         chosen = lessons() if "all" in options.names else [find(name) for name in options.names]
     except ValueError as refusal:
+        parser.error(str(refusal))
+    try:
+        for option in ("pictures", "notebooks"):
+            if folder := getattr(options, option):
+                make_folder(f"--{option}", folder)
+    except Refusal as refusal:
         parser.error(str(refusal))
     if options.notebooks:
         return _write(parser, chosen or lessons(), options.notebooks)

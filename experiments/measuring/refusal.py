@@ -1,6 +1,7 @@
 """How an experiment refuses an option that cannot be used: one error, and one line on the command line."""
 
 import argparse
+import tempfile
 
 
 class Refusal(ValueError):
@@ -18,6 +19,23 @@ class Refusal(ValueError):
 
     def __init__(self, option, got, takes):
         super().__init__(f"{option} got {got}; it takes {takes}")
+
+
+def make_folder(option, folder):
+    """Make an option's folder, and try to write in it, before any work is done.
+
+    Raises
+    ------
+    Refusal
+        That cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        got = f"{folder} ({failure.strerror})"
+        raise Refusal(option, got, "a folder to write in") from None
 
 
 class Parser(argparse.ArgumentParser):

@@ -50,6 +50,7 @@ COLUMNS = {
     "gpu_uuid": "UUID of the GPU, which tells it from others of its name",
     "busy_neighbours": "how many other GPUs of the host were at work; empty where it is not known",
 }
+_NUMBERS = "rate", "loss", "accuracy", "test_loss", "test_accuracy", "images_per_s"
 _LATER = ("gpu_uuid", "busy_neighbours")  # which older files lack
 
 
@@ -153,6 +154,10 @@ class Log:
         self.rows.append({column: _cell(row[column]) for column in COLUMNS})
         self._write()
 
+    def has(self, run):
+        """Whether there is a row of a run."""
+        return any(records.key(row, RUN) == (run.by, str(run.seed)) for row in self.rows)
+
     def replace(self, run, rows):
         """Put rows in the place of those of a run, by its :data:`RUN`, and write the file."""
         self.rows = [row for row in self.rows if records.key(row, RUN) != run] + rows
@@ -186,6 +191,13 @@ class Unlogged:
         """Do nothing."""
 
 
+def drop(runs, log):
+    """Drop the networks and the rows of runs that begin anew: all before the first, as an interruption may come before the last."""
+    for run in runs:
+        run.checkpoint.unlink(missing_ok=True)
+        log.begin(run, 0)
+
+
 def read(path):
     """Rows of a log, each a dict of strings; none if there is no file.
 
@@ -208,6 +220,11 @@ def read(path):
             f"{path} is no log of training, which has the columns {', '.join(COLUMNS)}. It was "
             "left as it is"
         )
+    for number, row in enumerate(rows, 2):
+        for column in _NUMBERS:
+            if not _is_number(row[column]):
+                got = f"row {number}, column {column} is {row[column]!r}"
+                raise records.ForeignFile(f"{path}: {got}; it takes a number")
     return [{column: row.get(column, "") for column in COLUMNS} for row in rows]
 
 
@@ -243,6 +260,14 @@ def _take_newer(file, target):
         temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         shutil.copy2(file, temporary)
         os.replace(temporary, target)
+
+
+def _is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _cell(value):

@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from experiments.measuring.refusal import Parser, Refusal
+from experiments.measuring.refusal import Parser, Refusal, make_folder
 from experiments.walk.image import DIGIT
 from experiments.walk.page import make as page
 from experiments.walk.pictures import draw_all
@@ -59,10 +58,10 @@ def main(argv=None):
         parser.error("NUMBACAPS_TARGET got 'cuda', but there is no GPU; it takes sim here")
     try:
         accepted = plan(Options(**arguments))
+        if draws:
+            make_folder("--out", folder)  # in which the page may lie, too
         if html is not None:
             page.check(accepted, html)
-        if draws:
-            _make_folder(folder)
     except (Refusal, ImportError) as refusal:
         parser.error(str(refusal))
     start = time.time()
@@ -241,16 +240,6 @@ def _seed(text):
     if len(numbers) != 1 or numbers[0] < 0:
         _refuse(text, "an integer from 0 to 999999999")
     return numbers[0]
-
-
-def _make_folder(folder):
-    """Make the folder for the pictures and try to write there, before any work is done."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise Refusal("--out", f"{folder} ({error.strerror})", "a folder to write in") from None
 
 
 if __name__ == "__main__":

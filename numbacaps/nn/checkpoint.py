@@ -7,9 +7,10 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from numbacaps.files import written_whole
+from numbacaps.product import spelled_alike
 
 RUNS = ("weights", "first", "second")  # what a file holds of every layer
-_MOST_STEPS = 2**62  # int64 holds more, to count on
+MOST_STEPS = 2**62  # int64 holds more, to count on
 _HEADER = 1 << 16  # most bytes of an array's description in a file
 _DESCRIPTION = 1 << 20  # most bytes of a network's; a layer takes 1 or 2 thousand
 
@@ -111,8 +112,8 @@ def _member(content, name, most):
 
 def _wrong_steps(steps):
     """What is wrong with a number of steps, in words; None if nothing is."""
-    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= int(steps) <= _MOST_STEPS:
-        return f"it counts {steps} steps ({steps.dtype}); it takes an int of 0 to {_MOST_STEPS}"
+    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= int(steps) <= MOST_STEPS:
+        return f"it counts {steps} steps ({steps.dtype}); it takes an int of 0 to {MOST_STEPS}"
     return None
 
 
@@ -138,7 +139,9 @@ def _difference(found, wanted, where="network"):
     elif where.endswith(".layers") and isinstance(found, list) and len(found) == len(wanted):
         pairs = [(f"layers[{i}]", *both) for i, both in enumerate(zip(found, wanted))]
     else:
-        same = found == wanted
+        same = found == wanted or (
+            where.endswith(".product") and spelled_alike(found) == spelled_alike(wanted)
+        )
         return None if same else f"{where} is {found} there and {wanted} here"
     found_differences = (_difference(theirs, ours, name) for name, theirs, ours in pairs)
     return next(filter(None, found_differences), None)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from numbacaps.forms import FULL_DTYPES, normal_range
+from numbacaps.nn.checkpoint import MOST_STEPS
 from numbacaps.nn.kernels.adam import Adam
 
 
@@ -39,6 +40,12 @@ def check_adam(adam, dtype):
         value = getattr(adam, name)
         if not least <= value <= most:
             raise ValueError(f"adam.{name} is {value}; {dtype} takes {least:.3g} to {most:.3g}")
+    for name in ("beta1", "beta2"):
+        value = getattr(adam, name)
+        if not 0 < value < 1:  # one that lay between them may not as a float
+            raise ValueError(f"adam.{name} is {value} as a float; it takes between 0 and 1")
+    if adam.halve_every > MOST_STEPS:
+        raise ValueError(f"adam.halve_every is {adam.halve_every}; it takes {MOST_STEPS} at most")
     return adam
 
 

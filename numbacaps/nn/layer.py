@@ -1,7 +1,8 @@
 """What a network's layers are, and how they chain: a description, and its place behind others."""
 
-import math
+import numbers
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import prod
 
@@ -140,6 +141,8 @@ def chain(layers, input_shape, dtype) -> tuple[PlacedLayer, ...]:
         A layer does not fit what comes before it, or a number is out of range; the message names
         the layer and both shapes.
     """
+    if isinstance(layers, Layer) or not isinstance(layers, Iterable):
+        raise TypeError(f"layers is {layers!r}; it takes a sequence of Layer")
     layers = tuple(layers)
     if not layers:
         raise ValueError("layers is empty; it takes one layer or more")
@@ -194,25 +197,35 @@ def _place(name, layer, shape, before, dtype):
             f"{name} makes capsules of shape {made}, {g.E3} elements; capsule={read_as} has "
             f"{prod(read_as)}"
         )
-    _check_activation(name, layer, made)
+    _check_activation(name, layer, made, dtype)
     layer = _with_tuples(layer)
     return PlacedLayer(
         layer, g, (P, C, KH, KW, *kernel), product.w_order, (P, g.OH, g.OW, *read_as)
     )
 
 
+def _listed(value):
+    """Ints of a NumPy array as Python's: an int, or a list."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _is_several(value):
+    return hasattr(value, "__len__") and not isinstance(value, str)
+
+
 def _with_tuples(layer):
-    """The layer with tuples for what else holds several ints, so that it can be a key."""
-    found = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    several = {name: value for name, value in found.items() if hasattr(value, "__len__")}
-    several = {name: value for name, value in several.items() if not isinstance(value, str)}
-    return replace(layer, **{name: tuple(map(int, value)) for name, value in several.items()})
+    """The layer with tuples for what else holds several ints, and a float for its slope, so that it can be a key."""
+    found = {field.name: _listed(getattr(layer, field.name)) for field in fields(layer)}
+    several = {name: tuple(map(int, value)) for name, value in found.items() if _is_several(value)}
+    return replace(layer, **found | several | {"slope": float(layer.slope)})
 
 
-def _check_activation(name, layer, capsule):
+def _check_activation(name, layer, capsule, dtype):
     slope, squash = layer.slope, layer.squash
-    if not isinstance(slope, (int, float)) or not math.isfinite(slope):
-        raise ValueError(f"{name} has slope={slope!r}; it takes a finite number")
+    if not isinstance(slope, numbers.Real) or isinstance(slope, bool):
+        raise TypeError(f"{name} has slope={slope!r}; it takes a number")
+    if not abs(slope) <= float(np.finfo(dtype).max):
+        raise ValueError(f"{name} has slope={slope!r}; it takes a number that is finite in {dtype}")
     if squash is None:
         return
     (squash,) = _sizes(f"{name}.squash", (squash,))
@@ -236,6 +249,7 @@ def _sizes(name, sizes):
 
 def _pair(name, value):
     """An int or a pair as a pair."""
+    value = _listed(value)
     found = _sizes(name, value if isinstance(value, (tuple, list)) else (value, value))
     if len(found) != 2:
         raise ValueError(f"{name} is {value!r}; it takes an int or a pair of ints")

@@ -7,6 +7,7 @@ import numpy as np
 
 from numbacaps.device.keeping import wait_when_dropped
 from numbacaps.device.streams import Beside, Stream, synchronize
+from numbacaps.geometry import is_int
 from numbacaps.nn import checkpoint
 from numbacaps.nn.checks import (
     check_adam,
@@ -112,6 +113,11 @@ class CapsNet:
         shapes = [self.input_shape, *(placed.output_shape for placed in self.layers)]
         chain = " -> ".join("x".join(map(str, shape)) for shape in shapes)
         return f"<CapsNet {chain}, {self.dtype}, {self.steps} steps>"
+
+    def __reduce_ex__(self, protocol):  # what copy, deepcopy and pickle ask
+        raise TypeError(
+            "a CapsNet is not copied or pickled: it lives on the device; save() one, and load() the file in another"
+        )
 
     @property
     def steps(self) -> int:
@@ -293,9 +299,13 @@ class CapsNet:
 
         Raises
         ------
+        TypeError
+            ``first`` is no int.
         ValueError
             ``first`` is not among the steps that the device keeps.
         """
+        if first is not None and not is_int(first):
+            raise TypeError(f"first is {first!r}; it takes an int or None")
         oldest = max(self._began, self.steps - PLACES + 1)
         first = oldest if first is None else first
         if not oldest <= first <= self.steps:

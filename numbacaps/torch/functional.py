@@ -206,9 +206,12 @@ def squash(x, dim=-1):
 
     Raises
     ------
+    TypeError
+        ``x`` is no tensor.
     RuntimeError
         ``x`` has no dtype of floats.
     """
+    check_tensors(x=x)
     wide = _wide(x)
     group = last_elements(x.shape, dim) if x.is_cuda else 0
     if group:
@@ -233,9 +236,16 @@ def exponential_squash(x, group, slope=1.0):
 
     Raises
     ------
-    ValueError
-        An image's elements are no whole groups.
+    TypeError, ValueError
+        An argument is not as above, or an image's elements are no whole groups.
     """
+    check_tensors(x=x)
+    if isinstance(group, bool) or not isinstance(group, int):
+        raise TypeError(f"group is {group!r}; it takes an int")
+    if isinstance(slope, (bool, str)) or not (
+        isinstance(slope, (int, float)) or hasattr(slope, "__float__")
+    ):
+        raise TypeError(f"slope is {slope!r}; it takes a number")
     each = math.prod(x.shape[1:])
     if group < 1 or each % group:
         raise ValueError(f"group is {group}; it takes a divisor of the {each} elements of an image")

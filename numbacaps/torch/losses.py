@@ -120,7 +120,9 @@ def check_options(reduction, **numbers):
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
     for name, number in numbers.items():
-        is_number = hasattr(number, "__float__") and not isinstance(number, (bool, str))
+        # The types first: of a number that torch.compile traces, an attribute cannot be asked for.
+        is_number = isinstance(number, (int, float)) or hasattr(number, "__float__")
+        is_number = is_number and not isinstance(number, (bool, str))
         if isinstance(number, torch.Tensor):
             is_number = number.dim() == 0 and not number.requires_grad
         if not is_number:

@@ -10,6 +10,7 @@ import torch
 
 from numbacaps.routing.host import capsules
 
+_MOST_LOG = 80  # whose exp float32 holds
 
 def votes(x, w, geometry, summed=False):
     """Votes of x (N, C, H, W, G, D1, D2) and w (P, C, KH, KW, G, D2, D3); of the whole window where they are summed."""
@@ -103,7 +104,8 @@ def em(V, a, beta_u, beta_a, options, numbers=None, count=0):
         seen = V.detach() if o.detach and t < o.iterations - 1 else V
         top = torch.where(alive, log_R.detach(), -math.inf).amax(2, keepdim=True)
         top = torch.where(top.isinf(), 0, top)
-        shifted = torch.where(alive, log_R - top, log_R.detach() - top).clamp(max=0).exp()
+        # A child whose activation is 0 weighs nothing, but its gradient reads R. That may lie above all others': it is kept finite.
+        shifted = (log_R - top).clamp(max=_MOST_LOG).exp()
         weights = shifted * a[..., None]
         total = weights.sum(2, keepdim=True)
         nothing = total == 0

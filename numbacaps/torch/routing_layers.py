@@ -371,10 +371,13 @@ class EMRouting(_Routing):
             "activations", activations, (votes.shape[0], *votes.shape[2 : 3 + self.positions])
         )
         _check_values(activations)
+        if votes.shape[2 + self.positions] == 0:
+            raise ValueError(f"votes has shape {tuple(votes.shape)}; it takes a child or more")
         flat, shape = self._flat(votes)
         a = activations.to(flat.dtype).reshape(flat.shape[:3])
+        betas = self.beta_u.to(flat.dtype), self.beta_a.to(flat.dtype)
         with without_autocast(votes):
-            mu, out = plain.em(flat, a, self.beta_u, self.beta_a, self.options)
+            mu, out = plain.em(flat, a, *betas, self.options)
         lead = shape[: 2 + self.positions]
         return (
             mu.transpose(1, 2).reshape(shape).to(votes.dtype),

@@ -154,7 +154,8 @@ def _pairs(parts):
 
 def _check_follows(part, before):
     """Refuse a convolution that does not read what the one before it makes."""
-    if part.in_channels != before.out_channels:
+    takes = part._takes()[1]  # a name in place of a size takes any number
+    if takes != before.out_channels and not isinstance(takes, str):
         raise ValueError(
             f"{part} reads {part.in_channels} channels; the convolution before it makes {before.out_channels}"
         )

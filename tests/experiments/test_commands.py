@@ -1,5 +1,6 @@
 """How commands that draw and write pages end at Ctrl-C, and what every command says where its extra is not there."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -9,7 +10,11 @@ import pytest
 import experiments.explore.page
 import experiments.lessons.course
 import experiments.plots.rows
+from experiments.lessons import __main__ as lessons
 from experiments.measuring import provenance
+from experiments.measuring.refusal import Refusal, make_folder
+from experiments.walk import __main__ as walk
+from experiments.walk.page import write as page
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,27 @@ def test_an_absent_package_is_named_with_its_extra(package):
     said = done.stderr.splitlines()[-1]
     assert said.startswith("ImportError") and "'experiments'" in said
     assert said.endswith(f"there is no {package}")
+
+
+@pytest.mark.parametrize("option", ["--pictures", "--notebooks"])
+def test_lessons_refuse_what_is_no_folder(option, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as ended:
+        lessons.main(["1", option, str(file)])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    assert f"{option} got {file}" in said.err and said.err.count("\n") == 1
+
+
+def test_walk_makes_the_folder_that_its_page_lies_in(tmp_path):
+    made = tmp_path / "new" / "walk.html"
+    sizes = ["--crop", "12,12", "--sizes", "a=2,b=2,c=2", "--no-pictures"]
+    with pytest.raises(SystemExit):  # without pictures no folder is made
+        walk.main([*sizes, "--html", str(made)])
+    make_folder("--out", made.parent)
+    page.check_writable(made)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(Refusal, match="--html got .*no regular file"):
+        page.check_writable(fifo)

@@ -1,5 +1,6 @@
 """CapsNet against the reference: passes, steps, files, and what it refuses."""
 
+import copy
 import gc
 import json
 import os
@@ -11,6 +12,7 @@ import threading
 import weakref
 import zipfile
 from dataclasses import replace
+from fractions import Fraction
 from io import BytesIO
 from math import sqrt
 from pathlib import Path
@@ -1186,3 +1188,72 @@ def test_adam_s_numbers_are_numbers_of_the_network_s_dtype(what):
     (name,) = what
     with pytest.raises(ValueError, match=f"adam.{name} is .*; float32 takes 1.18e-38 to 3.4e"):
         network("matrix", adam=Adam(**what))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_network_is_not_copied(copied):
+    with pytest.raises(TypeError, match=r"not copied or pickled: .*save\(\)"):
+        copied(network("odd"))
+
+
+@pytest.mark.parametrize("first", [0.0, True, "0", np.zeros(2)])
+def test_history_from_what_is_no_int(first):
+    with pytest.raises(TypeError, match="first is .*takes an int or None"):
+        network("odd").history(first)
+
+
+def test_history_from_an_int_of_numpy(rng):
+    net = network("odd")
+    net.step(*batch(net, 2, rng))
+    assert len(net.history(np.int64(0))[0]) == 1
+
+
+def _small(layers=None, **how):
+    layers = (Layer(2, (2, 2), **how),) if layers is None else layers
+    return CapsNet(layers, (1, 3, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        ({"slope": 1e39}, ValueError, "slope=1e.39; it takes a number that is finite in float32"),
+        ({"slope": 10**400}, ValueError, "it takes a number that is finite in float32"),
+        ({"slope": True}, TypeError, "slope=True; it takes a number"),
+        ({"slope": "a"}, TypeError, "slope='a'; it takes a number"),
+        ({"layers": Layer(2, (2, 2))}, TypeError, "layers is Layer.*takes a sequence of Layer"),
+        ({"layers": 3}, TypeError, "layers is 3; it takes a sequence of Layer"),
+    ],
+)
+def test_what_layers_refuse(how, error, said):
+    with pytest.raises(error, match=said):
+        _small(**how)
+
+
+def test_layers_take_numpy_s_numbers():
+    net = _small(
+        slope=np.float32(0.5), stride=np.array(1), window=np.array([3, 3]), padding=np.array([0, 0])
+    )
+    assert net.layers[0].layer == _small(slope=0.5, padding=(0, 0), window=(3, 3)).layers[0].layer
+
+
+@pytest.mark.parametrize(
+    ("adam", "said"),
+    [
+        (Adam(beta1=1 - Fraction(1, 10**30)), "beta1 is 1.0 as a float"),
+        (Adam(beta2=Fraction(1, 10**400)), "beta2 is 0.0 as a float"),
+        (Adam(halve_every=2**64), "halve_every is 18446744073709551616; it takes"),
+    ],
+)
+def test_numbers_of_adam_that_are_out_of_range_as_floats(adam, said):
+    with pytest.raises(ValueError, match=said):
+        CapsNet((Layer(2, (2, 2)),), (1, 3, 3, 2, 2), adam=adam)
+
+
+@pytest.mark.parametrize("spelled", ["ab, bc -> ac", "xy,yz->xz"])
+def test_a_file_of_the_same_product_spelled_in_another_way(spelled, tmp_path):
+    one, other = _small(), _small(product=spelled)
+    one.save(tmp_path / "net.npz")
+    other.load(tmp_path / "net.npz")
+    np.testing.assert_array_equal(one.kernels[0], other.kernels[0])
+    with pytest.raises(ValueError, match="another network: layers.0..product"):
+        _small(product="ab,cb->ac").load(tmp_path / "net.npz")

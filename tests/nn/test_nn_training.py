@@ -392,6 +392,58 @@ def test_interruption_before_anything_begins(tiny, tmp_path, capsys, monkeypatch
     assert "interrupted; no network was saved before" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_what_an_interrupted_run_has_not_reached_is_trained_when_it_goes_on(
+    tiny, tmp_path, monkeypatch
+):
+    """Not taken from an earlier run, whose networks lie there."""
+    assert _main("--seeds", "0,1", "--epochs", "1", tmp_path=tmp_path) == 0
+    second = tmp_path / "run" / "numbacaps-seed1.npz"
+    train = training.train
+
+    def interrupted(model, run, log):
+        model.save(run.checkpoint)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "train", interrupted)
+        assert _main("--seeds", "0,1", "--epochs", "1", tmp_path=tmp_path) == 130
+    assert not second.exists()
+    rows = training.read(tmp_path / "run" / "training.csv")
+    assert not rows
+    reached = []
+    monkeypatch.setattr(
+        training,
+        "train",
+        lambda model, run, log: (reached.append(run.seed), train(model, run, log)),
+    )
+    assert _main("--seeds", "0,1", "--epochs", "1", "--resume", tmp_path=tmp_path) == 0
+    assert reached == [0, 1] and second.exists()
+
+
+def test_a_network_without_its_rows_is_refused(tiny, tmp_path, capsys):
+    assert _main("--epochs", "1", tmp_path=tmp_path) == 0
+    (tmp_path / "run" / "training.csv").unlink()
+    with pytest.raises(SystemExit) as end:
+        _main("--epochs", "1", "--resume", tmp_path=tmp_path)
+    assert end.value.code == 2
+    assert "has no row of it; it takes both" in capsys.readouterr().err
+
+
+def test_a_row_whose_number_is_none_is_refused(tiny, tmp_path, capsys):
+    assert _main("--epochs", "1", tmp_path=tmp_path) == 0
+    path = tmp_path / "run" / "training.csv"
+    rows = list(csv.reader(path.read_text().splitlines()))
+    rows[1][rows[0].index("test_accuracy")] = "abc"
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    text = path.read_text()
+    with pytest.raises(SystemExit) as end:
+        _main(tmp_path=tmp_path)
+    assert end.value.code == 2 and path.read_text() == text
+    assert "row 2, column test_accuracy is 'abc'; it takes a number" in capsys.readouterr().err
+
+
 @pytest.mark.tiers("simulator")
 def test_without_a_gpu_the_miniature_is_offered(capsys):
     assert train_digits.main([]) == 2

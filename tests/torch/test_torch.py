@@ -239,3 +239,17 @@ def test_bad_input_is_refused_by_name():
         nt.CapsuleConv2d(0, 1, 1)
     with pytest.raises(ValueError, match=r"out_capsule is \(4, 0\); it takes ints of 1 or more"):
         nt.CapsuleConv2d(1, 1, 1, out_capsule=(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("loss", "numbers"),
+    [(nt.SpreadLoss, ("margin",)), (nt.MarginLoss, ("m_plus", "m_minus", "down_weight"))],
+)
+def test_a_compiled_loss_follows_its_numbers(loss, numbers):
+    torch._dynamo.reset()
+    made, scores, labels = loss(), torch.rand(4, 3), torch.tensor([0, 2, 1, 0])
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    for number in numbers:
+        for value in (0.25, 0.375, 0.5):
+            setattr(made, number, value)
+            torch.testing.assert_close(compiled(scores, labels), made(scores, labels))

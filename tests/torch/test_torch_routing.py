@@ -648,3 +648,46 @@ def test_couplings_say_which_parents_children_go_to(routing, rng):
     assert linear.couplings(torch.randn(2, 5, 1, 4), **more).shape == (2, 3, 5)
     with pytest.raises(TypeError, match="x is a ndarray"):
         nt.routing_couplings(x.numpy(), layer.weight)
+
+
+@pytest.mark.parametrize("normalise", ["window", "all"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gradient_of_an_activation_that_is_0(seed, normalise):
+    """Such a child weighs nothing, and what it would weigh may be more than all others do."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((1, 6, 3, 3, 2, 2)), rng.standard_normal((3, 6, 2, 2, 2, 2))
+    a = rng.random((1, 6, 3, 3)) * (rng.random((1, 6, 3, 3)) > 0.3)
+    dy = rng.standard_normal((1, 3, 4, 4, 2, 2))
+    how = {"routing": "em", "normalise": normalise, "padding": 1}
+    own = torch.tensor(a, requires_grad=True)
+    y, _ = nt.capsule_routing(torch.tensor(x), torch.tensor(w), activations=own, **how)
+    y.backward(torch.tensor(dy))
+    want = numbacaps.capsule_routing_backward(
+        x, w, dy, activations=a, algorithm="numpy", **how
+    ).activations
+    assert (a == 0).any() and np.abs(want[a == 0]).max() > 0
+    np.testing.assert_allclose(own.grad, want, rtol=1e-8, atol=1e-8 * np.abs(want).max())
+
+
+def test_the_gradient_of_such_a_gradient():
+    torch.manual_seed(1)
+    layer = nt.EMRouting(3, dtype=torch.float64, epsilon=0.1)
+    a = torch.tensor([[1.0, 0.7, 0.9, 0.4, 0, 0]], dtype=torch.float64, requires_grad=True)
+
+    def gradient(votes):
+        y, _ = layer(votes, a)
+        return torch.autograd.grad(y.square().sum(), a, create_graph=True)[0]
+
+    votes = torch.randn(1, 3, 6, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gradient, votes, atol=1e-4, rtol=1e-4)
+
+
+def test_em_routing_of_votes_of_another_dtype_and_of_none():
+    votes, a = torch.randn(2, 3, 5, 4), torch.rand(2, 5)
+    torch.manual_seed(0)
+    layer = nt.EMRouting(3)
+    want = layer(votes, a)
+    for one, other in zip(layer.double()(votes, a), want, strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="votes has shape .*takes a child or more"):
+        layer(votes[:, :, :0], a[:, :0])

@@ -419,3 +419,12 @@ def test_the_capsules_may_lose_their_axes():
     assert nt.CapsuleSequential(part, capsule=())(x).shape == (1, 3, 2, 2)
     with pytest.raises(ValueError, match=r"capsule is \(\); it takes as many elements as \(4, 4\)"):
         nt.CapsuleSequential(nt.CapsuleConv2d(2, 3, 2), capsule=())
+
+
+def test_a_routed_layer_may_share_its_kernel_between_channels():
+    routed = nt.RoutedCapsuleConv2d(
+        1, 2, 1, in_capsule=(2, 2), out_capsule=(2, 2), routing={"votes": "sum"}
+    )
+    before = nt.CapsuleConv2d(3, 4, 3, in_capsule=(2, 2), out_capsule=(2, 2))
+    x = torch.randn(1, 3, 5, 5, 2, 2)
+    torch.testing.assert_close(nt.CapsuleSequential(before, routed)(x), routed(before(x)))

@@ -155,3 +155,17 @@ def test_a_kernel_squashes_axes_that_there_are(dim):
     """Of other axes plain PyTorch says what is wrong, or squashes all."""
     assert last_elements((2, 3, 4), dim) == 0
     assert last_elements((), -1) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda x: nt.squash(x.numpy()), TypeError, "x is a ndarray; it takes a torch.Tensor"),
+        (lambda x: nt.exponential_squash(x, 2.0), TypeError, "group is 2.0; it takes an int"),
+        (lambda x: nt.exponential_squash(x, True), TypeError, "group is True; it takes an int"),
+        (lambda x: nt.exponential_squash(x, 2, "a"), TypeError, "slope is 'a'; it takes a number"),
+    ],
+)
+def test_arguments_of_the_functions(call, error, said):
+    with pytest.raises(error, match=said):
+        call(torch.ones(1, 4))

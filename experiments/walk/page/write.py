@@ -68,6 +68,8 @@ def check_writable(path):
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is no regular file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
