@@ -274,7 +274,7 @@ def _train(task, options, job, log, folder, figures):
         for run in runs:
             model = _begin(run, task, options)
             log.begin(run, model.steps)
-            if job.is_first and model.steps >= run.steps and not log.has(run):
+            if job.is_first and model.steps and not log.has(run) and model.steps >= run.steps:
                 got = f"{run.checkpoint}, which is trained, while {log.path} has no row of it"
                 raise Refusal("--resume", got, "both; without it the network is trained anew")
             training.train(model, run, log)

@@ -33,14 +33,10 @@ def main(arguments=None):
         chosen = lessons() if "all" in options.names else [find(name) for name in options.names]
     except ValueError as refusal:
         parser.error(str(refusal))
-    try:
-        for option in ("pictures", "notebooks"):
-            if folder := getattr(options, option):
-                make_folder(f"--{option}", folder)
-    except Refusal as refusal:
-        parser.error(str(refusal))
     if options.notebooks:
         return _write(parser, chosen or lessons(), options.notebooks)
+    if options.pictures:
+        _make(parser, "--pictures", options.pictures)
     for lesson in chosen:
         run_lesson(lesson, options.pictures)
     if not chosen:
@@ -55,12 +51,21 @@ def _write(parser, chosen, folder):
     if there:
         got = f"{folder}, which has {', '.join(path.name for path in there)}"
         parser.error(str(Refusal("--notebooks", got, "a folder that lacks them")))
+    try:
+        notebook.packages()
+    except ImportError as missing:
+        parser.error(str(missing))
+    _make(parser, "--notebooks", folder)
     for lesson in chosen:
-        try:
-            print(notebook.write(lesson, folder), flush=True)
-        except ImportError as missing:
-            parser.error(str(missing))
+        print(notebook.write(lesson, folder), flush=True)
     return 0
+
+
+def _make(parser, option, folder):
+    try:
+        make_folder(option, folder)
+    except Refusal as refusal:
+        parser.error(str(refusal))
 
 
 if __name__ == "__main__":

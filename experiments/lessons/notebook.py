@@ -35,8 +35,7 @@ def write(lesson, folder):
     nbclient.exceptions.CellExecutionError
         A cell has failed. Nothing was written.
     """
-    packages = "jupytext", "nbformat", "nbclient", "ipykernel"
-    jupytext, nbformat, nbclient, _ = (require(name, "lessons", "--notebooks") for name in packages)
+    jupytext, nbformat, nbclient, _ = packages()
     folder.mkdir(parents=True, exist_ok=True)
     notebook = jupytext.reads(lesson.path.read_text("utf-8"), fmt="py:percent")
     notebook.cells.insert(0, nbformat.v4.new_code_cell(_finds_checkout(folder)))
@@ -49,6 +48,12 @@ def write(lesson, folder):
     nbformat.write(notebook, temporary)
     os.replace(temporary, path)
     return path
+
+
+def packages():
+    """What writes notebooks and runs them; ImportError, which names the extra, where one is not installed."""
+    names = "jupytext", "nbformat", "nbclient", "ipykernel"
+    return [require(name, "lessons", "--notebooks") for name in names]
 
 
 def _finds_checkout(folder):
