@@ -117,11 +117,6 @@ class Plan(PlanArrays):
             f"algorithm={self.algorithm!r}, precision={self.precision!r})"
         )
 
-    def __reduce_ex__(self, protocol):  # what copy, deepcopy and pickle ask
-        raise TypeError(
-            "a Plan is not copied or pickled: it holds kernels and memory of the device; numbacaps.plan makes another"
-        )
-
     def _passes(self, activation=None):
         made = self._make(self.geometry, self.dtype, self.precision, activation, self._rungs)
         return self._tables.setdefault(activation, made)

@@ -10,6 +10,11 @@ class PlanArrays:
     ``_on_host`` and ``_stays_on_host`` (:class:`numbacaps.algorithms.registry.Algorithm`).
     """
 
+    def __reduce_ex__(self, protocol):  # what copy, deepcopy and pickle ask
+        raise TypeError(
+            f"a {type(self).__name__} is not copied or pickled: it holds kernels and memory of the device; make another"
+        )
+
     def _operand(self, name, array):
         """An operand that is read, checked but for its device."""
         operand, form = describe(name, array), self._forms[name]

@@ -259,7 +259,8 @@ def test_gradients_are_refused_by_their_names(change, message, rng):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_plan_is_not_copied(copied):
-    made = numbacaps.plan((1, 2, 5, 5, 2, 2), (3, 2, 3, 3, 2, 2))
-    with pytest.raises(TypeError, match="not copied or pickled: .*numbacaps.plan makes another"):
+@pytest.mark.parametrize("make", [numbacaps.plan, numbacaps.routing_plan])
+def test_a_plan_is_not_copied(copied, make):
+    made = make((1, 2, 5, 5, 2, 2), (3, 2, 3, 3, 2, 2))
+    with pytest.raises(TypeError, match="Plan is not copied or pickled: .*make another"):
         copied(made)
