@@ -49,7 +49,7 @@ _library = torch.library.Library("numbacaps", "FRAGMENT")
 _library.define(f"capsule_routing({_TENSORS}, {_HOW}) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "capsule_routing_gradient(Tensor dy, Tensor d_activations, Tensor states, "
-    f"{_TENSORS}, {_HOW}) -> Tensor[]"
+    f"{_TENSORS}, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _NAMES = ("x", "w", "activations", "beta_u", "beta_a", "logits")
@@ -268,9 +268,21 @@ def _gradient_on_cpu(dy, d_activations, states, *arguments):
 _routing = torch.ops.numbacaps.capsule_routing.default
 _gradient = torch.ops.numbacaps.capsule_routing_gradient.default
 _ON = {"CUDA": (_on_cuda, _gradient_on_cuda), "CPU": (_on_cpu, _gradient_on_cpu)}
-for _backend, _operators in _ON.items():
-    for _name, _operator in zip(("capsule_routing", "capsule_routing_gradient"), _operators):
-        _library.impl(_name, _operator, _backend)
+
+
+def _of_all(gradients):
+    """The gradient operator: what ``gradients`` finds of the operands that are given, and an empty tensor of each other one."""
+
+    def run(dy, d_activations, states, *arguments):
+        found = iter(gradients(dy, d_activations, states, *arguments))
+        return tuple(dy.new_empty(0) if one is None else next(found) for one in arguments[:6])
+
+    return run
+
+
+for _backend, (_forward, _gradients) in _ON.items():
+    _library.impl("capsule_routing", _forward, _backend)
+    _library.impl("capsule_routing_gradient", _of_all(_gradients), _backend)
 
 
 @torch.library.register_fake("numbacaps::capsule_routing", lib=_library)
@@ -279,8 +291,14 @@ def _(*arguments):
 
 
 @torch.library.register_fake("numbacaps::capsule_routing_gradient", lib=_library)
+@_of_all
 def _(dy, d_activations, states, *arguments):
     return [tensor.new_empty(tensor.shape) for tensor in _given(arguments[:6]).values()]
+
+
+def _given_of(found, tensors):
+    """Of the gradient operator's results those of operands that are given."""
+    return [gradient for gradient, tensor in zip(found, tensors) if tensor is not None]
 
 
 class _Once(torch.autograd.Function):
@@ -333,10 +351,10 @@ class _Differentiated(torch.autograd.Function):
         if not torch.is_grad_enabled():
             backends = {backend_of(dy), backend_of(d_activations)}
             backend = backends.pop() if context.is_ordinary and len(backends) == 1 else None
-            found = _ON[backend][1](*given) if backend else _gradient(*given)
+            found = _ON[backend][1](*given) if backend else _given_of(_gradient(*given), tensors)
         else:  # create_graph=True
             with torch.no_grad():
-                found = _gradient(*given)
+                found = _given_of(_gradient(*given), tensors)
             found = _Once.apply(len(found), *found, dy, d_activations, *tensors)
         found = iter(found)
         gradients = [None if tensor is None else next(found) for tensor in tensors]

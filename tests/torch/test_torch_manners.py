@@ -574,6 +574,11 @@ def _differentiated(function, x, w, dy):
 _LINEAR = pytest.mark.parametrize("function", [nt.capsule_conv2d, nt.capsule_votes])
 
 
+def _em(x, w):
+    """Capsules by EM routing."""
+    return nt.capsule_routing(x, w, routing="em")[0]
+
+
 def _three(function):
     generator = torch.Generator().manual_seed(0)
     x, w = (
@@ -669,7 +674,7 @@ def test_results_may_be_written_to_in_place(layer, shape):
     torch.testing.assert_close(found, wanted)
 
 
-@_LINEAR
+@pytest.mark.parametrize("function", [nt.capsule_conv2d, nt.capsule_votes, nt.capsule_routing, _em])
 def test_several_gradients_at_once(function):
     """``is_grads_batched`` takes them through ``vmap``."""
     x, w, dy = _three(function)
