@@ -11,6 +11,7 @@ import experiments.explore.page
 import experiments.lessons.course
 import experiments.plots.rows
 from experiments.lessons import __main__ as lessons
+from experiments.lessons import notebook
 from experiments.measuring import provenance
 from experiments.measuring.refusal import Refusal, make_folder
 from experiments.walk import __main__ as walk
@@ -53,7 +54,8 @@ def test_an_absent_package_is_named_with_its_extra(package):
 
 
 @pytest.mark.parametrize("option", ["--pictures", "--notebooks"])
-def test_lessons_refuse_what_is_no_folder(option, tmp_path, capsys):
+def test_lessons_refuse_what_is_no_folder(option, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(notebook, "packages", list)  # as if the extra were there
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(SystemExit) as ended:
