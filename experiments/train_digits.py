@@ -148,7 +148,7 @@ def make_parser():
     add(
         "--resume",
         action="store_true",
-        help="go on from the networks in the folder, which are replaced otherwise",
+        help="go on from the networks in the folder, which are dropped otherwise, all before the first is trained",
     )
     add(
         "--results",

@@ -98,9 +98,8 @@ def _run(command, number=0):
                 print(line, end="", flush=True)
                 lines.append(line)
             status = process.wait()
-        except (
-            KeyboardInterrupt
-        ):  # of this thread; the process, in a session of its own, has heard nothing
+        except KeyboardInterrupt:
+            # The process, in a session of its own, has heard nothing.
             os.killpg(process.pid, signal.SIGTERM)
             raise
         finally:

@@ -2,13 +2,11 @@
 
 import sys
 
-STATUS = 130
-
 
 def or_interrupted(main, left):
-    """The exit status of ``main()``; where Ctrl-C ends it, STATUS, and a line that says what is ``left``."""
+    """The exit status of ``main()``; where Ctrl-C ends it, 130, and a line that says what is ``left``."""
     try:
         return main()
     except KeyboardInterrupt:
         print(f"interrupted; {left}", file=sys.stderr)
-        return STATUS
+        return 130

@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments.measuring.refusal import Parser, Refusal, make_folder
 from experiments.walk.image import DIGIT
 from experiments.walk.page import make as page
+from experiments.walk.page.write import check_writable
 from experiments.walk.pictures import draw_all
 from experiments.walk.records import Options
 from experiments.walk.report import Progress, report, verdict
@@ -58,10 +59,12 @@ def main(argv=None):
         parser.error("NUMBACAPS_TARGET got 'cuda', but there is no GPU; it takes sim here")
     try:
         accepted = plan(Options(**arguments))
-        if draws:
-            make_folder("--out", folder)  # in which the page may lie, too
         if html is not None:
-            page.check(accepted, html)
+            page.check(accepted)
+        if draws:
+            make_folder("--out", folder)
+        if html is not None:  # it may lie in that folder
+            check_writable(html)
     except (Refusal, ImportError) as refusal:
         parser.error(str(refusal))
     start = time.time()

@@ -159,7 +159,7 @@ class FusedPasses(Passes):
     def compile(self, wanted):
         """Compile a pass, "forward", "input" or "kernel"."""
         if wanted == "kernel":
-            self.kernel_launcher  # made, and so compiled
+            _ = self.kernel_launcher  # which is compiled when it is made
         else:
             self._launches(wanted)
 

@@ -28,9 +28,7 @@ def compile_in_less_time():
     from numba.cuda.dispatcher import CUDADispatcher
 
     inline, compile_kernel = InlineWorker.inline_ir, CUDADispatcher.compile
-    copied = [
-        {}
-    ]  # for each function that is being inlined, what was copied of it; Numba's lock is held
+    copied = [{}]  # what was copied, of each function that is being inlined; Numba's lock is held
 
     @wraps(inline)
     def inline_with_one_copy(*arguments, **options):

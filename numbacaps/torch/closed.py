@@ -109,6 +109,14 @@ def check_tensors(**given):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it takes a torch.Tensor")
 
 
+def is_number(value):
+    """Whether a value is a number, and no bool."""
+    if isinstance(value, (bool, str)):
+        return False
+    # The types first: of a number that torch.compile traces, an attribute cannot be asked for.
+    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+
+
 def _go_together(x, w):
     """Whether :func:`check` would take them."""
     dtype = x.dtype

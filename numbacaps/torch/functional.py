@@ -7,7 +7,7 @@ import torch
 from numbacaps.product import parse_product
 from numbacaps.signature import is_two_ints
 from numbacaps.torch import operators, votes_operators
-from numbacaps.torch.closed import check_tensors, refuse_tangents
+from numbacaps.torch.closed import check_tensors, is_number, refuse_tangents
 from numbacaps.torch.squash_operators import factor, squashed
 
 _input_gradient = torch.ops.numbacaps.capsule_input_gradient.default
@@ -242,9 +242,7 @@ def exponential_squash(x, group, slope=1.0):
     check_tensors(x=x)
     if isinstance(group, bool) or not isinstance(group, int):
         raise TypeError(f"group is {group!r}; it takes an int")
-    if isinstance(slope, (bool, str)) or not (
-        isinstance(slope, (int, float)) or hasattr(slope, "__float__")
-    ):
+    if not is_number(slope):
         raise TypeError(f"slope is {slope!r}; it takes a number")
     each = math.prod(x.shape[1:])
     if group < 1 or each % group:

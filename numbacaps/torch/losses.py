@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from numbacaps.torch.closed import check_tensors, is_autocast, ordinary
+from numbacaps.torch.closed import check_tensors, is_autocast, is_number, ordinary
 
 _REDUCTIONS = "mean", "sum", "none"
 
@@ -120,12 +120,10 @@ def check_options(reduction, **numbers):
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it takes 'mean', 'sum' or 'none'")
     for name, number in numbers.items():
-        # The types first: of a number that torch.compile traces, an attribute cannot be asked for.
-        is_number = isinstance(number, (int, float)) or hasattr(number, "__float__")
-        is_number = is_number and not isinstance(number, (bool, str))
+        taken = is_number(number)
         if isinstance(number, torch.Tensor):
-            is_number = number.dim() == 0 and not number.requires_grad
-        if not is_number:
+            taken = number.dim() == 0 and not number.requires_grad
+        if not taken:
             raise TypeError(f"{name} is {number!r}; it takes a number that wants no gradient")
         if name == "down_weight" and not number >= 0:
             raise ValueError(f"down_weight is {number!r}; it takes 0 or more")

@@ -12,6 +12,7 @@ from numbacaps.routing.host import capsules
 
 _MOST_LOG = 80  # whose exp float32 holds
 
+
 def votes(x, w, geometry, summed=False):
     """Votes of x (N, C, H, W, G, D1, D2) and w (P, C, KH, KW, G, D2, D3); of the whole window where they are summed."""
     g = geometry

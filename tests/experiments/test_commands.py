@@ -13,9 +13,7 @@ import experiments.plots.rows
 from experiments.lessons import __main__ as lessons
 from experiments.lessons import notebook
 from experiments.measuring import provenance
-from experiments.measuring.refusal import Refusal, make_folder
 from experiments.walk import __main__ as walk
-from experiments.walk.page import write as page
 
 
 @pytest.mark.parametrize(
@@ -65,14 +63,20 @@ def test_lessons_refuse_what_is_no_folder(option, tmp_path, capsys, monkeypatch)
     assert f"{option} got {file}" in said.err and said.err.count("\n") == 1
 
 
-def test_walk_makes_the_folder_that_its_page_lies_in(tmp_path):
-    made = tmp_path / "new" / "walk.html"
-    sizes = ["--crop", "12,12", "--sizes", "a=2,b=2,c=2", "--no-pictures"]
-    with pytest.raises(SystemExit):  # without pictures no folder is made
-        walk.main([*sizes, "--html", str(made)])
-    make_folder("--out", made.parent)
-    page.check_writable(made)
+def test_a_page_may_lie_in_the_folder_of_pictures(tmp_path, monkeypatch):
+    folder = tmp_path / "new"
+    monkeypatch.setattr(walk, "_walk", lambda *_: 0)
+    how = ["--crop", "12,12", "--sizes", "a=2,b=2,c=2", "--html", str(folder / "walk.html")]
+    with pytest.raises(SystemExit):  # where no picture is drawn no folder is made
+        walk.main([*how, "--no-pictures"])
+    assert walk.main([*how, "--out", str(folder)]) == 0
+
+
+def test_a_page_is_a_regular_file(tmp_path, capsys):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(Refusal, match="--html got .*no regular file"):
-        page.check_writable(fifo)
+    with pytest.raises(SystemExit):
+        walk.main(
+            ["--no-pictures", "--crop", "12,12", "--sizes", "a=2,b=2,c=2", "--html", str(fifo)]
+        )
+    assert f"--html got {fifo} (it is no regular file)" in capsys.readouterr().err

@@ -3,31 +3,29 @@
 from experiments.walk.page.contents import contents
 from experiments.walk.page.sources import require_pygments
 from experiments.walk.page.variants import variants
-from experiments.walk.page.write import check_writable, html, write
+from experiments.walk.page.write import html, write
 from experiments.walk.trace import walk
 from experiments.walk.watch import watching
 
 _TITLE = "One capsule convolution, element by element"
 
 
-def check(accepted, path):
+def check(accepted):
     """Refuse what cannot become a page, before any work is done.
 
     Parameters
     ----------
     accepted : experiments.walk.records.Plan
-    path : Path
 
     Raises
     ------
     Refusal
-        The run is too large for the page, or the path cannot be written.
+        The run is too large for the page.
     ImportError
         Pygments is absent; the message names it and its extra.
     """
     require_pygments()
     variants(accepted)
-    check_writable(path)
 
 
 def make(accepted, trace, path, progress):
