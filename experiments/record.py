@@ -294,6 +294,9 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     try:
         if options.list:
+            if not provenance.measured(options.results):
+                takes = "a folder that holds one with CSVs for each GPU"
+                raise Refusal("--results", options.results, takes)
             return tell(options.results)
         if options.gpus:
             return measure_on_gpus(options, arguments)

@@ -23,6 +23,7 @@ from numbacaps.device.keeping import keep
 from numbacaps.device.streams import DEFAULT, follow, is_capturing, numba_stream
 from numbacaps.device.target import cuda
 from numbacaps.kept import kept_plan, settle
+from numbacaps.limits import refuse_unaddressable
 from numbacaps.signature import signature_of
 
 
@@ -168,6 +169,7 @@ class Call:
             return Result(out, shape, order, out, in_place=True)
         layout, in_place = s.layouts[which], False
         if self._on_host:
+            refuse_unaddressable(which, layout, s.dtype)
             array = (np.zeros if s.is_empty else np.empty)(layout, s.dtype)
         elif s.is_empty:
             array = self.passing(to_device(np.zeros(layout, s.dtype), self.stream))
@@ -224,6 +226,7 @@ class Call:
         first = self._given[0]
         if first.on_device:
             return cuda.device_array(result.shape, first.dtype)
+        refuse_unaddressable("the result", result.shape, first.dtype)
         return np.empty(result.shape, first.dtype)
 
 

@@ -3,7 +3,7 @@
 Kernels count most things in 64 bits. What is counted in 32 bits, or launched as a side of a grid, has a limit here,
 and a convolution beyond it is refused by name before anything is allocated. All are far above what fits a GPU's
 memory in ordinary shapes. What reaches them is one very long axis, a very wide padding, or a very large G.
-``"numpy"`` has none.
+``"numpy"`` has none but what an array of the host can be (:func:`refuse_unaddressable`).
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from numbacaps.device.launch import MAX_GRID_Y
 from numbacaps.geometry import Geometry
 
 MAX_GRID_X = 2**31 - 1  # blocks of a grid along x
+_MOST_BYTES = 2**63 - 1  # of an array of the host
 _THREADS = 256  # of a block of an elementwise kernel
 _LOWEST, _WIDEST = (
     32,
@@ -213,3 +214,12 @@ def _passed(geometry, algorithm, passes):
         if not set(limit.passes).isdisjoint(passes) and limit.counts(geometry) > limit.most:
             return limit
     return None
+
+
+def refuse_unaddressable(name, shape, dtype):
+    """Refuse an array of the host that has more bytes than an address can count; ValueError."""
+    least = prod(max(1, size) for size in shape) * dtype.itemsize  # NumPy counts an axis of 0 as 1
+    if least > _MOST_BYTES:
+        raise ValueError(
+            f"{name} would have shape {tuple(shape)}; an array takes {_MOST_BYTES} bytes at the most"
+        )

@@ -1,4 +1,4 @@
-"""Parts of error messages: how a given value is shown, and which known name was probably meant."""
+"""What refusals share: how a message shows a given value, which known name was probably meant, what has elements."""
 
 import reprlib
 from collections.abc import Iterable
@@ -18,6 +18,11 @@ def shown(value: object) -> str:
     if is_array and not isinstance(value, (np.generic, type)):
         return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return _short.repr(value)
+
+
+def is_iterable(value: object) -> bool:
+    """Whether a value has elements; an array of no axes has none."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:

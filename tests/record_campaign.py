@@ -25,7 +25,7 @@ from experiments.ahead import count, pretend, side_by_side
 from experiments.measuring import cards, command, launcher, provenance, records, shard
 from experiments.measuring.refusal import Parser
 from experiments.measuring.shard import WHOLE, Shard
-from numbacaps.device.target import SIMULATED, cuda
+from numbacaps.device.target import FELL_BACK, SIMULATED, cuda
 from tests.support.campaign import PARTS
 from tests.support.ended import terminated_as_by_ctrl_c
 
@@ -309,7 +309,7 @@ def make_parser():
 def main(arguments=None):
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if not SIMULATED and not cuda.is_available():
+    if FELL_BACK or not (SIMULATED or cuda.is_available()):
         parser.error("no GPU was found; NUMBACAPS_TARGET=sim runs it in miniature")
     if options.side_by_side and options.shard != WHOLE:
         parser.error(

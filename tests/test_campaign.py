@@ -286,6 +286,15 @@ def test_bad_input(capsys):
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
+def test_it_is_not_run_where_nobody_asked_for_the_simulator(monkeypatch, tmp_path, capsys):
+    """There "auto" is NumPy: each case would fail, and the record would be taken up by the next run."""
+    monkeypatch.setattr(record_campaign, "FELL_BACK", True)
+    with pytest.raises(SystemExit) as stop:
+        record_campaign.main(["--results", str(tmp_path)])
+    assert stop.value.code == 2 and "no GPU was found" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # ---- convolutions
 
 

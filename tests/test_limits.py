@@ -393,6 +393,13 @@ def test_calls_are_refused_before_anything_is_allocated(function, x, w, how, mes
             numbacaps.explain(x.shape, w.shape, **how)
 
 
+@pytest.mark.parametrize("N", [1, 0])
+def test_results_that_no_array_can_be(N):
+    x, w = (np.ones((n, 1, 3, 3, 2, 2), np.float32) for n in (N, 1))
+    with pytest.raises(ValueError, match="would have shape .*; an array takes 9223372036854775807"):
+        capsule_conv2d(x, w, padding=2**31, algorithm="numpy")
+
+
 @pytest.mark.tiers("simulator", "gpu")
 def test_g_beyond_a_grid(rng):
     """Element by element: refused by the one, computed by another."""

@@ -127,6 +127,8 @@ def test_the_network_trains_and_infers_too():
         ),
         ({"convolutions": None}, TypeError, "convolutions is None; it takes a preset's name"),
         ({"dtypes": "float32"}, TypeError, "dtypes is 'float32'; it takes a sequence of words"),
+        ({"convolutions": np.array(2)}, TypeError, "convolutions is a ndarray of shape"),
+        ({"dtypes": np.array("float32")}, TypeError, "dtypes is a ndarray of shape"),
         ({"dtypes": None}, TypeError, "dtypes is None; it takes a sequence of words"),
         ({"dtypes": 0}, TypeError, "dtypes is 0; it takes a sequence of words"),
         ({"dtypes": np.array(["int8", "int4"])}, ValueError, "dtypes names .*int8"),

@@ -29,8 +29,15 @@ def main(arguments=None):
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="save the pictures here")
     parser.add_argument("--notebooks", type=Path, metavar="FOLDER", help="write notebooks here")
     options = parser.parse_args(arguments)
+    if options.notebooks and options.pictures:
+        parser.error("--notebooks and --pictures were both given; notebooks hold their pictures")
+    if options.pictures and not options.names:
+        parser.error("--pictures was given without a lesson; it takes the names of some, or all")
     try:
-        chosen = lessons() if "all" in options.names else [find(name) for name in options.names]
+        named = [name for name in options.names if name != "all"]
+        chosen = [find(name) for name in named]
+        if named != options.names:
+            chosen = lessons()
     except ValueError as refusal:
         parser.error(str(refusal))
     if options.notebooks:

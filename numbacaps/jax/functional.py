@@ -10,10 +10,12 @@ import jax.numpy as jnp
 
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.jax import fold, kernels
+from numbacaps.limits import refuse_unaddressable
 from numbacaps.messages import did_you_mean
 from numbacaps.product import inverse, parse_product
 from numbacaps.shapes import geometry_of, output_shape
 
+_MOST_STEP = 2**63 - 1
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -54,12 +56,23 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
         raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}{hint}")
     of = parse_product(product)
     g = geometry_of(x.shape, w.shape, of, stride, padding, dilation)
+    _refuse_what_ends_xla(g, x.dtype)
     x_joined = _joined(x, of.x_order, g.input_shape)
     w_joined = _joined(w, of.w_order, g.kernel_shape)
     y = _convolve(g, precision, x_joined, w_joined)
     shape = output_shape(g, of, x.shape, w.shape)
     in_order = shape[:4] + tuple(shape[4 + axis] for axis in of.y_order)
     return _permuted(y.reshape(in_order), inverse(of.y_order))
+
+
+def _refuse_what_ends_xla(g, dtype):
+    """ValueError where XLA would overflow, which ends the process."""
+    N, C, H, W, *capsule = g.input_shape
+    padded = N, C, H + 2 * g.padding[0], W + 2 * g.padding[1], *capsule
+    refuse_unaddressable(f"padding is {g.padding}: x with it", padded, dtype)
+    for name in ("stride", "dilation"):
+        if max(getattr(g, name)) > _MOST_STEP:
+            raise ValueError(f"{name} is {getattr(g, name)}; XLA takes {_MOST_STEP} at the most")
 
 
 def _permuted(array, order):

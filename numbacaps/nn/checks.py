@@ -13,7 +13,7 @@ def check_dtype(dtype):
         found = np.dtype(dtype)
     except TypeError:
         raise refusal from None
-    if found not in FULL_DTYPES:
+    if dtype is None or found not in FULL_DTYPES:  # NumPy takes None for float64
         raise refusal
     return found
 

@@ -2,7 +2,6 @@
 
 import numbers
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import prod
 
@@ -11,6 +10,7 @@ import numpy as np
 from numbacaps.algorithms.registry import device_algorithms, find_algorithm
 from numbacaps.device.target import SIMULATED
 from numbacaps.geometry import Geometry
+from numbacaps.messages import is_iterable
 from numbacaps.product import inverse, parse_product
 
 
@@ -141,7 +141,7 @@ def chain(layers, input_shape, dtype) -> tuple[PlacedLayer, ...]:
         A layer does not fit what comes before it, or a number is out of range; the message names
         the layer and both shapes.
     """
-    if isinstance(layers, Layer) or not isinstance(layers, Iterable):
+    if isinstance(layers, Layer) or not is_iterable(layers):
         raise TypeError(f"layers is {layers!r}; it takes a sequence of Layer")
     layers = tuple(layers)
     if not layers:
@@ -241,7 +241,9 @@ def _sizes(name, sizes):
     try:
         found = tuple(operator.index(size) for size in sizes)
     except TypeError:
-        raise TypeError(f"{name} is {sizes!r}; it takes ints of 1 or more") from None
+        found = None
+    if found is None or any(isinstance(size, bool) for size in sizes):
+        raise TypeError(f"{name} is {sizes!r}; it takes ints of 1 or more")
     if any(size < 1 for size in found):
         raise ValueError(f"{name} is {sizes!r}; it takes ints of 1 or more")
     return found

@@ -15,6 +15,7 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.made_once import made_once
 from numbacaps.routing import dynamic
+from numbacaps.routing.constant import make_constant
 from numbacaps.routing.em import gaussian_numbers, make_hold_gaussians, make_log_p, make_norms
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.votes import make_parent
@@ -63,7 +64,7 @@ class DynamicCouplings:
         read, read_number = dynamic.make_read(shape, dynamic.state_fields(E)[0])
         logits = dynamic.make_logits(shape, self.has_prior)
         over_parents, IS_EVEN = self.over == "parents", self.is_even
-        EVEN = sums.type(1 / (shape.geometry.P if over_parents else shape.children))
+        even = make_constant(1 / (shape.geometry.P if over_parents else shape.children), sums)
         couple = (dynamic.make_over_parents if over_parents else dynamic.make_over_children)(shape)
         write = make_write_of_parents(shape)
         E, ELEMENTS, SCALARS = map(specialized, (E, ELEMENTS, shape.scalars))
@@ -78,7 +79,7 @@ class DynamicCouplings:
             B = local_array(SCALARS, sums)
             if IS_EVEN:
                 for s in range(SCALARS):
-                    B[s] = EVEN
+                    B[s] = even()
             else:
                 logits(B, V, held, prior, i, lane)
                 couple(B, held, ELEMENTS)

@@ -17,6 +17,7 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.made_once import made_once
+from numbacaps.routing.constant import make_constant
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
 from numbacaps.routing.votes import make_element, make_parent
@@ -200,7 +201,7 @@ class OverParents:
         SCALARS, ZERO = shape.scalars, sums.type(0)
         logits, couple = make_logits(shape, self.has_prior), make_over_parents(shape)
         clear, merge = make_zero(SCALARS * E, sums), make_add(E)
-        IS_EVEN, EVEN = self.is_even, sums.type(1 / shape.geometry.P)
+        IS_EVEN, even = self.is_even, make_constant(1 / shape.geometry.P, sums)
         E, SCALARS = map(specialized, (E, SCALARS))
 
         @cuda.jit(device=True, forceinline=True)
@@ -208,7 +209,7 @@ class OverParents:
             B = local_array(SCALARS, sums)
             if IS_EVEN:
                 for s in range(SCALARS):
-                    B[s] = EVEN
+                    B[s] = even()
             else:
                 logits(B, V, held, prior, i, lane)
                 couple(B, held, 0)

@@ -17,6 +17,7 @@ from numbacaps.device.instructions import local_array
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.made_once import made_once
+from numbacaps.routing.constant import make_constant
 from numbacaps.routing.dynamic import (
     make_add,
     make_logits,
@@ -169,7 +170,7 @@ class DynamicGradient:
         hold = make_hold(shape)
         read_slope, _ = make_read(shape, state_fields(shape.geometry.E3)[1])
         together = shape.geometry.P if self.over == "parents" else shape.children
-        EVEN = sums.type(1 / together)
+        even = make_constant(1 / together, sums)
         ELEMENTS, HELD = map(specialized, (shape.elements, held_numbers(shape)))
 
         @cuda.jit(device=True, forceinline=True)
@@ -178,7 +179,7 @@ class DynamicGradient:
             if first == 0 and not HAS_LOGITS:
                 read_slope(held, ELEMENTS, slopes, 0, 0, n, l, lane, N)
                 for e in range(ELEMENTS):
-                    dV[e] += EVEN * held[ELEMENTS + e]
+                    dV[e] += even() * held[ELEMENTS + e]
                 first = 1
             for t in range(first, end):
                 hold(held, states, slopes, t, n, l, lane, N)

@@ -24,6 +24,7 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.made_once import made_once
 from numbacaps.routing.children import make_write_of_images
+from numbacaps.routing.constant import make_constant
 from numbacaps.routing.dynamic import make_read
 from numbacaps.routing.shape import Shape
 from numbacaps.routing.team import make_columns_sum, make_parents_max, make_parents_sum
@@ -131,13 +132,16 @@ def gaussian_numbers(shape):
 def make_even(shape):
     """Device function ``even(B, lane)``: log R of the first iteration, 1 / P of every parent, whatever the votes are."""
     SCALARS, J = map(specialized, (shape.scalars, shape.parents))
-    EVEN, LOWEST = shape.sums.type(-math.log(shape.geometry.P)), shape.sums.type(-math.inf)
+    alike, LOWEST = (
+        make_constant(-math.log(shape.geometry.P), shape.sums),
+        shape.sums.type(-math.inf),
+    )
     _, has_parent = make_parent(shape)
 
     @cuda.jit(device=True, forceinline=True)
     def even(B, lane):
         for s in range(SCALARS):
-            B[s] = EVEN if has_parent(lane, s % J) else LOWEST
+            B[s] = alike() if has_parent(lane, s % J) else LOWEST
 
     return even
 

@@ -6,6 +6,7 @@ Axes: votes V and their gradients (N, L, I, P, E), parents (N, L, P, E), couplin
 import numpy as np
 
 from numbacaps.algorithms.host import votes as host_votes
+from numbacaps.algorithms.host import votes_backward as host_votes_backward
 
 
 def make_votes(geometry, x, w, kind):
@@ -22,37 +23,30 @@ def make_votes(geometry, x, w, kind):
 
 def votes_backward(geometry, x, w, dV, kind):
     """dx and dw, in float64, of the votes' gradient."""
-    g, capsule = geometry, (geometry.G, geometry.D1, geometry.D3)
-    taps = 1 if kind == "sum" else g.KH * g.KW
-    dV = np.moveaxis(dV, 3, 1).reshape(g.N, g.P, g.OH, g.OW, g.C, taps, *capsule)
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    padded = np.pad(np.asarray(x, np.float64), ((0, 0), (0, 0), (PH, PH), (PW, PW), *[(0, 0)] * 3))
-    d_padded, dw = np.zeros_like(padded), np.zeros(g.kernel_shape)
-    kernels = np.asarray(w, np.float64)
-    for kh, kw in np.ndindex(g.KH, g.KW):
-        rows = slice(kh * DH, kh * DH + (g.OH - 1) * SH + 1, SH)
-        columns = slice(kw * DW, kw * DW + (g.OW - 1) * SW + 1, SW)
-        of_tap, own = (
-            dV[:, :, :, :, :, 0 if kind == "sum" else kh * g.KW + kw],
-            kernels[:, :, kh, kw],
-        )
-        read = padded[:, :, rows, columns]
-        dw[:, :, kh, kw] = np.einsum("nchwgad,nphwcgae->pcgde", read, of_tap, optimize=True)
-        d_padded[:, :, rows, columns] += np.einsum(
-            "nphwcgae,pcgde->nchwgad", of_tap, own, optimize=True
-        )
-    dx = d_padded[:, :, PH : PH + g.H, PW : PW + g.W]
+    g = geometry
+    wide = (np.ascontiguousarray(one, np.float64) for one in (x, w, np.moveaxis(dV, 3, 1)))
+    dx, dw = np.empty(g.input_shape), np.empty(g.kernel_shape)
+    how = {"stream": 0, "workspace": None, "sum_window": kind == "sum"}
+    host_votes_backward(g, *wide, dx, dw, **how)
     return dx, dw
 
 
 def capsules(geometry):
     """(L, I): the number of each child in its image; -1 in the padding."""
     g = geometry
-    (SH, SW), (PH, PW), (DH, DW) = g.stride, g.padding, g.dilation
-    oh, ow, c, kh, kw = np.ogrid[: g.OH, : g.OW, : g.C, : g.KH, : g.KW]
-    row, column = oh * SH + kh * DH - PH, ow * SW + kw * DW - PW
+    steps = zip(g.stride, g.padding, g.dilation)
+    of_axes = zip((g.OH, g.OW), (g.KH, g.KW), (g.H, g.W), steps)
+    # Outside is outside, so that numbers stay small however large the steps are.
+    row, column = (
+        np.array(
+            [[min(max(o * S + k * D - P, -1), size) for k in range(window)] for o in range(outputs)]
+        )
+        for outputs, window, size, (S, P, D) in of_axes
+    )
+    row, column = row[:, None, None, :, None], column[None, :, None, None, :]
+    channel = np.arange(g.C)[None, None, :, None, None]
     inside = (0 <= row) & (row < g.H) & (0 <= column) & (column < g.W)
-    return np.where(inside, (c * g.H + row) * g.W + column, -1).reshape(g.L, g.Q)
+    return np.where(inside, (channel * g.H + row) * g.W + column, -1).reshape(g.L, g.Q)
 
 
 # ---- dynamic routing

@@ -164,7 +164,9 @@ def check_given(given, options):
 
 def check_name(name, value, takes):
     """Refuse a word that is none of those that an argument takes."""
-    if value not in takes or not isinstance(value, str):
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {shown(value)}; it takes one of {list(takes)}")
+    if value not in takes:
         raise ValueError(
             f"{name} is {shown(value)}; it takes one of {list(takes)}" + did_you_mean(value, takes)
         )

@@ -11,6 +11,8 @@ from numbacaps.device.instructions import shuffle
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 
+_MOST_STEPS = 5  # of halving the lanes of a team: those of a warp
+
 
 def make_parents_sum(shape):
     """Device function ``lanes_sum(value)`` over all parents, of a value that the lanes of a parent have in common."""
@@ -94,7 +96,13 @@ def make_scattered_sums(shape, count):
     :func:`scattered` says how many sums a lane gets, and which.
     """
     room, _, _ = scattered(shape, count)
-    return _make_scattered(_bits(shape.team), room)
+    bits, keeps = _bits(shape.team), [max(1, room >> step) // 2 for step in range(_MOST_STEPS)]
+    return _in_turn(
+        *[
+            _make_exchange(half, 1 << bits - 1 - step if step < bits else 0)
+            for step, half in enumerate(keeps)
+        ]
+    )
 
 
 def scattered(shape, count):
@@ -115,34 +123,32 @@ def scattered(shape, count):
     return room, max(1, room // shape.team), max(1, shape.team // room)
 
 
-def _make_scattered(bits, size):
-    """The steps from one that exchanges ``2 ** (bits - 1)`` lanes on; ``size`` numbers are left."""
-    if bits == 0:
-        return _nothing
-    after, halves = _make_scattered(bits - 1, max(1, size // 2)), size > 1
-    HALF, BIT = map(specialized, (size // 2, 1 << bits - 1))
-
-    if not halves:
-
-        @cuda.jit(device=True, forceinline=True)
-        def alike(values, lane):
-            values[0] += shuffle(values[0], cuda.threadIdx.x % 32 ^ BIT)
-            after(values, lane)
-
-        return alike
+def _make_exchange(half, bit):
+    """A step: lanes that differ in a bit exchange half of their values, or the sum that is left (0); no bit, no step."""
+    HALF, BIT = map(specialized, (half, bit))
 
     @cuda.jit(device=True, forceinline=True)
-    def halved(values, lane):
-        upper = lane & BIT != 0
-        for i in range(HALF):
-            low, high = values[i], values[HALF + i]
-            other = shuffle(low if upper else high, cuda.threadIdx.x % 32 ^ BIT)
-            values[i] = (high if upper else low) + other
-        after(values, lane)
+    def exchange(values, lane):
+        if BIT > 0:
+            if HALF > 0:
+                upper = lane & BIT != 0
+                for i in range(HALF):
+                    low, high = values[i], values[HALF + i]
+                    other = shuffle(low if upper else high, cuda.threadIdx.x % 32 ^ BIT)
+                    values[i] = (high if upper else low) + other
+            else:
+                values[0] += shuffle(values[0], cuda.threadIdx.x % 32 ^ BIT)
 
-    return halved
+    return exchange
 
 
-@cuda.jit(device=True, forceinline=True)
-def _nothing(values, lane):
-    pass
+def _in_turn(first, second, third, fourth, fifth):
+    @cuda.jit(device=True, forceinline=True)
+    def sums(values, lane):
+        first(values, lane)
+        second(values, lane)
+        third(values, lane)
+        fourth(values, lane)
+        fifth(values, lane)
+
+    return sums

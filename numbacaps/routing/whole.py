@@ -26,6 +26,7 @@ from numbacaps.device.instructions import local_array, shared_array, store_run
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
+from numbacaps.routing.constant import make_constant
 from numbacaps.routing.dynamic import first_of
 from numbacaps.routing.dynamic_backward import held_numbers, make_add_slopes
 from numbacaps.routing.dynamic_ends import make_ds, make_shrunk
@@ -406,14 +407,14 @@ def _make_reach(shape, options, t):
     )
     BEGINS, ELEMENTS, SCALARS, sums = t == 0, shape.elements, shape.scalars, shape.sums
     together = shape.geometry.P if options.softmax_over == "parents" else shape.children
-    EVEN = sums.type(1 / together)
+    even = make_constant(1 / together, sums)
     ELEMENTS, SCALARS = map(specialized, (ELEMENTS, SCALARS))
 
     @cuda.jit(device=True, forceinline=True)
     def reach(dV, V, held, x, i, lane):
         if BEGINS:  # all couplings are alike
             for e in range(ELEMENTS):
-                dV[e] += EVEN * held[ELEMENTS + e]
+                dV[e] += even() * held[ELEMENTS + e]
         else:
             dp = local_array(SCALARS, sums)
             add(dV, dp, V, held[FIRST:], x, i, lane)  # there is no prior

@@ -25,6 +25,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import cuda
 from numbacaps.fused.activation import leaky, squash_gradient
 from numbacaps.squash.formulas import EPSILON, FORMULAS
@@ -36,7 +37,8 @@ def make_squash(group, width, lanes, slope, dtype, formula="exponential"):
 
     ``lanes``, a power of two, take ``width`` elements each at a time; the group is a multiple of both.
     """
-    WIDTH, LANES, TURNS, BITS = width, lanes, group // (width * lanes), lanes.bit_length() - 1
+    WIDTH, TURNS = width, specialized(group // (width * lanes))
+    LANES, BITS = map(specialized, (lanes, lanes.bit_length() - 1))
     ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
     squash_factor, _ = FORMULAS[formula]
 
@@ -81,7 +83,8 @@ def make_squash(group, width, lanes, slope, dtype, formula="exponential"):
 @cache
 def make_squash_backward(group, width, lanes, slope, dtype, formula="exponential"):
     """Kernel for groups of ``group`` elements behind LeakyReLU of one slope; see :func:`make_squash`."""
-    WIDTH, LANES, TURNS, BITS = width, lanes, group // (width * lanes), lanes.bit_length() - 1
+    WIDTH, TURNS = width, specialized(group // (width * lanes))
+    LANES, BITS = map(specialized, (lanes, lanes.bit_length() - 1))
     ZERO, SLOPE, REGULARISER = dtype.type(0), dtype.type(slope), dtype.type(EPSILON)
     _, squash_slopes = FORMULAS[formula]
 

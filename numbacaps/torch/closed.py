@@ -33,6 +33,9 @@ _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 _TENSORS = torch.Tensor, torch.nn.Parameter  # subclasses may see to their functions themselves
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+_unpack_dual = (
+    torch._VF._unpack_dual
+)  # forward_ad's knows no tangents in what torch.compile has traced
 # Keys of ordinary tensors besides their backend's.
 _ORDINARY = (
     *(_Key.BackendSelect, _Key.ADInplaceOrView),
@@ -81,17 +84,24 @@ class Kind(NamedTuple):
 
 def check(**tensors):
     """Refuse tensors that do not go together, in PyTorch's manner."""
+    check_device(**tensors)
     (first, one), *others = tensors.items()
     if one.dtype not in _DTYPES:
         raise RuntimeError(f"{first} is {one.dtype}; it takes {', '.join(map(str, _DTYPES))}")
     for name, other in others:
-        if other.device != one.device:
-            raise RuntimeError(
-                f"{first} is on {one.device} and {name} on {other.device}; both take one device"
-            )
         if other.dtype != one.dtype:
             raise RuntimeError(
                 f"{first} is {one.dtype} and {name} {other.dtype}; both take one dtype"
+            )
+
+
+def check_device(**tensors):
+    """Refuse tensors on several devices."""
+    (first, one), *others = tensors.items()
+    for name, other in others:
+        if other.device != one.device:
+            raise RuntimeError(
+                f"{first} is on {one.device} and {name} on {other.device}; both take one device"
             )
 
 
@@ -125,10 +135,19 @@ def _go_together(x, w):
 
 def refuse_tangents(**tensors):
     """Refuse forward-mode differentiation, whose tangents operators of ``torch.library`` drop without a word."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _refuse_tangents(tensors)
+
+
+def refuse_traced_tangents(**tensors):
+    """The same in an operator's rule for autograd, which comes to what torch.compile has traced, too."""
+    if forward_ad._current_level >= 0 or _are_functorch_transforms_active():
+        _refuse_tangents(tensors)
+
+
+def _refuse_tangents(tensors):
     for name, tensor in tensors.items():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+        if tensor is not None and _unpack_dual(tensor, level=0).tangent is not None:
             raise NotImplementedError(
                 f"{name} has a tangent (torch.func.jvp, forward_ad), of which there is no derivative here; "
                 "torch.autograd.grad has gradients"
@@ -282,25 +301,24 @@ def _differentiate(library, kind):
     """Register the rules for autograd; the map as a function that goes past the dispatcher where it can."""
     forward, of_x, of_w = (getattr(torch.ops.numbacaps, name).default for name in kind.names)
 
-    def keep(ctx, inputs, output):
-        ctx.save_for_backward(inputs[0], inputs[1])
-        ctx.how = inputs[3:]
-
     def backward_of_input_gradient(ctx, ddx):
         dy, w = ctx.saved_tensors
-        of_dy = forward(ddx, w, *ctx.how) if ctx.needs_input_grad[0] else None
-        dw = of_w(ddx, dy, w.shape, *ctx.how) if ctx.needs_input_grad[1] else None
-        return (of_dy, dw, None, *[None] * len(ctx.how))
+        _, needs_dy, needs_w, *_ = ctx.needs_input_grad
+        of_dy = forward(ddx, w, *ctx.how) if needs_dy else None
+        dw = of_w(ddx, dy, w.shape, *ctx.how) if needs_w else None
+        return (None, of_dy, dw, None, *[None] * len(ctx.how))
 
     def backward_of_kernel_gradient(ctx, ddw):
         x, dy = ctx.saved_tensors
-        dx = of_x(dy, ddw, x.shape, *ctx.how) if ctx.needs_input_grad[0] else None
-        of_dy = forward(x, ddw, *ctx.how) if ctx.needs_input_grad[1] else None
-        return (dx, of_dy, None, *[None] * len(ctx.how))
+        _, needs_x, needs_dy, *_ = ctx.needs_input_grad
+        dx = of_x(dy, ddw, x.shape, *ctx.how) if needs_x else None
+        of_dy = forward(x, ddw, *ctx.how) if needs_dy else None
+        return (None, dx, of_dy, None, *[None] * len(ctx.how))
 
     rules = backward_of_input_gradient, backward_of_kernel_gradient
-    for name, rule in zip(kind.names[1:], map(as_forward, rules)):
-        torch.library.register_autograd(f"numbacaps::{name}", rule, setup_context=keep, lib=library)
+    named = (kind.given, "w"), ("x", kind.given)
+    for name, tensors, rule in zip(kind.names[1:], named, map(as_forward, rules)):
+        _register_rule(library, name, tensors, rule)
 
     def below(keys, x, w, how):
         """The map of tensors whose gradients are taken care of."""
@@ -336,6 +354,7 @@ def _differentiate(library, kind):
         return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
 
     def run(keys, x, w, *how):
+        refuse_traced_tangents(x=x, w=w)
         return (Map.apply if wants_gradient(x, w) else below)(keys, x, w, how)
 
     library.impl(kind.names[0], run, "Autograd", with_keyset=True)
@@ -351,6 +370,41 @@ def _differentiate(library, kind):
         return forward(x, w, *how)
 
     return call
+
+
+def _register_rule(library, name, tensors, backward):
+    """Register a gradient operator's rule for autograd; that of ``torch.library.register_autograd`` drops tangents.
+
+    Parameters
+    ----------
+    library : torch.library.Library
+    name : str
+        The operator's.
+    tensors : two str
+        What it calls its tensors, which come first; then the shape of its result, then the options.
+    backward : callable
+        Of a context with the tensors saved and the options as ``how``, and of what reaches the result; it returns a gradient
+        for the dispatcher's keys (None) and for each argument.
+    """
+    operator = getattr(torch.ops.numbacaps, name).default
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, one, other, shape, *how):
+            ctx.save_for_backward(one, other)
+            ctx.how = how
+            return redispatched(operator, keys, one, other, shape, *how)
+
+    Gradient.backward = staticmethod(backward)
+    Gradient.__name__ = Gradient.__qualname__ = name
+
+    def run(keys, one, other, *more):
+        refuse_traced_tangents(**dict(zip(tensors, (one, other))))
+        if torch.is_grad_enabled() and (one.requires_grad or other.requires_grad):
+            return Gradient.apply(keys, one, other, *more)
+        return redispatched(operator, keys, one, other, *more)
+
+    library.impl(name, run, "Autograd", with_keyset=True)
 
 
 def _autocast(operator, device):

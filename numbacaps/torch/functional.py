@@ -106,7 +106,8 @@ def capsule_conv_transpose2d(
                 f"y has shape {tuple(y.shape)}; output_size={tuple(output_size)} takes {tuple(of_shape)}"
             )
     refuse_tangents(y=y, w=w)
-    shape = tuple(output_size)
+    # While torch.jit.trace runs, sizes are tensors.
+    shape = tuple(map(int, output_size)) if torch.jit.is_tracing() else tuple(output_size)
     how = *how, product, precision, keep_packed
     return _input_gradient(y, w, shape, *how)
 
@@ -195,14 +196,15 @@ def _as_window(x, w):
 def squash(x, dim=-1):
     """Lengths squashed into 0 to 1, directions kept: ``|x|^2 / (1 + |x|^2) * x / |x|`` (Sabour et al. 2017, equation 1).
 
-    Its value and gradient at 0 are 0, and finite. Statistics are float32 at least.
+    The last ``|x|`` is ``sqrt(|x|^2 + 1e-7)``, so that value and gradient at 0 are 0, and finite: a capsule of length 0.001 becomes
+    5 % shorter than by the equation, and one of 0.01 0.05 %. Statistics are float32 at least.
 
     Parameters
     ----------
     x : Tensor
     dim : int or tuple of int
-        The capsule's axes: -1 of vectors, (-2, -1) of matrices, of which -1 would squash each row alone. CUDA tensors whose
-        last axes these are take one kernel.
+        The capsule's axes: -1 of vectors, (-2, -1) of matrices, of which -1 would squash each row alone. CUDA tensors take one
+        kernel, and where these are not the last axes a copy.
 
     Raises
     ------
@@ -213,16 +215,19 @@ def squash(x, dim=-1):
     """
     check_tensors(x=x)
     wide = _wide(x)
-    group = last_elements(x.shape, dim) if x.is_cuda else 0
-    if group:
-        y = squashed(wide, group, 1.0, "rational")
-    else:
+    axes = _axes(x.dim(), dim)
+    if axes is None:  # plain PyTorch refuses axes that there are not
         y = wide * factor(wide.square().sum(dim, keepdim=True), "rational")
+    else:
+        last = tuple(range(-len(axes), 0))
+        moved = wide.movedim(axes, last).unsqueeze(0)  # all axes may be of a capsule
+        group = math.prod(moved.shape[-len(axes) :])
+        y = squashed(moved, group, 1.0, "rational").squeeze(0).movedim(last, axes)
     return y.to(x.dtype)
 
 
 def exponential_squash(x, group, slope=1.0):
-    """The published network's activation: LeakyReLU, then ``(1 - exp(-|a|)) * a / |a|``.
+    """The published network's activation: LeakyReLU, then ``(1 - exp(-|a|)) * a / |a|``, with ``|a|`` as ``sqrt(|a|^2 + 1e-7)``.
 
     Statistics are float32 at least. CUDA tensors take one kernel.
 
@@ -258,10 +263,14 @@ def _wide(x):
 
 def last_elements(shape, dim):
     """Elements of the axes ``dim`` of a tensor where these are the last ones, behind the images'; else 0."""
-    axes = (dim,) if isinstance(dim, int) else tuple(dim)
-    count, rank = len(axes), len(shape)
-    if not axes or any(not -rank <= axis < rank for axis in axes):
-        return 0  # plain PyTorch refuses axes that there are not, and takes all for none
-    if {axis % rank for axis in axes} != set(range(rank - count, rank)) or count >= rank:
+    axes, rank = _axes(len(shape), dim), len(shape)
+    if axes is None or axes != tuple(range(rank - len(axes), rank)) or len(axes) == rank:
         return 0
-    return math.prod(shape[rank - count :])
+    return math.prod(shape[-len(axes) :])
+
+
+def _axes(rank, dim):
+    """The axes ``dim`` of a tensor, counted from the first and in their order; None where these are no axes of it."""
+    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    known = {axis % rank for axis in axes if -rank <= axis < rank}
+    return tuple(sorted(known)) if axes and len(known) == len(axes) else None

@@ -8,7 +8,7 @@ from torch import nn
 from numbacaps.fused.precision import PRECISIONS
 from numbacaps.product import parse_product
 from numbacaps.torch import functional, kernels, losses
-from numbacaps.torch.closed import check_tensors
+from numbacaps.torch.closed import check_tensors, is_number
 from numbacaps.torch.functional import pair
 
 
@@ -119,7 +119,7 @@ def check_shape(name, tensor, wanted):
 
 
 def _check_slope(slope):
-    if isinstance(slope, bool) or not isinstance(slope, (int, float)):
+    if not is_number(slope):
         raise ValueError(f"slope is {slope!r}; it takes a number")
 
 
@@ -354,6 +354,8 @@ class CapsuleLinear(_CapsuleLayer):
     ):
         super().__init__(in_capsule, out_capsule, product, precision)
         grid = tuple(in_channels) if isinstance(in_channels, (tuple, list)) else (in_channels,)
+        if not grid:
+            raise ValueError(f"in_channels is {in_channels!r}; it takes an axis or more")
         for count in grid:
             check_count("in_channels", count)
         check_count("out_channels", out_channels)

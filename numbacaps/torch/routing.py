@@ -32,6 +32,7 @@ from numbacaps.torch.closed import (
     no_view,
     redispatched,
     refuse_tangents,
+    refuse_traced_tangents,
     without_autocast,
 )
 from numbacaps.torch.closed import check as _check
@@ -287,13 +288,15 @@ for _backend, (_forward, _gradients) in _ON.items():
 
 @torch.library.register_fake("numbacaps::capsule_routing", lib=_library)
 def _(*arguments):
-    return _empty(_given(arguments[:6]), arguments[6:])
+    _check(**(given := _given(arguments[:6])))
+    return _empty(given, arguments[6:])
 
 
 @torch.library.register_fake("numbacaps::capsule_routing_gradient", lib=_library)
 @_of_all
 def _(dy, d_activations, states, *arguments):
-    return [tensor.new_empty(tensor.shape) for tensor in _given(arguments[:6]).values()]
+    _check(dy=dy, **(given := _given(arguments[:6])))
+    return [tensor.new_empty(tensor.shape) for tensor in given.values()]
 
 
 def _given_of(found, tensors):
@@ -364,6 +367,7 @@ class _Differentiated(torch.autograd.Function):
 
 def _differentiated(keys, *arguments):
     tensors, how = arguments[:6], arguments[6:]
+    refuse_traced_tangents(**dict(zip(_NAMES, tensors)))
     wanted = (tensor is not None and tensor.requires_grad for tensor in tensors)
     if torch.is_grad_enabled() and any(wanted):
         return _Differentiated.apply(keys, how, *tensors)

@@ -11,7 +11,7 @@ from torch import nn
 
 from numbacaps.routing.options import Options, check_given, options_of
 from numbacaps.torch import plain_routing as plain
-from numbacaps.torch.closed import backend_of, check, check_tensors, without_autocast
+from numbacaps.torch.closed import backend_of, check, check_device, check_tensors, without_autocast
 from numbacaps.torch.couplings import routing_couplings
 from numbacaps.torch.modules import (
     CapsuleConv2d,
@@ -265,6 +265,10 @@ class _Routing(nn.Module):
         lead = "N", parents, *["position"] * self.positions, "I"
         capsule = votes.shape[len(lead) :] if self.capsule is None else self.capsule
         check_shape("votes", votes, (*lead, *capsule))
+        if 0 in capsule:
+            raise ValueError(
+                f"votes has shape {tuple(votes.shape)}; it takes capsules of an element or more"
+            )
 
     def _flat(self, votes):
         """Votes (N, L, I, P, E), and the shape of capsules."""
@@ -307,6 +311,8 @@ class DynamicRouting(_Routing):
         self._check_votes(votes)
         if logits is not None:
             check_shape("logits", logits, (votes.shape[1], votes.shape[2 + self.positions]))
+            check_device(votes=votes, logits=logits)
+            check(logits=logits)
         flat, shape = self._flat(votes)
         with without_autocast(votes):
             v = plain.dynamic(flat, logits, self.options)
@@ -370,6 +376,7 @@ class EMRouting(_Routing):
         check_shape(
             "activations", activations, (votes.shape[0], *votes.shape[2 : 3 + self.positions])
         )
+        check_device(votes=votes, activations=activations, beta_u=self.beta_u)
         _check_values(activations)
         if votes.shape[2 + self.positions] == 0:
             raise ValueError(f"votes has shape {tuple(votes.shape)}; it takes a child or more")

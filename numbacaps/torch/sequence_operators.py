@@ -24,6 +24,7 @@ from numbacaps.torch.closed import (
     check,
     no_view,
     redispatched,
+    refuse_traced_tangents,
 )
 from numbacaps.torch.operators import CONVOLUTION, shape_of_output
 from numbacaps.torch.sequence_resident import sizes_of
@@ -311,6 +312,7 @@ def _differentiated(below, is_ordinary, x, weights, layers):
 
 def _rule(keys, x, weights, *description):
     """The operator's rule for autograd."""
+    refuse_traced_tangents(x=x, **{f"weights[{i}]": w for i, w in enumerate(weights)})
     *described, needs = description
     if needs:  # the caller differentiates
         return redispatched(_sequence, keys, x, weights, *description)

@@ -108,12 +108,12 @@ def _launch(made, how, *tensors):
 
 def _value_on_cpu(x, *how):
     _check(x, how[0], how[2])
-    return value(x, *how)
+    return value(x, *how).contiguous()
 
 
 def _gradient_on_cpu(x, dy, *how):
     _check(x, how[0], how[2], dy)
-    return gradient(x, dy, *how)
+    return gradient(x, dy, *how).contiguous()
 
 
 _value = torch.ops.numbacaps.capsule_squash.default
@@ -177,12 +177,14 @@ _library.impl("capsule_squash_gradient", _differentiated_gradient, "Autograd", w
 
 
 def squashed(x, group, slope, formula):
-    """y by the operator where it pays: of CUDA tensors in eager PyTorch; torch.compile makes one kernel of the formula itself.
+    """y by the operator in eager PyTorch; torch.compile makes one kernel of the formula itself.
 
-    In forward-mode differentiation it is the formula, which has tangents.
+    In forward-mode differentiation it is the formula, which has tangents, and in transforms of CPU tensors.
     """
-    if not x.is_cuda or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return value(x, group, slope, formula)
     how = group, float(slope), formula
     backend = ordinary(x)
-    return _differentiated_value(backend, x, *how) if backend else _value(x, *how)
+    if backend:
+        return _differentiated_value(backend, x, *how)
+    return _value(x, *how) if x.is_cuda else value(x, *how)

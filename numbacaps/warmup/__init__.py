@@ -16,7 +16,7 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import SIMULATED, check_target
 from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.geometry import Geometry, is_int
-from numbacaps.messages import did_you_mean, shown
+from numbacaps.messages import did_you_mean, is_iterable, shown
 from numbacaps.planning import plan
 from numbacaps.warmup.presets import PRESETS
 
@@ -82,10 +82,10 @@ def warmup(
     """
     for name, words in (("dtypes", dtypes), ("precisions", precisions)):
         is_left_out = words is None and name == "precisions"
-        is_some = isinstance(words, Iterable) and not isinstance(words, (str, type))
+        is_some = is_iterable(words) and not isinstance(words, (str, type))
         if not (is_some or is_left_out):
             raise TypeError(f"{name} is {shown(words)}; it takes a sequence of words")
-    if not isinstance(convolutions, (str, Geometry, Iterable)):
+    if not (isinstance(convolutions, (str, Geometry)) or is_iterable(convolutions)):
         raise TypeError(
             f"convolutions is {shown(convolutions)}; it takes a preset's name, a Geometry, or a sequence of these"
         )

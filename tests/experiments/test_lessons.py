@@ -94,6 +94,22 @@ def test_a_lesson_that_is_not_there(wanted, capsys):
 # ---- notebooks
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["all", "nothing"], "nothing"),
+        (["--pictures", "here"], "--pictures was given without a lesson"),
+        (["1", "--pictures", "here", "--notebooks", "there"], "were both given"),
+    ],
+)
+def test_nothing_is_ignored(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        __main__.main(arguments)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_notebook_has_outputs_and_picture(tmp_path):
     nbformat = pytest.importorskip("nbformat", reason="the extra 'lessons' is not installed")

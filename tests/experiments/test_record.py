@@ -210,6 +210,16 @@ def test_whole_experiments_that_are_older_are_listed(tmp_path):
     assert not drawn_speed.is_current(tmp_path)  # where there are no rows
 
 
+@pytest.mark.parametrize("results", ["gone", "file", "."])
+def test_a_folder_without_results_is_refused(results, tmp_path, capsys):
+    """Else a misspelt one would read as one in which nothing is older."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stop:
+        record.main(["--list", "--results", str(tmp_path / results)])
+    assert stop.value.code == 2
+    assert "it takes a folder that holds one with CSVs" in capsys.readouterr().err
+
+
 def test_ctrl_c_keeps_what_was_measured(machine, tmp_path, monkeypatch, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt

@@ -111,6 +111,8 @@ def test_no_images():
         ({"x": np.zeros((2, 3, 5, 6, 2, 3), "i4")}, TypeError, "x has dtype int32"),
         ({"precision": "tf23"}, ValueError, "precision is 'tf23'.*tf32"),
         ({"stride": 0}, ValueError, "stride"),
+        ({"stride": 2**63}, ValueError, "stride is .*; XLA takes"),
+        ({"padding": 2**31}, ValueError, "padding is .*: x with it would have shape"),
         ({"w": np.zeros((4, 2, 3, 2, 3, 2), "f4")}, ValueError, "input channels"),
     ],
 )

@@ -187,6 +187,7 @@ def test_adam_factors_at_any_step(dtype, done):
     [
         ({"rate": 0}, "rate is 0; it takes more than 0"),
         ({"rate": np.inf}, "rate is inf"),
+        ({"epsilon": 10**400}, "epsilon is 1000.*; it takes a number that a float holds"),
         ({"beta1": 1.0}, "beta1 is 1.0; it takes between 0 and 1"),
         ({"epsilon": -1}, "epsilon is -1"),
         ({"halve_every": 0}, "halve_every is 0; it takes 1 or more"),

@@ -1135,6 +1135,7 @@ def test_layers_that_do_not_fit(layers, error, said, monkeypatch):
         ({"seed": 1.5}, TypeError, "seed is 1.5; it takes an int"),
         ({"dtype": "float16"}, TypeError, "dtype is 'float16'; it takes float32 or float64"),
         ({"dtype": "numbers"}, TypeError, "dtype is 'numbers'"),
+        ({"dtype": None}, TypeError, "dtype is None; it takes float32 or float64"),
         ({"adam": 0.01}, TypeError, "adam is a float; it takes an Adam"),
     ],
 )
@@ -1222,6 +1223,9 @@ def _small(layers=None, **how):
         ({"slope": "a"}, TypeError, "slope='a'; it takes a number"),
         ({"layers": Layer(2, (2, 2))}, TypeError, "layers is Layer.*takes a sequence of Layer"),
         ({"layers": 3}, TypeError, "layers is 3; it takes a sequence of Layer"),
+        ({"layers": np.array(2)}, TypeError, r"layers is array\(2\); it takes a sequence of Layer"),
+        ({"squash": True}, TypeError, "squash is .*True.*; it takes ints of 1 or more"),
+        ({"window": True}, TypeError, "window is .*True.*; it takes ints of 1 or more"),
     ],
 )
 def test_what_layers_refuse(how, error, said):

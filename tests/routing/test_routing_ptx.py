@@ -14,6 +14,7 @@ from numba import from_dtype, types
 from numba.cuda import dispatcher
 
 from numbacaps import Geometry, routing
+from numbacaps.device.kernel_cache import _form
 from numbacaps.device.target import cuda
 from numbacaps.routing.pack import make_clear
 from numbacaps.routing.place import make_place
@@ -59,6 +60,29 @@ def _check(kernels, dtype, cc):
 @pytest.mark.parametrize("layer, form", CASES)
 def test_published_layers(layer, form, cc, monkeypatch):
     _check(launched(layer, form, "float32", monkeypatch), "float32", cc)
+
+
+@pytest.mark.parametrize("form", ["dynamic", "em"])
+@pytest.mark.parametrize("on", ["ordinary arithmetic", "tensor cores"])
+def test_kernels_of_other_sizes_have_the_same_forms(on, form, monkeypatch):
+    """So who sweeps capsules waits for Numba once: sizes and teams are numbers behind it."""
+    of_sizes = []
+    for P, D2, D3 in ((5, 2, 3), (16, 3, 5), (32, 4, 8)):
+        monkeypatch.setitem(LAYERS, "sized", Geometry(8, 16, P, 9, 9, 3, 3, 1, 2, D2, D3))
+        if on == "tensor cores":
+            kernels = launched_on_tensor_cores("sized", form, monkeypatch)
+        else:
+            kernels = launched("sized", form, "float32", monkeypatch)
+        found = {}
+        for kernel, _ in kernels.values():
+            form_of, _ = _form(kernel.py_func, kernel.targetoptions.get("launch_bounds") or ())
+            found.setdefault(kernel.py_func.__name__, set()).add(form_of)
+        of_sizes.append(found)
+    first, *others = of_sizes
+    assert first
+    for found in others:  # which may have more kernels, or fewer
+        for name in found.keys() & first.keys():
+            assert found[name] <= first[name] or first[name] <= found[name], name
 
 
 @pytest.mark.parametrize("form", ["dynamic", "em"])
@@ -187,7 +211,9 @@ def test_every_kernel_is_launched(monkeypatch):
     for form in "dynamic", "em":
         of_warps = launched_on_tensor_cores("em-conv1", form, monkeypatch)
         found |= {name.split()[0] for name in of_warps}
-    found.add("routing_place_kernel")  # what bands have made is placed between them, and compiled above
+    found.add(
+        "routing_place_kernel"
+    )  # what bands have made is placed between them, and compiled above
     files = Path(routing.__file__).parent.rglob("*.py")
     kernels = {
         node.name

@@ -51,7 +51,9 @@ _ONES = np.ones((1, 2, 3, 3), np.float32)
         ({"routing": "em", "beta_u": [1, 2, 3]}, TypeError, "beta_u is a list"),
         ({"logits": np.ones((3, 2), np.float32)}, ValueError, r"logits has shape \(3, 2\)"),
         ({"votes": "window"}, ValueError, "votes is 'window'"),
-        ({"votes": 1}, ValueError, "votes is 1; it takes one of"),
+        ({"votes": 1}, TypeError, "votes is 1; it takes one of"),
+        ({"algorithm": 5}, TypeError, "algorithm is 5; it takes one of"),
+        ({"routing": np.array(["em", "em"])}, TypeError, r"routing is a ndarray of shape \(2,\)"),
         ({"votes": "sum", "routing": "em"}, ValueError, "whose children have no activations"),
         ({"algorithm": "staged"}, ValueError, "algorithm is 'staged'"),
         ({"precision": "tf16"}, ValueError, "precision is 'tf16'"),
@@ -96,6 +98,23 @@ def test_capsules_longer_than_local_memory(dtype, rows, routing, algorithm, monk
         numbacaps.capsule_routing(x, w, **how)
     with pytest.raises(ValueError, match=said):
         numbacaps.capsule_routing_backward(x, w, x[:, :2], **how)
+
+
+@pytest.mark.parametrize("how", [{"stride": 20_000, "padding": 20_000}, {"stride": 2**70}], ids=str)
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_numpy_takes_steps_of_any_size(routing, how):
+    """What lies between is not laid out: windows of a far stride are those of one that just leaves the image."""
+    near = {name: min(step, 6) for name, step in how.items()}
+    by = {"routing": routing, "algorithm": "numpy"}
+    results = []
+    for steps in (how, near):
+        found = numbacaps.capsule_routing(_X, _W, **by, **steps)
+        found = found if isinstance(found, tuple) else (found,)
+        dy = np.ones_like(found[0])
+        found += numbacaps.capsule_routing_backward(_X, _W, dy, **by, **steps)
+        results.append([one for one in found if one is not None])
+    for found, wanted in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_iterations_may_be_an_int_of_numpy():

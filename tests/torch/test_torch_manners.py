@@ -88,6 +88,24 @@ def test_forward_mode_is_refused(function):
             run(x, dual)
 
 
+@pytest.mark.slow(but=["eager-convolution"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@_functions
+def test_forward_mode_is_refused_in_what_is_compiled(function, backend):
+    """What has been traced comes to the operator alone, whose tangent would be dropped."""
+    run, (x, w) = _FUNCTIONS[function], _operands(function)
+
+    def tangent(x, t):
+        return torch.func.jvp(lambda x: run(x, w), (x,), (t,))[1]
+
+    compiled = torch.compile(tangent, backend=backend), torch.compile(run, backend=backend)
+    with pytest.raises(Exception, match="has a tangent .* no derivative here"):
+        compiled[0](x, torch.ones_like(x))
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(Exception, match="has a tangent .* no derivative here"):
+            compiled[1](torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)), w)
+
+
 @pytest.mark.parametrize("total", [torch.sum, lambda y: y.square().sum()], ids=["sum", "squares"])
 @pytest.mark.parametrize("function", ["dynamic", "em", "sums, shared"])
 def test_gradients_of_routings_gradients_are_refused(function, total):
@@ -711,3 +729,13 @@ def test_calls_go_past_the_dispatcher_only_where_nothing_else_comes_first():
     traced = torch.jit.trace(lambda one: nt.capsule_conv2d(one, w), (x,), check_trace=False)
     assert "numbacaps::capsule_conv2d" in str(traced.graph)
     torch.testing.assert_close(traced(2 * x), 2 * nt.capsule_conv2d(x, w))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_transposed_layer_is_traced():
+    """While it is, sizes are tensors."""
+    layer, y = nt.CapsuleConvTranspose2d(3, 4, 3), torch.randn(2, 3, 5, 5, 4, 4)
+    traced = torch.jit.trace(layer, (y,))
+    torch.testing.assert_close(traced(2 * y), layer(2 * y))

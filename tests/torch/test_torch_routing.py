@@ -691,3 +691,46 @@ def test_em_routing_of_votes_of_another_dtype_and_of_none():
         torch.testing.assert_close(one, other)
     with pytest.raises(ValueError, match="votes has shape .*takes a child or more"):
         layer(votes[:, :, :0], a[:, :0])
+
+
+def test_operands_on_another_device_are_refused():
+    """A layer that was made on "meta", and of which a state without betas was loaded."""
+    with torch.device("meta"):
+        layer = nt.RoutedCapsuleConv2d(3, 4, 3, routing="em")
+    state = nt.CapsuleConv2d(3, 4, 3).state_dict()
+    layer.load_state_dict(state, strict=False, assign=True)
+    x, a = torch.randn(2, 3, 5, 5, 4, 4), torch.rand(2, 3, 5, 5)
+    with pytest.raises(RuntimeError, match="x is on cpu and beta_u on meta; both take one device"):
+        layer(x, a)
+    votes = torch.randn(2, 3, 4, 8)
+    with pytest.raises(RuntimeError, match="votes is on cpu and activations on meta"):
+        nt.EMRouting(3)(votes, torch.rand(2, 4, device="meta"))
+
+
+@pytest.mark.parametrize(
+    "call, error, said",
+    [
+        (
+            lambda v: nt.DynamicRouting()(v[..., :0]),
+            ValueError,
+            "takes capsules of an element or more",
+        ),
+        (
+            lambda v: nt.DynamicRouting()(v, torch.zeros(3, 4, dtype=torch.complex64)),
+            RuntimeError,
+            "logits is torch.complex64",
+        ),
+        (
+            lambda v: nt.routing_couplings(
+                torch.ones(2, 3, 5, 5, 4, 4).int(), torch.ones(4, 3, 3, 3, 4, 4)
+            ),
+            RuntimeError,
+            "x is torch.int32",
+        ),
+        (lambda v: nt.CapsuleLinear((), 4), ValueError, r"in_channels is \(\); it takes an axis"),
+    ],
+    ids=["no elements", "complex logits", "integers", "no children"],
+)
+def test_what_has_no_routing_is_refused_by_name(call, error, said):
+    with pytest.raises(error, match=said):
+        call(torch.randn(2, 3, 4, 8))

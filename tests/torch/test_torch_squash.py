@@ -82,6 +82,28 @@ def test_capsules_of_any_length(formula, where, scale, dtype, request):
             assert have.dtype == dtype and error <= tolerance
 
 
+@pytest.mark.parametrize(
+    "shape, dim", [((3, 4), -1), ((3, 4), (0, 1)), ((2, 3, 4), (2, 0)), ((5,), 0)]
+)
+def test_the_function_of_any_axes(shape, dim):
+    """Of capsules so long that what crosses them cancels in their gradient."""
+    x = torch.randn(shape, dtype=torch.float64)
+    x, dy = x.requires_grad_(), torch.randn_like(x)
+    for scale in (1.0, 1e15):
+        wide = (scale * x.detach()).requires_grad_()
+        square = wide.square().sum(dim, keepdim=True)
+        right = wide * (square / (1 + square) / (square + 1e-7).sqrt())
+        narrow = wide.detach().float().requires_grad_()
+        y = nt.squash(narrow, dim)
+        (dx,), (wanted,) = (
+            torch.autograd.grad(one, of, dy.to(one.dtype))
+            for one, of in ((y, narrow), (right, wide))
+        )
+        torch.testing.assert_close(y.double(), right, rtol=1e-5, atol=1e-6)
+        assert (dx.double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert torch.autograd.gradgradcheck(lambda x: nt.squash(x, dim), x)
+
+
 @_formulas
 def test_kernels_read_tensors_as_they_lie(formula, on_simulator):
     """Of tensors with other strides, with no images, and of a gradient that is one number everywhere."""
@@ -138,6 +160,7 @@ def test_bad_input_is_refused_by_name():
         (RuntimeError, "dy is torch.float32", lambda: _gradient(x, dy[:1], 3, 1.0, "rational")),
         (ValueError, "group is 0.5; it takes an int", lambda: nt.ExponentialSquash(0.5)),
         (ValueError, "slope is 'a'; it takes a number", lambda: nt.ExponentialSquash(3, "a")),
+        (ValueError, "slope is True; it takes a number", lambda: nt.ExponentialSquash(3, True)),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -22,6 +22,16 @@ from numbacaps.device.instructions import let_next_start, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
 from numbacaps.device.target import at, cuda
+from numbacaps.messages import shown
+
+
+def _as_float(name, number):
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(
+            f"{name} is {shown(number)}; it takes a number that a float holds"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Adam:
         if self.halve_every < 1:
             raise ValueError(f"halve_every is {self.halve_every}; it takes 1 or more")
         for name in ("rate", "beta1", "beta2", "epsilon"):
-            object.__setattr__(self, name, float(getattr(self, name)))  # frozen
+            object.__setattr__(self, name, _as_float(name, getattr(self, name)))  # frozen
         object.__setattr__(self, "halve_every", int(self.halve_every))
 
     def _check_types(self):

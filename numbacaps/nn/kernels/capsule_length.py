@@ -13,6 +13,7 @@ from functools import cache
 from numbacaps.device.instructions import let_next_start, load_run, shuffle, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import THREADS, early, flat, launch
+from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.warp_shares import shares
 
@@ -23,7 +24,8 @@ def make_capsule_length(E, width, lanes, dtype):
 
     ``lanes``, a power of two, take ``width`` elements each at a time; E is a multiple of both together.
     """
-    WIDTH, LANES, TURNS, BITS = width, lanes, E // (width * lanes), lanes.bit_length() - 1
+    WIDTH, TURNS = width, specialized(E // (width * lanes))
+    LANES, BITS = map(specialized, (lanes, lanes.bit_length() - 1))
     ZERO = dtype.type(0)
 
     @kept_on_disk
@@ -56,7 +58,7 @@ def make_capsule_length(E, width, lanes, dtype):
 @cache
 def make_capsule_length_backward(E, dtype):
     """Kernel for capsules of E elements."""
-    ZERO = dtype.type(0)
+    ELEMENTS, ZERO = specialized(E), dtype.type(0)
 
     @kept_on_disk
     @cuda.jit
@@ -69,13 +71,13 @@ def make_capsule_length_backward(E, dtype):
     ):
         let_next_start()
         i = cuda.grid(1)
-        if i >= capsules * E:
+        if i >= capsules * ELEMENTS:
             return
         wait_for_last()
-        length = lengths[at(i // E)]
+        length = lengths[at(i // ELEMENTS)]
         gradient = ZERO
         if length != ZERO:  # NaN stays NaN
-            gradient = d_lengths[at(i // E)] * (x[at(i)] / length)
+            gradient = d_lengths[at(i // ELEMENTS)] * (x[at(i)] / length)
         dx[at(i)] = gradient
 
     return capsule_length_backward_kernel

@@ -224,8 +224,8 @@ def make_dynamic_pass(tile, form):
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
     OF_ROW, OF_BLOCK = map(specialized, (max(1, of_row), tile.rows * of_row))
-    RUN = 4 if columns % 4 == 0 else 1  # sums that a thread stores at once
-    RUNS, COLUMNS, ROW = map(specialized, (columns // RUN, columns, columns + 4))
+    run = 4 if columns % 4 == 0 else 1  # sums that a thread stores at once
+    RUN, RUNS, COLUMNS, ROW = map(specialized, (run, columns // run, columns, columns + 4))
     IS_EVEN = form.arrays == 0
     A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
     ZERO, SHARE = np.float32(0), specialized_float32(1 / g.P if IS_EVEN else 1)

@@ -228,7 +228,7 @@ def make_columns(owners):
     TOGETHER, OF_GROUP = map(specialized, (f.together, f.together * f.depth * f.width))
     STEPS, NUMBERS = map(specialized, (owners.steps, 4 * f.down * owners.steps))
     OF_STEP, HALF = map(specialized, (2 * f.beside, f.is_half))
-    RUN = gcd(f.beside, 4)  # words of one load
+    RUN = specialized(gcd(f.beside, 4))  # words of one load
     ZERO = np.float32(0)
     swizzle, multiply = make_swizzle(f), make_multiply(f)
 
@@ -507,7 +507,7 @@ def make_add_parts(g, children):
 
     Thread mapping: one thread up to four elements of a kernel capsule.
     """
-    RUN = gcd(g.E2, 4)
+    RUN = specialized(gcd(g.E2, 4))
     Q, E2, CHILDREN, SIZE = map(specialized, (g.Q, g.E2, children, g.P * g.Q * g.E2))
 
     @kept_on_disk

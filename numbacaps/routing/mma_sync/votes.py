@@ -104,7 +104,7 @@ def make_votes(fragments):
     OF_GROUP, LOW = map(specialized, (f.together * f.depth * f.width, 4 * f.down * steps))
     ELEMENTS, WORDS = map(specialized, (f.elements, f.beside * fours))
     SIDES, THREE = specialized(1 if f.is_half else 2), f.terms == 3
-    RUN = gcd(f.beside, 4)  # words of one load
+    RUN = specialized(gcd(f.beside, 4))  # words of one load
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, forceinline=True)
