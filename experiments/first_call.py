@@ -5,9 +5,11 @@ with a folder for kernels (``NUMBA_CACHE_DIR``) of its own, which is
 
 - empty, or
 - other: it holds the kernels of other geometries, in every pass, at the same precision; of a network, those of the
-  published network, whose process went before.
+  published network, whose process went before; or
+- warm: it holds what ``numbacaps.warmup()`` compiles at the same precision.
 
-Measured are ``import numbacaps``; the first result of each pass at each precision, and of all passes in one process; and
+Measured are ``import numbacaps``; the warm-up; the first result of each pass at each precision, and of all passes in one
+process; the first parents of dynamic and of EM routing, and all gradients behind them, at the default precision; and
 the first step and the first inference of the published network, and of another network after it in the same process. A
 process's start, its first use of the GPU, and the arrays are not in the time.
 """
@@ -30,15 +32,17 @@ from experiments.measuring.listed import Listed
 from experiments.measuring.workloads import square
 
 NAME = "first_call"
-MINUTES = 8  # that a run takes, about
+MINUTES = 12  # that a run takes, about
 KEYS = ("what", "pass", "precision", "kernels")
 VALUES = ("seconds", "note")
-EMPTY, OTHER = "empty", "other"
+EMPTY, OTHER, WARM = KERNELS = "empty", "other", "warm"
 ALL = "all passes"
 NEW = square(32, 12, 20, 13, 3, 1, 3, 5, 6)
 OTHERS = (square(32, 16, 16, 12, 3, 1, 4, 4, 4), square(16, 8, 24, 15, 5, 2, 7, 3, 5))
+ROUTINGS = ("dynamic", "em")
 _ORDERS = (("step", "inference"), ("inference", "step"))
 _LONGEST = 600  # seconds of a process
+_DEFAULT = next(iter(ratios.CLASSES))  # the class of the default precision
 _LISTED = Listed(NAME, KEYS, VALUES)
 listing, merge, is_current = _LISTED.listing, _LISTED.merge, _LISTED.is_current
 
@@ -48,7 +52,7 @@ def make_parser():
     choices = {
         "passes": ((*PASSES, ALL), "passes"),
         "precisions": (tuple(ratios.CLASSES), "classes"),
-        "kernels": ((EMPTY, OTHER), "what the folder of kernels holds"),
+        "kernels": (KERNELS, "what the folder of kernels holds"),
     }
     parser = _LISTED.parser(__doc__, choices)
     parser.add_argument("--without-network", action="store_true", help="geometries alone")
@@ -95,11 +99,15 @@ def _of_passes(geometry, names, how):
     return {"what": "passes", "geometry": asdict(geometry), "names": list(names), **how}
 
 
+def _of_routing(geometry, form):
+    return {"what": "routing", "geometry": asdict(geometry), "form": form}
+
+
 class Folders:
-    """Folders for kernels: empty ones, and copies of one that holds those of other geometries."""
+    """Folders for kernels: empty ones, and copies of some that hold those of other geometries, or of a warm-up."""
 
     def __init__(self, root):
-        self._root, self._made, self._others = Path(root), 0, {}
+        self._root, self._made, self._kept = Path(root), 0, {}
 
     def new(self):
         """An empty folder."""
@@ -108,17 +116,35 @@ class Folders:
         folder.mkdir()
         return folder
 
-    def other(self, how):
-        """A folder with kernels of :data:`OTHERS` at a dtype and precision."""
-        key = json.dumps(how)
-        if key not in self._others:
+    def other(self, of):
+        """A folder with kernels of :data:`OTHERS`; ``of`` says which case a geometry is."""
+        cases = [of(geometry) for geometry in OTHERS]
+        return self._copy(json.dumps(cases), cases)
+
+    def warm(self, how):
+        """A folder behind a warm-up at a dtype and precision."""
+        case = {"what": "warmup", **how}
+        return self._copy(json.dumps(case), [case])
+
+    def warmed(self, how):
+        """The seconds of that warm-up."""
+        self.warm(how)
+        return self._kept[json.dumps({"what": "warmup", **how})][1][0]["warmup"]
+
+    def _copy(self, key, cases):
+        if key not in self._kept:
             folder = self.new()
-            with ThreadPoolExecutor(len(OTHERS)) as pool:  # each waits for a process
-                list(pool.map(lambda g: run(_of_passes(g, PASSES, how), folder), OTHERS))
-            self._others[key] = folder
+            with ThreadPoolExecutor(len(cases)) as pool:  # each waits for a process
+                self._kept[key] = folder, list(pool.map(lambda case: run(case, folder), cases))
         copy = self.new()
-        shutil.copytree(self._others[key], copy, dirs_exist_ok=True)
+        shutil.copytree(self._kept[key][0], copy, dirs_exist_ok=True)
         return copy
+
+    def holding(self, kernels, of, how):
+        """A folder that holds what is asked for."""
+        if kernels == WARM:
+            return self.warm(how)
+        return self.new() if kernels == EMPTY else self.other(of)
 
 
 # ---- rows
@@ -135,18 +161,23 @@ def jobs(options, words):
         Of each class what ours takes: ``dtype`` and ``precision``.
     """
     found = [([("import", "", "", EMPTY)], _imported)]
+    if WARM in options.kernels:
+        for name in options.precisions:
+            work = partial(lambda how, folders: [folders.warmed(how)], words[name])
+            found.append(([("warm-up", "", name, EMPTY)], work))
     for kernels in options.kernels:
         for name in options.precisions:
             for wanted in options.passes:
                 key = ("geometry", wanted, name, kernels)
                 found.append(([key], _geometry_job(wanted, words[name], kernels)))
+        if _DEFAULT in options.precisions:
+            found += [_routing_job(form, words[_DEFAULT], kernels) for form in ROUTINGS]
     if not options.without_network:
-        found += [
-            _network_job(name, words[name]["precision"], order)
-            for name in options.precisions
-            if words[name]["dtype"] == "float32"
-            for order in _ORDERS
-        ]
+        for name in options.precisions:
+            if words[name]["dtype"] == "float32":
+                found += [_network_job(name, words[name], order, EMPTY) for order in _ORDERS]
+                if WARM in options.kernels:
+                    found.append(_network_job(name, words[name], _ORDERS[0], WARM))
     return found
 
 
@@ -160,24 +191,38 @@ def _geometry_job(wanted, how, kernels):
     names = PASSES if wanted == ALL else (wanted,)
 
     def work(folders):
-        folder = folders.new() if kernels == EMPTY else folders.other(how)
+        folder = folders.holding(kernels, lambda g: _of_passes(g, PASSES, how), how)
         return [sum(run(_of_passes(NEW, names, how), folder).values())]
 
     return work
 
 
-def _network_job(name, precision, order):
-    """The process of a network, in an empty folder; the second of its two passes finds what the first has compiled."""
+def _routing_job(form, how, kernels):
+    """The process of a layer with routing; its gradients find what its forward pass has compiled."""
+    passes = "forward", "gradients"
+    keys = [(f"routing, {form}", wanted, _DEFAULT, kernels) for wanted in passes]
+
+    def work(folders):
+        folder = folders.holding(kernels, lambda g: _of_routing(g, form), how)
+        found = run(_of_routing(NEW, form), folder)
+        return [found[wanted] for wanted in passes]
+
+    return keys, work
+
+
+def _network_job(name, how, order, kernels):
+    """The process of a network; the second of its two passes finds what the first has compiled."""
     then = f" after {order[0]}"
+    behind = OTHER if kernels == EMPTY else kernels
     keys = [
-        (who, what + (then if i else ""), name, EMPTY if who == "network" else OTHER)
+        (who, what + (then if i else ""), name, kernels if who == "network" else behind)
         for who in ("network", "another network")
         for i, what in enumerate(order)
     ]
 
     def work(folders):
-        case = {"what": "network", "precision": precision, "order": list(order)}
-        found = run(case, folders.new())
+        case = {"what": "network", "precision": how["precision"], "order": list(order)}
+        found = run(case, folders.holding(kernels, None, how))
         return [found[f"{who}, {what}"] for who in ("network", "another network") for what in order]
 
     return keys, work

@@ -79,7 +79,12 @@ def _kernels(geometry):
 def test_presets_take_most_kernels_that_drawn_convolutions_take(monkeypatch):
     monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
     monkeypatch.setattr(FusedPasses, "_launchers", lambda passes, wanted, chosen: chosen)
-    presets = [g for some in package.PRESETS.values() for g in some.values()]
+    presets = [
+        one
+        for some in package.PRESETS.values()
+        for one in some.values()
+        if isinstance(one, Geometry)
+    ]
     known = set().union(*map(_kernels, presets))
     taken = [one for number in range(100) for one in _kernels(drawn(20261127, number))]
     assert sum(one in known for one in taken) >= 0.85 * len(taken)
@@ -97,6 +102,21 @@ def test_each_convolution_is_asked_for_once():
     assert package._jobs(_SMALL, ("float16",), ["auto"]) == [
         (package._make_ready, (_SMALL, "float16", "ieee"))
     ]
+
+
+def test_layers_with_routing():
+    """Kernels that two words have in common are asked for once."""
+    layer = (2, 8, 5, 5, 2, 2), (4, 8, 3, 3, 2, 2), {"routing": "em", "stride": 2}
+    asked = package.Routed(*layer[:2], (("routing", "em"), ("stride", 2)))
+    jobs = package._jobs([layer], ("float32", "float16"), ["auto", "tf32x3", "tf32"])
+    words = ("float32", "auto"), ("float32", "tf32"), ("float16", "ieee")
+    assert jobs == [(package._make_ready, (asked, *word)) for word in words]
+    assert {one for _, (one, *_) in package._jobs("routing", ("float32",), None)} == set(
+        package.PRESETS["routing"].values()
+    )
+    package._make_ready(asked, "float32", "ieee")
+    with pytest.raises(ValueError, match="routing is 'none'"):
+        package._jobs([(*layer[:2], {"routing": "none"})], ("float32",), None)
 
 
 def test_the_network_trains_and_infers_too():
@@ -250,7 +270,7 @@ def test_the_command_says_how_long_it_took(monkeypatch, capsys):
     said = capsys.readouterr()
     assert "3 of 4 are ready" in said.out and "not compiled: a layer: why" in said.err
     assert asked == [
-        (("network", "workloads", "capsules"), ("float32",), None, None),
+        (("network", "workloads", "capsules", "routing"), ("float32",), None, None),
         (("workloads",), ("float16", "float32"), None, 2),
     ]
 

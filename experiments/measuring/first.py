@@ -64,6 +64,47 @@ def passes(geometry, names, dtype, precision):
     return {name: seconds(lambda name=name: (calls[name](), cuda.synchronize())) for name in names}
 
 
+def routing(geometry, form):
+    """The first parents of a layer with routing, and its first gradients behind them, at the default precision.
+
+    Parameters
+    ----------
+    geometry : dict
+        Arguments of :class:`numbacaps.Geometry`.
+    form : str
+        "dynamic" or "em".
+    """
+    import numpy as np
+
+    import numbacaps
+    from numbacaps.device.target import cuda
+
+    g = numbacaps.Geometry(**geometry)
+    rng = np.random.default_rng(0)
+    shapes = (shape[:4] + shape[5:] for shape in (g.input_shape, g.kernel_shape, g.output_shape))
+    x, w, dy = (cuda.to_device(rng.standard_normal(shape, np.float32)) for shape in shapes)
+    cuda.synchronize()
+    how = {"routing": form, "stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    calls = {
+        "forward": partial(numbacaps.capsule_routing, x, w, **how),
+        "gradients": partial(numbacaps.capsule_routing_backward, x, w, dy, **how),
+    }
+    return {
+        name: seconds(lambda call=call: (call(), cuda.synchronize()))
+        for name, call in calls.items()
+    }
+
+
+def warmup(dtype, precision):
+    """``numbacaps.warmup()`` at one dtype and precision."""
+    import numbacaps
+
+    done = numbacaps.warmup(dtypes=(dtype,), precisions=(precision,))
+    if done.failed:
+        raise RuntimeError(f"not compiled: {done.failed}")
+    return {"warmup": done.seconds}
+
+
 def network(precision, order, batch=_BATCH):
     """The first step and the first inference of the published network, in that order or the other; then another one's.
 
@@ -109,7 +150,8 @@ def network(precision, order, batch=_BATCH):
 
 def main(arguments):
     case = json.loads(arguments[0])
-    work = {"import": imported, "passes": passes, "network": network}[case.pop("what")]
+    works = {"import": imported, "passes": passes, "routing": routing}
+    work = (works | {"warmup": warmup, "network": network})[case.pop("what")]
     print(json.dumps(work(**case)))
 
 

@@ -18,11 +18,14 @@ from numbacaps.fused.precision import PRECISIONS, precisions
 from numbacaps.geometry import Geometry, is_int
 from numbacaps.messages import did_you_mean, is_iterable, shown
 from numbacaps.planning import plan
-from numbacaps.warmup.presets import PRESETS
+from numbacaps.routing.api import explain_routing
+from numbacaps.routing.plan import routing_plan
+from numbacaps.warmup.presets import PRESETS, Routed
 
 _NETWORK = "network"  # the preset that is more than its layers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _OF_NETWORKS = ("float32", "float64")  # the dtypes that they take
+_DEFAULT, _SAME = "auto", "tf32x3"  # which routing computes by the same kernels
 _BATCH = 128  # images of the published network
 
 
@@ -33,7 +36,7 @@ class Warmup(NamedTuple):
     ----------
     seconds : float
     made : int
-        Convolutions, each at a dtype and a precision, and whole networks that are ready.
+        Layers, each at a dtype and a precision, and whole networks that are ready.
     failed : dict of str to str
         What could not be compiled, and why.
     """
@@ -51,19 +54,21 @@ def warmup(
     processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Warmup:
-    """Compile all kernels that convolutions take on this GPU, every pass of them, and keep them on disk.
+    """Compile all kernels that layers take on this GPU, every pass of them, and keep them on disk.
 
     Parameters
     ----------
     convolutions : str or iterable
         Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers), ``"workloads"``
-        (layers of EM routing and wider ones) or ``"capsules"`` (other capsules, windows and strides, for most kernels that
-        any convolution takes); a :class:`numbacaps.Geometry`; or a pair of shapes (N, C, H, W, D1, D2) and
-        (P, C, KH, KW, D2, D3).
+        (convolutions of EM routing's sizes and wider ones), ``"capsules"`` (other capsules, windows and strides, for most
+        kernels that any convolution takes) or ``"routing"`` (dynamic and EM routing, for most that any routed layer takes); a
+        :class:`numbacaps.Geometry`; a pair of shapes (N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3), of a convolution; or
+        both and a dict, of a layer with routing: options of :func:`numbacaps.routing_plan`.
     dtypes : iterable of str
         float16, bfloat16, float32 or float64.
     precisions : iterable of str, optional
-        As :func:`numbacaps.capsule_conv2d` takes them; by default all that the GPU has for a dtype.
+        As :func:`numbacaps.capsule_conv2d` takes them; by default all that the GPU has for a dtype. Of routing those
+        that it takes, or else its default.
     processes : int, optional
         That compile side by side; by default one a core.
     progress : callable, optional
@@ -109,9 +114,8 @@ def _jobs(convolutions, dtypes, precisions):
     words = [(dtype, word) for dtype in dtypes for word in _precisions(dtype, precisions)]
     jobs = []
     for one in convolutions:
-        jobs += [
-            (_make_ready, (geometry, *word)) for geometry in _geometries(one) for word in words
-        ]
+        for layer in _layers(one):
+            jobs += [(_make_ready, (layer, *word)) for word in _words_of(layer, words)]
         if isinstance(one, str) and one == _NETWORK:
             whole = [word for word in words if word[0] in _OF_NETWORKS]
             runs = [(_network, (*word, what)) for word in whole for what in ("step", "forward")]
@@ -140,8 +144,34 @@ def _precisions(dtype, wanted):
     return found
 
 
-def _geometries(one):
-    """The geometries that one entry of ``convolutions`` stands for."""
+def _words_of(layer, words):
+    """Those of the pairs of dtype and precision that a layer takes, each kernel once."""
+    if isinstance(layer, Geometry):
+        return words
+    found = []
+    for dtype in dict.fromkeys(dtype for dtype, _ in words):
+        wanted = [word for of, word in words if of == dtype and _routes(layer, dtype, word)]
+        if _DEFAULT in wanted and _SAME in wanted:
+            wanted.remove(_SAME)
+        found += [(dtype, word) for word in wanted or [_DEFAULT]]
+    return found
+
+
+def _routes(layer, dtype, precision):
+    """Whether a layer with routing takes a precision."""
+    try:
+        _explain(layer, dtype=dtype, precision=precision)
+    except ValueError:
+        return False
+    return True
+
+
+def _explain(layer, **how):
+    return explain_routing(layer.x_shape, layer.w_shape, **dict(layer.options), **how)
+
+
+def _layers(one):
+    """The layers that one entry of ``convolutions`` stands for."""
     if isinstance(one, Geometry):
         return [one]
     if isinstance(one, str):
@@ -151,6 +181,11 @@ def _geometries(one):
                 + did_you_mean(one, PRESETS)
             )
         return PRESETS[one].values()
+    if isinstance(one, (tuple, list)) and len(one) == 3 and isinstance(one[2], dict):
+        of_x, of_w, options = one
+        layer = Routed(tuple(of_x), tuple(of_w), tuple(options.items()))
+        _explain(layer)  # checks it
+        return [layer]
     try:
         (N, C, H, W, D1, D2), (P, same, KH, KW, again, D3) = one
         fits = (same, again) == (C, D2)
@@ -159,7 +194,7 @@ def _geometries(one):
     if not fits:
         raise ValueError(
             f"convolutions holds {shown(one)}; it takes a preset's name, a Geometry, or shapes "
-            "(N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3)"
+            "(N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3), of routing with a dict of options"
         )
     return [Geometry(N, C, P, H, W, KH, KW, 1, D1, D2, D3)]
 
@@ -184,8 +219,13 @@ def _side_by_side(jobs, processes, progress):
     return failed
 
 
-def _make_ready(geometry, dtype, precision):
-    """Have a plan compile every pass of a convolution."""
+def _make_ready(layer, dtype, precision):
+    """Have a plan compile every pass of a layer."""
+    if isinstance(layer, Routed):
+        how = dict(layer.options)
+        routing_plan(layer.x_shape, layer.w_shape, dtype, precision=precision, **how)
+        return
+    geometry = layer
     moves = {"stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation}
     shapes = geometry.input_shape, geometry.kernel_shape
     plan(*shapes, dtype, product="gab,gbc->gac", precision=precision, **moves)

@@ -1,6 +1,24 @@
-"""The convolutions that a warm-up knows by name."""
+"""The layers that a warm-up knows by name: convolutions, and routing."""
+
+from typing import NamedTuple
 
 from numbacaps.geometry import Geometry
+
+
+class Routed(NamedTuple):
+    """A layer with routing.
+
+    Attributes
+    ----------
+    x_shape, w_shape : tuple of int
+        As :func:`numbacaps.routing_plan` takes them.
+    options : tuple of (str, value)
+        Those of its options that are not the default.
+    """
+
+    x_shape: tuple
+    w_shape: tuple
+    options: tuple = ()
 
 
 def _square(N, C, P, H, stride, D1, D2, D3, K=3):
@@ -42,5 +60,18 @@ PRESETS = {
         "12, 5x5": _alike(12, 32, 16, 16, 8, 5, 1),
         "3, few channels, 3x3, stride 2": _alike(3, 128, 4, 8, 8, 3, 2),
         "5, 1x1, stride 2": _alike(5, 128, 16, 16, 14, 1, 2),
+    },
+    # Capsules, parents and children are numbers behind a form, so a few layers have the forms of most.
+    "routing": {
+        "DigitCaps": Routed((128, 1152, 1, 1, 1, 8), (10, 1152, 1, 1, 8, 16)),
+        "3x3 window, dynamic": Routed(
+            (64, 32, 14, 14, 4, 4), (32, 32, 3, 3, 4, 4), (("stride", 2),)
+        ),
+        "3x3 window, EM": Routed(
+            (64, 32, 14, 14, 4, 4), (32, 32, 3, 3, 4, 4), (("routing", "em"), ("stride", 2))
+        ),
+        "class capsules, EM": Routed(
+            (64, 32, 4, 4, 4, 4), (5, 32, 4, 4, 4, 4), (("routing", "em"),)
+        ),
     },
 }

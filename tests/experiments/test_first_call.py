@@ -99,6 +99,12 @@ def machine(monkeypatch):
         started.append(SimpleNamespace(kept=kept, kernels=kernels, **case))
         if case["what"] == "import":
             return {"import": 0.5}
+        if case["what"] == "warmup":
+            (kernels / "warm").touch()
+            return {"warmup": 9.0}
+        if case["what"] == "routing":
+            (kernels / str(case["geometry"]["C"])).touch()
+            return {"forward": 4.0, "gradients": 5.0}
         if case["what"] == "network":
             names = ("network", "another network")
             return {f"{name}, {what}": 3.0 for name in names for what in case["order"]}
@@ -113,7 +119,8 @@ def machine(monkeypatch):
 
 
 def _main(tmp_path, *arguments):
-    return first_call.main(["--precisions", "tf32", *arguments, "--results", str(tmp_path)])
+    precisions = () if "--precisions" in arguments else ("--precisions", "tf32")
+    return first_call.main([*precisions, *arguments, "--results", str(tmp_path)])
 
 
 def test_each_row_has_a_process_and_a_folder_of_its_own(machine, tmp_path, capsys):
@@ -122,19 +129,47 @@ def test_each_row_has_a_process_and_a_folder_of_its_own(machine, tmp_path, capsy
         tuple(row[name] for name in first_call.KEYS): row["seconds"]
         for row in first_call.listing(tmp_path / "here").rows
     }
-    assert len(rows) == 1 + 2 * 4 + 2 * 4
+    assert len(rows) == 1 + 1 + 3 * 4 + 3 * 4
     assert rows["import", "", "", "empty"] == "0.5"
     assert rows["geometry", "forward", "tf32", "other"] == "2"
     assert rows["geometry", "all passes", "tf32", "empty"] == "6"
     assert rows["network", "inference after step", "tf32", "empty"] == "3"
     assert rows["another network", "step", "tf32", "other"] == "3"
+    assert rows["warm-up", "", "tf32", "empty"] == "9"
+    assert rows["network", "inference after step", "tf32", "warm"] == "3"
     others = {str(g.C) for g in first_call.OTHERS}
     new = [one for one in machine if getattr(one, "geometry", {}).get("C") == first_call.NEW.C]
-    assert [set(one.kept) for one in new] == [set()] * 4 + [others] * 4
+    assert [set(one.kept) for one in new] == [set()] * 4 + [others] * 4 + [{"warm"}] * 4
     assert len({one.kernels for one in new}) == len(new) and all(
         one.precision == "tf32" for one in new
     )
     assert "0.50" in capsys.readouterr().out
+
+
+def test_routing_has_rows_of_its_own(machine, tmp_path):
+    """At the default precision."""
+    how = "--precisions", "default", "--passes", "forward", "--without-network"
+    assert _main(tmp_path, *how) == 0
+    rows = {
+        tuple(row[name] for name in first_call.KEYS): row["seconds"]
+        for row in first_call.listing(tmp_path / "here").rows
+    }
+    assert len(rows) == 1 + 1 + 3 * (1 + 2 * 2)
+    assert rows["routing, em", "forward", "default", "other"] == "4"
+    assert rows["routing, dynamic", "gradients", "default", "warm"] == "5"
+    new = [
+        one for one in machine if one.what == "routing" and one.geometry["C"] == first_call.NEW.C
+    ]
+    others = {str(g.C) for g in first_call.OTHERS}
+    kept = [set(one.kept) for one in new]
+    assert kept == [kind for kind in (set(), others, {"warm"}) for _ in range(2)]
+
+
+@pytest.mark.slow
+def test_a_process_routes(tmp_path):
+    for form in first_call.ROUTINGS:
+        found = first_call.run(first_call._of_routing(SMALL, form), tmp_path)
+        assert set(found) == {"forward", "gradients"} and min(found.values()) > 0
 
 
 def test_what_was_measured_is_not_measured_again(machine, tmp_path):
@@ -176,7 +211,7 @@ def test_ctrl_c_keeps_finished_rows(machine, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--passes", "up"], "got 'up'; it takes forward, "),
-        (["--kernels", "some"], "got 'some'; it takes empty, other"),
+        (["--kernels", "some"], "got 'some'; it takes empty, other, warm"),
         (["--precisions", "ieee"], "got 'ieee'; it takes default, tf32, float16, bfloat16"),
     ],
 )
