@@ -4,7 +4,7 @@ import torch
 
 from numbacaps.routing.api import capsule_routing
 from numbacaps.routing.options import check_given, options_of
-from numbacaps.torch.closed import check, check_tensors
+from numbacaps.torch.closed import check, check_device, check_tensors
 from numbacaps.torch.functional import pair
 from numbacaps.torch.routing import OPTIONS
 
@@ -30,7 +30,9 @@ def routing_couplings(
     given = {"activations": activations, "beta_u": beta_u, "beta_a": beta_a, "logits": logits}
     tensors = {"x": x, "w": w} | {name: one for name, one in given.items() if one is not None}
     check_tensors(**tensors)
-    check(**tensors)
+    check_device(**tensors)
+    for name, tensor in tensors.items():
+        check(**{name: tensor})  # their dtypes may differ: all are widened
     form = options_of(options)
     check_given(given, form)
     window = {"stride": pair("stride", stride, 1), "padding": pair("padding", padding, 0)}

@@ -88,7 +88,7 @@ def test_forward_mode_is_refused(function):
             run(x, dual)
 
 
-@pytest.mark.slow(but=["eager-convolution"])
+@pytest.mark.slow(but=["convolution-eager"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @_functions
 def test_forward_mode_is_refused_in_what_is_compiled(function, backend):
