@@ -88,6 +88,7 @@ def test_forward_mode_is_refused(function):
             run(x, dual)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated:DeprecationWarning")
 @pytest.mark.slow(but=["convolution-eager"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @_functions
