@@ -117,6 +117,10 @@ def test_layers_with_routing():
     package._make_ready(asked, "float32", "ieee")
     with pytest.raises(ValueError, match="routing is 'none'"):
         package._jobs([(*layer[:2], {"routing": "none"})], ("float32",), None)
+    with pytest.raises(TypeError, match="x_shape is 3"):
+        package._jobs([(3, layer[1], {})], ("float32",), None)
+    pairs = [(*layer[:2], {"routing": "em", "stride": stride}) for stride in ([2, 1], (2, 1))]
+    assert len(package._jobs(pairs, ("float32",), ["auto"])) == 1
 
 
 def test_the_network_trains_and_infers_too():

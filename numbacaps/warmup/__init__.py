@@ -183,9 +183,9 @@ def _layers(one):
         return PRESETS[one].values()
     if isinstance(one, (tuple, list)) and len(one) == 3 and isinstance(one[2], dict):
         of_x, of_w, options = one
-        layer = Routed(tuple(of_x), tuple(of_w), tuple(options.items()))
-        _explain(layer)  # checks it
-        return [layer]
+        explain_routing(of_x, of_w, **options)  # checks them
+        named = ((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())
+        return [Routed(tuple(of_x), tuple(of_w), tuple(named))]
     try:
         (N, C, H, W, D1, D2), (P, same, KH, KW, again, D3) = one
         fits = (same, again) == (C, D2)
