@@ -60,6 +60,8 @@ PRESETS = {
         "12, 5x5": _alike(12, 32, 16, 16, 8, 5, 1),
         "3, few channels, 3x3, stride 2": _alike(3, 128, 4, 8, 8, 3, 2),
         "5, 1x1, stride 2": _alike(5, 128, 16, 16, 14, 1, 2),
+        # Every network begins with one.
+        "of an image, 5x5, stride 2": _square(128, 1, 8, 28, 2, 1, 1, 16, K=5),
     },
     # Capsules, parents and children are numbers behind a form, so a few layers have the forms of most.
     "routing": {
