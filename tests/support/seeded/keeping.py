@@ -525,7 +525,7 @@ FAULTS = [
     Fault(
         "Adam's settings stay NumPy's, which JSON does not take",
         "numbacaps/nn/kernels/adam.py",
-        "object.__setattr__(self, name, float(getattr(self, name)))  # frozen",
+        "object.__setattr__(self, name, _as_float(name, getattr(self, name)))  # frozen",
         "pass",
         f"{_NETWORK} -k numpys",
     ),
