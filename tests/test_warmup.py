@@ -117,6 +117,10 @@ def test_layers_with_routing():
     package._make_ready(asked, "float32", "ieee")
     with pytest.raises(ValueError, match="routing is 'none'"):
         package._jobs([(*layer[:2], {"routing": "none"})], ("float32",), None)
+    with pytest.raises(ValueError, match="holds 'precision' of a layer; precisions are of all"):
+        package._jobs([(*layer[:2], {"precision": "ieee"})], ("float32",), None)
+    plans = package._jobs([(*layer[:2], {"logits": True, "couplings": True})], ("float32",), None)
+    package._make_ready(*plans[-1][1])
     with pytest.raises(TypeError, match="x_shape is 3"):
         package._jobs([(3, layer[1], {})], ("float32",), None)
     pairs = [(*layer[:2], {"routing": "em", "stride": stride}) for stride in ([2, 1], (2, 1))]

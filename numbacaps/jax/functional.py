@@ -56,7 +56,8 @@ def capsule_conv2d(x, w, stride=1, padding=0, dilation=1, *, product="ab,bc->ac"
         raise ValueError(f"precision is {precision!r}; it takes one of {list(PRECISIONS)}{hint}")
     of = parse_product(product)
     g = geometry_of(x.shape, w.shape, of, stride, padding, dilation)
-    _refuse_what_ends_xla(g, x.dtype)
+    if g.N:
+        _refuse_what_ends_xla(g, x.dtype)
     x_joined = _joined(x, of.x_order, g.input_shape)
     w_joined = _joined(w, of.w_order, g.kernel_shape)
     y = _convolve(g, precision, x_joined, w_joined)

@@ -178,9 +178,11 @@ def backend_below(keys):
 def backend_back(ctx, dy):
     """The backend whose functions compute a gradient without the dispatcher; None where it has to look.
 
-    That takes ordinary operands, which ``ctx.is_ordinary`` says, an ordinary ``dy``, and no gradient of the gradient.
+    That takes ordinary operands, which ``ctx.is_ordinary`` says, an ordinary ``dy``, and no derivative of the gradient.
     """
-    return backend_of(dy) if ctx.is_ordinary and not torch.is_grad_enabled() else None
+    if not ctx.is_ordinary or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return None
+    return backend_of(dy)
 
 
 def ordinary(*tensors):

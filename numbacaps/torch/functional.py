@@ -215,14 +215,17 @@ def squash(x, dim=-1):
     """
     check_tensors(x=x)
     wide = _wide(x)
-    axes = _axes(x.dim(), dim)
-    if axes is None:  # plain PyTorch refuses axes that there are not
+    axes = None if x.is_nested else _axes(x.dim(), dim)
+    group = 0 if axes is None else math.prod(x.shape[axis] for axis in axes)
+    if group == 0:  # no axes of x, which plain PyTorch refuses; all; or no elements
         y = wide * factor(wide.square().sum(dim, keepdim=True), "rational")
+    elif last_elements(x.shape, dim):
+        y = squashed(wide, group, 1.0, "rational")
     else:
         last = tuple(range(-len(axes), 0))
         moved = wide.movedim(axes, last).unsqueeze(0)  # all axes may be of a capsule
-        group = math.prod(moved.shape[-len(axes) :])
         y = squashed(moved, group, 1.0, "rational").squeeze(0).movedim(last, axes)
+        y = y.clone(memory_format=torch.contiguous_format)  # in place of a view
     return y.to(x.dtype)
 
 
@@ -271,6 +274,8 @@ def last_elements(shape, dim):
 
 def _axes(rank, dim):
     """The axes ``dim`` of a tensor, counted from the first and in their order; None where these are no axes of it."""
-    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    axes = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in axes):
+        return None
     known = {axis % rank for axis in axes if -rank <= axis < rank}
     return tuple(sorted(known)) if axes and len(known) == len(axes) else None

@@ -119,7 +119,7 @@ def check_shape(name, tensor, wanted):
 
 
 def _check_slope(slope):
-    if not is_number(slope):
+    if not is_number(slope) or getattr(slope, "ndim", 0):
         raise ValueError(f"slope is {slope!r}; it takes a number")
 
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from numbacaps.squash import prepared
 from numbacaps.squash.formulas import EPSILON, FORMULAS
 from numbacaps.torch import kernels
-from numbacaps.torch.closed import backend_back, backend_below, ordinary, redispatched
+from numbacaps.torch.closed import backend_back, backend_below, no_view, ordinary, redispatched
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _HOW = "int group, float slope, str formula"
@@ -108,12 +108,12 @@ def _launch(made, how, *tensors):
 
 def _value_on_cpu(x, *how):
     _check(x, how[0], how[2])
-    return value(x, *how).contiguous()
+    return no_view(value(x, *how).contiguous())
 
 
 def _gradient_on_cpu(x, dy, *how):
     _check(x, how[0], how[2], dy)
-    return gradient(x, dy, *how).contiguous()
+    return no_view(gradient(x, dy, *how).contiguous())
 
 
 _value = torch.ops.numbacaps.capsule_squash.default
@@ -166,9 +166,10 @@ def _differentiated_value(keys, x, *how):
 
 
 def _differentiated_gradient(keys, x, dy, *how):
-    if torch.is_grad_enabled() and (x.requires_grad or dy.requires_grad):
+    differentiated = torch.is_grad_enabled() and (x.requires_grad or dy.requires_grad)
+    if differentiated or forward_ad._current_level >= 0:
         _check(x, how[0], how[2], dy)
-        return gradient(x, dy, *how)  # whose own gradients are PyTorch's
+        return gradient(x, dy, *how)  # whose own gradients and tangents are PyTorch's
     return _below(_gradient, 1, keys, (x, dy), how)
 
 
@@ -181,7 +182,7 @@ def squashed(x, group, slope, formula):
 
     In forward-mode differentiation it is the formula, which has tangents, and in transforms of CPU tensors.
     """
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if x.dim() < 2 or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return value(x, group, slope, formula)
     how = group, float(slope), formula
     backend = ordinary(x)

@@ -26,6 +26,7 @@ _NETWORK = "network"  # the preset that is more than its layers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _OF_NETWORKS = ("float32", "float64")  # the dtypes that they take
 _DEFAULT, _SAME = "auto", "tf32x3"  # which routing computes by the same kernels
+_OF_PLANS = ("logits", "couplings")  # options of routing that no explanation takes
 _BATCH = 128  # images of the published network
 
 
@@ -63,7 +64,7 @@ def warmup(
         (convolutions of EM routing's sizes and wider ones), ``"capsules"`` (other capsules, windows and strides, for most
         kernels that any convolution takes) or ``"routing"`` (dynamic and EM routing, for most that any routed layer takes); a
         :class:`numbacaps.Geometry`; a pair of shapes (N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3), of a convolution; or
-        both and a dict, of a layer with routing: options of :func:`numbacaps.routing_plan`.
+        both and a dict, of a layer with routing: options of :func:`numbacaps.routing_plan` but dtype and precision.
     dtypes : iterable of str
         float16, bfloat16, float32 or float64.
     precisions : iterable of str, optional
@@ -167,7 +168,8 @@ def _routes(layer, dtype, precision):
 
 
 def _explain(layer, **how):
-    return explain_routing(layer.x_shape, layer.w_shape, **dict(layer.options), **how)
+    options = {name: value for name, value in layer.options if name not in _OF_PLANS}
+    return explain_routing(layer.x_shape, layer.w_shape, **options, **how)
 
 
 def _layers(one):
@@ -183,7 +185,13 @@ def _layers(one):
         return PRESETS[one].values()
     if isinstance(one, (tuple, list)) and len(one) == 3 and isinstance(one[2], dict):
         of_x, of_w, options = one
-        explain_routing(of_x, of_w, **options)  # checks them
+        for name in ("dtype", "precision"):
+            if name in options:
+                raise ValueError(
+                    f"convolutions holds {name!r} of a layer; {name}s are of all layers"
+                )
+        # checks them
+        explain_routing(of_x, of_w, **{k: v for k, v in options.items() if k not in _OF_PLANS})
         named = ((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())
         return [Routed(tuple(of_x), tuple(of_w), tuple(named))]
     try:

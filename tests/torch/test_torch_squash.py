@@ -1,5 +1,6 @@
 """Squash as an operator: its values, gradients and contracts on CPU tensors, its kernels on the simulator in their memory."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -104,6 +105,39 @@ def test_the_function_of_any_axes(shape, dim):
     assert torch.autograd.gradgradcheck(lambda x: nt.squash(x, dim), x)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: nt.squash(x),
+        lambda x: nt.squash(x, 0),
+        lambda x: nt.squash(x, (0, 1, 2)),
+        lambda x: nt.exponential_squash(x, 4),
+    ],
+    ids=["last", "first", "all", "exponential"],
+)
+def test_results_are_written_to_in_place(run):
+    """As an inplace layer behind does; they are no views, and lie as x does."""
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    y = run(x)
+    assert y.is_contiguous() and not y._is_view()
+    wanted = torch.relu(y)
+    (right,) = torch.autograd.grad(wanted.sum(), x)
+    again = run(x)
+    again[0].add_(0)
+    torch.relu_(again)
+    torch.testing.assert_close(again, wanted)
+    torch.testing.assert_close(torch.autograd.grad(again.sum(), x)[0], right)
+
+
+@pytest.mark.parametrize(
+    "shape, dim", [((0, 3, 4), 0), ((2, 0, 4), 1), ((2, 3, 0), -1), ((0,), 0), ((2, 3), None)]
+)
+def test_the_function_of_no_elements_and_of_all_axes(shape, dim):
+    x = torch.randn(shape)
+    assert nt.squash(x, dim).shape == x.shape
+    assert nt.exponential_squash(torch.ones(5), 1).shape == (5,)
+
+
 @_formulas
 def test_kernels_read_tensors_as_they_lie(formula, on_simulator):
     """Of tensors with other strides, with no images, and of a gradient that is one number everywhere."""
@@ -161,6 +195,7 @@ def test_bad_input_is_refused_by_name():
         (ValueError, "group is 0.5; it takes an int", lambda: nt.ExponentialSquash(0.5)),
         (ValueError, "slope is 'a'; it takes a number", lambda: nt.ExponentialSquash(3, "a")),
         (ValueError, "slope is True; it takes a number", lambda: nt.ExponentialSquash(3, True)),
+        (ValueError, "slope is array", lambda: nt.ExponentialSquash(3, np.ones(3))),
     ):
         with pytest.raises(error, match=message):
             call()
