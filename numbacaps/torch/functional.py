@@ -216,7 +216,7 @@ def squash(x, dim=-1):
     check_tensors(x=x)
     wide = _wide(x)
     axes = None if x.is_nested else _axes(x.dim(), dim)
-    group = 0 if axes is None else math.prod(x.shape[axis] for axis in axes)
+    group = 0 if axes is None else math.prod([x.shape[axis] for axis in axes])
     if group == 0:  # no axes of x, which plain PyTorch refuses; all; or no elements
         y = wide * factor(wide.square().sum(dim, keepdim=True), "rational")
     elif last_elements(x.shape, dim):
