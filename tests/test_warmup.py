@@ -110,17 +110,19 @@ def test_layers_with_routing():
     asked = package.Routed(*layer[:2], (("routing", "em"), ("stride", 2)))
     jobs = package._jobs([layer], ("float32", "float16"), ["auto", "tf32x3", "tf32"])
     words = ("float32", "auto"), ("float32", "tf32"), ("float16", "ieee")
-    assert jobs == [(package._make_ready, (asked, *word)) for word in words]
+    assert jobs == [(package._make_routing_ready, (asked, *word)) for word in words]
     assert {one for _, (one, *_) in package._jobs("routing", ("float32",), None)} == set(
         package.PRESETS["routing"].values()
     )
-    package._make_ready(asked, "float32", "ieee")
+    package._make_routing_ready(asked, "float32", "ieee")
     with pytest.raises(ValueError, match="routing is 'none'"):
         package._jobs([(*layer[:2], {"routing": "none"})], ("float32",), None)
     with pytest.raises(ValueError, match="holds 'precision' of a layer; precisions are of all"):
         package._jobs([(*layer[:2], {"precision": "ieee"})], ("float32",), None)
     plans = package._jobs([(*layer[:2], {"logits": True, "couplings": True})], ("float32",), None)
-    package._make_ready(*plans[-1][1])
+    package._make_routing_ready(*plans[-1][1])
+    with pytest.raises(TypeError, match="logits is 3; it takes True or False"):
+        package._jobs([(*layer[:2], {"logits": 3})], ("float32",), None)
     with pytest.raises(TypeError, match="x_shape is 3"):
         package._jobs([(3, layer[1], {})], ("float32",), None)
     pairs = [(*layer[:2], {"routing": "em", "stride": stride}) for stride in ([2, 1], (2, 1))]

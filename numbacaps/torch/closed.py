@@ -33,9 +33,8 @@ _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 _TENSORS = torch.Tensor, torch.nn.Parameter  # subclasses may see to their functions themselves
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
-_unpack_dual = (
-    torch._VF._unpack_dual
-)  # forward_ad's knows no tangents in what torch.compile has traced
+# That of forward_ad knows no tangents in what torch.compile has traced.
+_unpack_dual = torch._VF._unpack_dual
 # Keys of ordinary tensors besides their backend's.
 _ORDINARY = (
     *(_Key.BackendSelect, _Key.ADInplaceOrView),

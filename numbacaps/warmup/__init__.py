@@ -116,7 +116,8 @@ def _jobs(convolutions, dtypes, precisions):
     jobs = []
     for one in convolutions:
         for layer in _layers(one):
-            jobs += [(_make_ready, (layer, *word)) for word in _words_of(layer, words)]
+            work = _make_routing_ready if isinstance(layer, Routed) else _make_ready
+            jobs += [(work, (layer, *word)) for word in _words_of(layer, words)]
         if isinstance(one, str) and one == _NETWORK:
             whole = [word for word in words if word[0] in _OF_NETWORKS]
             runs = [(_network, (*word, what)) for word in whole for what in ("step", "forward")]
@@ -190,10 +191,13 @@ def _layers(one):
                 raise ValueError(
                     f"convolutions holds {name!r} of a layer; {name}s are of all layers"
                 )
-        # checks them
-        explain_routing(of_x, of_w, **{k: v for k, v in options.items() if k not in _OF_PLANS})
+        for name in _OF_PLANS:
+            if not isinstance(options.get(name, False), (bool, np.bool_)):
+                raise TypeError(f"{name} is {shown(options[name])}; it takes True or False")
         named = ((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())
-        return [Routed(tuple(of_x), tuple(of_w), tuple(named))]
+        layer = Routed(of_x, of_w, tuple(named))
+        _explain(layer)  # checks it
+        return [layer._replace(x_shape=tuple(of_x), w_shape=tuple(of_w))]
     try:
         (N, C, H, W, D1, D2), (P, same, KH, KW, again, D3) = one
         fits = (same, again) == (C, D2)
@@ -227,13 +231,13 @@ def _side_by_side(jobs, processes, progress):
     return failed
 
 
-def _make_ready(layer, dtype, precision):
-    """Have a plan compile every pass of a layer."""
-    if isinstance(layer, Routed):
-        how = dict(layer.options)
-        routing_plan(layer.x_shape, layer.w_shape, dtype, precision=precision, **how)
-        return
-    geometry = layer
+def _make_routing_ready(layer, dtype, precision):
+    """Have a plan compile every pass of a layer with routing."""
+    routing_plan(layer.x_shape, layer.w_shape, dtype, precision=precision, **dict(layer.options))
+
+
+def _make_ready(geometry, dtype, precision):
+    """Have a plan compile every pass of a convolution."""
     moves = {"stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation}
     shapes = geometry.input_shape, geometry.kernel_shape
     plan(*shapes, dtype, product="gab,gbc->gac", precision=precision, **moves)
