@@ -225,7 +225,9 @@ def launched(workload, tensors, wanted):
     results = [to[name].reshape(*shape) for name, shape in zip(names, flat)]
     d_results = [arrays[name].reshape(*shape) for name, shape in zip(names, flat)]
     gradients = [to[name] for name in workload.operands[2:]] or [None]
-    states, numbers = None, kept_states(g, o) if wanted == "training" else 0
+    states, numbers = None, 0
+    if wanted == "training":
+        numbers = kept_states(g, o, "auto", g.N)
     if numbers:
         states = cuda.as_cuda_array(torch.empty((g.N, numbers), device="cuda"))
 

@@ -114,8 +114,8 @@ def capsule_routing(
     precision : str
         How votes of float32 are multiplied: ``"tf32x3"``, three products of tensor cores for one, about
         as exact as float32's own; ``"tf32"``, one; ``"ieee"``, ordinary arithmetic; ``"auto"``: ``"tf32x3"``, or,
-        forward of few positions, ``"ieee"``. Where a form has no kernels of tensor cores, and in the gradients of EM routing, it is
-        ordinary arithmetic (:func:`explain_routing` says why).
+        forward of few positions, ``"ieee"``. Gradients of EM routing take three for ``"tf32"``, too. Where a form has no kernels of
+        tensor cores, it is ordinary arithmetic (:func:`explain_routing` says why).
         Stored votes that are a ``"sum"`` are a convolution of that precision (:func:`numbacaps.capsule_conv2d`).
     out : array (N, P, OH, OW, *T3), optional
         Where to write the capsules, as :func:`numbacaps.capsule_conv2d` takes it.

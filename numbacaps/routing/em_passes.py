@@ -40,6 +40,9 @@ class EMPasses(Passes):
         """Epsilon, and the inverse temperature of iteration t."""
         return self.sums.type(self.options.epsilon), self.sums.type(self.options.temperatures[t])
 
+    def is_on_warps(self, has_logits=False):
+        return self.gradient_warps is not None
+
     @property
     def norms_shape(self):
         """(iterations, N, C, H, W): the capsules' norms, which the backward pass reads."""
@@ -55,6 +58,8 @@ class EMPasses(Passes):
 
     def _more_shapes(self, has_logits, backward=False):
         betas = {"d_betas": (2, self.geometry.P)} if backward else {}
+        if backward and self.is_on_warps():
+            return betas | {"slopes": self.slopes_shape}
         if not self._overlaps:
             return betas
         found = betas | {"found": (self.geometry.N, self.geometry.L, self.shape.children)}
@@ -127,6 +132,7 @@ class EMPasses(Passes):
         d_activations,
         *,
         room,
+        dw=None,
         more=False,
         stream=0,
     ):
@@ -134,11 +140,26 @@ class EMPasses(Passes):
 
         Those of w and of the betas are left in ``room``, as in :meth:`DynamicPasses.backward`; ``room["d_betas"]`` is (2, P).
         """
-        packed, N = self._pack(w, room, stream), self.geometry.N
-        slopes, last = room["slopes"], self.options.iterations - 1
-        shape, (activations, beta_u, _) = self.backward_shape, operands
+        N, last = self.geometry.N, self.options.iterations - 1
+        slopes, shape, beta_u = room["slopes"], self.backward_shape, operands[1]
         ends = (dy, d_out, beta_u, states, slopes, N, last)
         self._end(em_ends.make_begin_backward(shape), ends, stream, self._scalars(last))
+        if self.is_on_warps():
+            self._iterations_on_warps(x, w, operands, states, dx, dw, room, more, stream)
+        else:
+            self._iterations(x, w, operands, states, norms, dx, room, more, stream)
+        o, places = self.options, self.places
+        ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
+        grid = self.geometry.P, 2
+        run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
+        if dx is not None:
+            self._over_windows(room["d_prior"], d_activations, 1, stream)
+
+    def _iterations(self, x, w, operands, states, norms, dx, room, more, stream):
+        """Behind the slope of the last iteration: those of the others, and what children get."""
+        packed, N = self._pack(w, room, stream), self.geometry.N
+        slopes, last, shape = room["slopes"], self.options.iterations - 1, self.backward_shape
+        activations, beta_u, _ = operands
         total = room["total"] if self._overlaps else norms
         arrays = (x, packed, activations, norms, total, states, slopes)
         finish = em_ends.make_finish_backward(shape)
@@ -154,12 +175,24 @@ class EMPasses(Passes):
             ends = (room["partial"], beta_u, states, slopes, N, blocks, t)
             self._end(finish, ends, stream, self._scalars(t - 1))
         self._gradients(self.gradient_form(), arrays, dx, room, more, stream)
-        o, places = self.options, self.places
-        ends = (slopes, room["d_betas"], o.first * places, o.iterations * places, int(more))
-        grid = self.geometry.P, 2
-        run(em_ends.make_sum_betas(shape), grid, em_ends.SUM_THREADS, ends, stream)
-        if dx is not None:
-            self._over_windows(room["d_prior"], d_activations, 1, stream)
+
+    def _iterations_on_warps(self, x, w, operands, states, dx, dw, room, more, stream):
+        """The same on tensor cores, where each pass computes what children get of its iteration."""
+        slopes, last, o = room["slopes"], self.options.iterations - 1, self.options
+        activations, beta_u, _ = operands
+        is_direct = dx is not None and self.columns_are_dx
+        columns = dx if is_direct else room["columns"]
+        finish = em_ends.make_finish_backward(self.backward_shape)
+        warps, has_dw = self.gradient_warps, dw is not None
+        for t in range(last, o.first - 1, -1):
+            warps.launch(x, w, activations, states, slopes, columns, room, t, has_dw, stream)
+            if t > o.first:
+                ends = (room["partial"], beta_u, states, slopes, self.geometry.N, warps.parts, t)
+                self._end(finish, ends, stream, self._scalars(t - 1))
+        if has_dw:
+            warps.add_parts(dw, room, more, stream)
+        if dx is not None and not is_direct:
+            self._over_windows(columns, dx, self.shape.geometry.E1, stream)
 
     def launch_betas_gradient(self, d_beta_u, d_beta_a, room, stream):
         """Write what the backward passes have added up of the gradients of both betas, (P,)."""

@@ -40,7 +40,7 @@ from numbacaps.routing.gradient import (
     taps_bounds,
     taps_numbers,
 )
-from numbacaps.routing.mma_sync import gradient_launcher
+from numbacaps.routing.mma_sync import em_gradient_launcher, gradient_launcher
 from numbacaps.routing.mma_sync import launcher as warps
 from numbacaps.routing.pack import make_clear, make_pack, make_unpack
 from numbacaps.routing.reduce import make_reduce
@@ -152,12 +152,13 @@ class Passes:
             make = warps.EMWarps if options.is_em else warps.DynamicWarps
             self.warps = make(self.shape, self.places, options, precision)
         self.gradient_warps = None
+        of_gradient = em_gradient_launcher if options.is_em else gradient_launcher
         if not stored:
             how = self.shape, geometry.N, options, precision
-            self.why_not_gradient = gradient_launcher.why_not(*how)
+            self.why_not_gradient = of_gradient.why_not(*how)
         if self.why_not_gradient is None:
-            how = self.shape, self.places, options, precision
-            self.gradient_warps = gradient_launcher.DynamicGradient(*how)
+            make = of_gradient.EMGradient if options.is_em else of_gradient.DynamicGradient
+            self.gradient_warps = make(self.shape, self.places, options, precision)
         self.splits = splits or self._wanted_splits()
 
     def _choose_cluster(self, batch, precision):
@@ -221,6 +222,12 @@ class Passes:
         shapes = self.forward_states_shape(False), *self.warps.shapes.values()
         return sum(map(prod, shapes)) * self.sums.itemsize
 
+    def backward_nbytes(self, is_kept):
+        """Bytes that the gradients take on tensor cores, and the states, which are computed again unless they are kept."""
+        shapes = [*self.backward_shapes(has_logits=False).values()]
+        shapes += [] if is_kept else [self.states_shape]
+        return sum(map(prod, shapes)) * self.sums.itemsize
+
     def forward_shapes(self, has_logits=True, has_couplings=True, keep=True):
         """Workspace of the forward pass; on tensor cores, or where positions are routed whole, the less, the less is kept."""
         found = self._more_shapes(has_logits)
@@ -236,7 +243,8 @@ class Passes:
         """Workspace of the backward pass; ``has_more`` where it adds to what other parts of the batch have left in dw."""
         if self.is_on_warps(has_logits):
             columns = (1,) if has_dx and self.columns_are_dx else self.columns_shape
-            return self.gradient_warps.shapes(has_dw, has_more) | {"columns": columns}
+            found = self.gradient_warps.shapes(has_dw, has_more) | {"columns": columns}
+            return found | self._more_shapes(has_logits, backward=True)
         if self.is_whole_backward(has_logits):
             return {}
         g, splits = self.shape.geometry, self.splits

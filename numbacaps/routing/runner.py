@@ -21,11 +21,13 @@ from numbacaps.device.workspace import Rooms
 from numbacaps.last_used import LastUsed
 from numbacaps.routing.dynamic import state_fields
 from numbacaps.routing.em_passes import EMPasses
+from numbacaps.routing.mma_sync import em_gradient_launcher
 from numbacaps.routing.options import check_numbers
 from numbacaps.routing.passes import DynamicPasses
 
 WORKSPACE = 28 << 20  # bytes that a part may always take
 _SHARE = 4  # or this part of the operands' bytes
+_FLOAT = 4  # bytes
 _KEPT = 32
 BYTES = 1 << 28  # of the kept runners' workspaces, all devices and threads together
 
@@ -55,18 +57,33 @@ class Runner:
         check_numbers(options, sum_dtype(dtype))
         self.geometry, self.dtype, self.options, self.stored = geometry, dtype, options, stored
         self._class = EMPasses if options.is_em else DynamicPasses
-        # The gradient of EM routing divides V - mu by variances that may be near epsilon, so the means it reads are
-        # those of the votes that it computes itself, by ordinary arithmetic.
-        self._precision, self._of_gradient = precision, "ieee" if options.is_em else precision
-        self._passes = {}
-        one = self._made(1, self._of_gradient)
-        self.part = part or min(geometry.N, max(1, self._budget // self._bytes(one)))
+        self._precision, self._passes = precision, {}
+        self._of_gradient, self._why_not_gradient = self._choose_of_gradient()
+        self.part = part or self._wanted_part()
         whole = self._made(self.part, self._of_gradient)
         self._passes[self.part, self._of_gradient], self._splits = whole, whole.splits
         self.forward_part = part or self._wanted_forward_part()
+        # Whether the gradient has the votes that the forward pass had, and so can read its states.
+        self._has_same_votes = (
+            self._of_gradient == precision or self._of(self.forward_part, precision).warps is None
+        )
         self._rooms, self._recordings = Rooms(device=current_device()), {}
         self._most = {}  # bytes of each workspace, of all that is written down
         weakref.finalize(self, self._rooms.drop).atexit = False
+
+    def _choose_of_gradient(self):
+        """(the gradient's precision, why it is not on tensor cores).
+
+        EM routing's divides V - mu by variances that may be near epsilon, so the means that it reads are those of the votes
+        that it computes itself: where its passes are not on tensor cores, by ordinary arithmetic.
+        """
+        precision = self._precision
+        if self.options.is_em:
+            precision = em_gradient_launcher.precision_of(precision)
+        one = self._made(1, precision)
+        if self.options.is_em and not one.gradient_warps:
+            precision = "ieee"
+        return precision, one.why_not_gradient
 
     def _made(self, images, precision, splits=None):
         """The passes of some images."""
@@ -81,6 +98,19 @@ class Runner:
             made = self._made(images, precision, self._splits)
             found = self._passes.setdefault((images, precision), made)
         return found
+
+    def _wanted_part(self):
+        """Images whose gradients take as much memory as a part may."""
+        N, one = self.geometry.N, self._made(1, self._of_gradient)
+        if not one.gradient_warps or not self.options.is_em:
+            return min(N, max(1, self._budget // self._bytes(one)))
+        # Blocks share the children of a few images more than those of many, so memory is no multiple of an image's.
+        is_kept = kept_states(self.geometry, self.options, self._precision, N) > 0
+        for parts in range(1, N + 1):
+            images = ceil_div(N, parts)
+            some = self._made(images, self._of_gradient)
+            if images == 1 or some.backward_nbytes(is_kept) <= self._budget:
+                return images
 
     def _wanted_forward_part(self):
         """On tensor cores the forward pass takes less memory, and parts that are larger fill the GPU; whole, it takes none."""
@@ -211,7 +241,9 @@ class Runner:
         if passes.is_whole and not keep:
             return (None,)
         if kept is not None:
-            return (kept[images].reshape(passes.states_shape),)
+            states = kept[images].reshape(passes.states_shape)
+            # Capsules' norms are not kept where there are any, so nobody reads them.
+            return (states, states) if self.options.is_em else (states,)
         shapes = {"states": passes.forward_states_shape(keep)}
         if self.options.is_em:
             shapes["norms"] = passes.norms_shape
@@ -272,6 +304,7 @@ class Runner:
             What :meth:`forward` has left there of the same operands; else it is computed again.
         """
         has_logits = not self.options.is_em and operands[0] is not None
+        states = states if self._has_same_votes else None
         for passes, images in self._parts(self.part, self._of_gradient):
             own, is_whole = x[images], passes.is_whole_backward(has_logits)
             if states is None and not is_whole:
@@ -289,7 +322,7 @@ class Runner:
                 activations, *betas = operands
                 d_activations = None if dx is None else d_operands[0][images]
                 some = (activations[images], *betas)
-                passes.backward(own, w, some, *found, *d_out, to, d_activations, **run)
+                passes.backward(own, w, some, *found, *d_out, to, d_activations, dw=dw, **run)
             else:
                 passes.backward(own, w, operands[0], *found, *d_out, to, dw=dw, **run)
         if dw is not None:
@@ -331,12 +364,14 @@ class Runner:
         is_whole = first.is_whole_backward(has_logits=False)
         states = 0 if is_whole else prod(first.states_shape) * first.sums.itemsize
         owners = "one for the votes" if self.stored else "one for w and x"
-        back = f"{o.iterations - 1 - o.first} passes more, then {owners} (ordinary arithmetic: {first.why_not_gradient})"
+        back = f"{o.iterations - 1 - o.first} passes more, then {owners} (ordinary arithmetic: {self._why_not_gradient})"
         if is_whole:
             walks = 2 * o.iterations - o.first
             back = f"{walks} passes over the children, in one kernel; with logits {back}"
         if first.gradient_warps:
-            back = f"{o.iterations - 1 - o.first} {first.gradient_warps}; with logits by ordinary arithmetic"
+            walks = o.iterations - o.first - (not o.is_em)
+            back = f"{walks} {first.gradient_warps}"
+            back += "" if o.is_em else "; with logits by ordinary arithmetic"
         forward, backward = first.times
         take = "stored, they take" if self.stored else "stored votes would take"
         return "\n".join(
@@ -353,17 +388,21 @@ class Runner:
         )
 
 
-def kept_states(geometry, options):
+def kept_states(geometry, options, precision, images):
     """Numbers of an image's states that the forward pass can leave for the gradient; 0 where they are computed again.
 
-    They are where they take more than a fourth of x, where votes are stored, and in EM routing, whose gradient computes its
-    own (:class:`Runner`).
+    They are where those of all ``images`` take more than a part of a batch may, and more than a fourth of x; where votes are
+    stored; and in EM routing whose gradient has other votes, or capsules' norms besides (:class:`Runner`).
     """
-    if options.is_em or options.is_summed:
+    if options.is_summed:
         return 0
-    parents = geometry.L * geometry.P
-    numbers = (options.iterations + 1) * parents * state_fields(geometry.E3)[0]
-    return numbers if numbers * _SHARE <= prod(geometry.input_shape[1:]) else 0
+    if options.is_em and (options.normalise == "all" or precision == "tf32"):
+        return 0
+    fields = EMPasses.state_fields if options.is_em else state_fields
+    numbers = (options.iterations + 1) * geometry.L * geometry.P * fields(geometry.E3)[0]
+    if numbers * _SHARE <= prod(geometry.input_shape[1:]):
+        return numbers
+    return numbers if images * numbers <= WORKSPACE // _FLOAT else 0
 
 
 runners = LastUsed(_KEPT, BYTES)

@@ -137,7 +137,7 @@ def _empty(given, how):
     x, w, read = given["x"], given["w"], _read(how)
     g, options = _fitting(given, read), read.options
     y = shape_of_output(x.shape, w.shape, *read.window, "ieee")
-    numbers = kept_states(g, options)
+    numbers = kept_states(g, options, read.precision, x.shape[0])
     keeps = numbers and read.keeps_states and x.device.type == "cuda"
     sums = torch.promote_types(x.dtype, torch.float32)
     states = (x.shape[0], numbers) if keeps else (0,)

@@ -127,9 +127,10 @@ class RoutingCall(Call):
 
     def new_states(self):
         """A tensor for the states that are kept for the gradient; None where none are."""
-        numbers = kept_states(self.geometry, self._options)
+        g = self.geometry
+        numbers = kept_states(g, self._options, self._precision, g.N)
         how = {"dtype": TENSORS[self.plan.shape.sums], "device": self.device}
-        return torch.empty((self.geometry.N, numbers), **how) if numbers else None
+        return torch.empty((g.N, numbers), **how) if numbers else None
 
     def states(self, tensor):
         """Kept states for :meth:`launch`, None for none."""

@@ -131,7 +131,6 @@ def test_one_gradient_alone(needs, rng):
     "change, form, reason",
     [
         ({}, {"precision": "ieee"}, "precision is 'ieee'"),
-        ({}, {"routing": "em"}, "variances that may be near epsilon"),
         ({"D2": 8, "P": 10, "D3": 16}, {"iterations": 5}, "does not fit"),
         ({}, {"iterations": 10}, "does not fit"),
     ],

@@ -183,20 +183,23 @@ def test_a_cluster_that_takes_nearly_all_shared_memory(monkeypatch):
         *[("digitcaps", form) for form in ("dynamic", "em")],
         *[("em-conv1", form) for form in ("dynamic", "em")],
         ("em-class", "em"),
+        ("em-class", "em detached"),
     ],
 )
 def test_tensor_cores(layer, form, precision, cc, monkeypatch):
     """Votes are products of warps, and stay in registers."""
     kernels = launched_on_tensor_cores(layer, form, monkeypatch, precision)
     texts = _check(kernels, "float32", cc)
-    of_warps = "_pass_kernel", "_dynamic_gradient_kernel"
-    passes = [text for name, text in texts.items() if any(one in name for one in of_warps)]
-    assert len(passes) == (5 if form == "dynamic" else 2)  # dynamic: four passes, and the owners
-    for text in passes:
+    of_warps = "_pass_kernel", "_gradient_kernel"
+    passes = {name: text for name, text in texts.items() if any(one in name for one in of_warps)}
+    # Dynamic: four passes, and the owners. EM: two passes, and of the gradient the first iteration's and another's.
+    of_gradient = (2 if form == "em" else 1) * (precision == "tf32x3")
+    assert len(passes) == (5 if form == "dynamic" else 2 + of_gradient)
+    for name, text in passes.items():
         assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in text
         assert "cp.async.cg.shared.global" in text
         early = "griddepcontrol.wait" in text, "griddepcontrol.launch_dependents" in text
-        assert early == (cc >= (9, 0),) * 2
+        assert early == (cc >= (9, 0) and "em_gradient" not in name,) * 2
 
 
 def test_every_kernel_is_launched(monkeypatch):

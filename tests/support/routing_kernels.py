@@ -12,7 +12,7 @@ from numba import from_dtype, int64, types
 from numbacaps import Geometry
 from numbacaps.device import gpu
 from numbacaps.routing import call, em_passes, passes
-from numbacaps.routing.mma_sync import gradient_launcher, launcher
+from numbacaps.routing.mma_sync import em_gradient_launcher, gradient_launcher, launcher
 from numbacaps.routing.options import Options
 from tests.support.kernels import factories
 
@@ -90,7 +90,7 @@ def _launched(layer, form, dtype, monkeypatch, is_stored, precision, calls):
         kinds += [from_dtype(one.dtype) for one in scalars]
         found[f"{kernel.py_func.__name__} {id(kernel)}"] = kernel, tuple(kinds)
 
-    for module in (passes, em_passes, call, launcher, gradient_launcher):
+    for module in (passes, em_passes, call, launcher, gradient_launcher, em_gradient_launcher):
         monkeypatch.setattr(module, "run", note)
     monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
     monkeypatch.setattr(launcher.Warps, "_tile_for", lambda self, *arrays: self.tile)
@@ -101,7 +101,7 @@ def _launched(layer, form, dtype, monkeypatch, is_stored, precision, calls):
 
 
 def _on_tensor_cores(p, dtype):
-    """Calls of a forward pass, dynamic routing's with and without logits, and of its gradients."""
+    """Calls of a forward pass, dynamic routing's with and without logits, and of the gradients, if they are there."""
     assert p.warps, p.why_not
     g, o = p.geometry, p.options
 
@@ -112,12 +112,16 @@ def _on_tensor_cores(p, dtype):
     states, room = made(*p.forward_states_shape(False)), p.forward_shapes()
     room = {name: made(*shape) for name, shape in room.items()}
     how = {"room": room, "keep": False}
+    back = {name: made(*shape) for name, shape in p.backward_shapes(has_logits=False).items()}
     if o.is_em:
-        operands = made(g.N, p.shape.capsules), made(g.P), made(g.P)
-        return p.forward(x, w, operands, states, made(1), y, a, **how)
+        prior = made(g.N, p.shape.capsules)
+        operands, kept = (prior, made(g.P), made(g.P)), made(*p.states_shape)
+        p.forward(x, w, operands, states, made(1), y, a, **how)
+        if p.gradient_warps:
+            p.backward(x, w, operands, kept, made(1), y, a, x, prior, room=back, dw=w)
+        return
     for logits in (None, made(g.P, p.shape.children)):
         p.forward(x, w, logits, states, y, **how)
-    back = {name: made(*shape) for name, shape in p.backward_shapes(has_logits=False).items()}
     p.backward(x, w, None, made(*p.states_shape), y, x, room=back, dw=w)
 
 

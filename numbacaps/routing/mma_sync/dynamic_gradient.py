@@ -3,11 +3,8 @@
 With c and db of every iteration (:mod:`numbacaps.routing.dynamic_backward`), computed from votes as in a pass:
 
     dV = sum over the iterations of c ds + db A
-    dw = sum over the places of x^T dV
-    columns = dV w^T, summed over the parents: the gradient of the capsule under the tap at a place
 
-A tensor core hands out dV by rows of places. That is the left factor of dV w^T as it lies: a lane has two columns side by side where a
-factor's are four apart, but a sum may take its terms in any order. For dw the places have to lie along the sum: lanes exchange 8 x 8 elements.
+which is multiplied by x and w (:mod:`numbacaps.routing.mma_sync.vote_gradient`).
 
 Thread mapping: a block has some children at a time, a group of warps each, and walks over rows of places. The children's kernels
 stay in shared memory; the inputs and what is read of the parents come a row of places at a time. Steps are counted children by
@@ -28,24 +25,18 @@ from numbacaps.device.instructions import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
-    cut_tf32,
     float_of,
     let_next_start,
     load_run,
     local_array,
-    meet_at,
-    mma,
     shared_address,
     short,
-    shuffle,
     unroll_loops,
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
-from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
-from numbacaps.device.tf32 import nearer
 from numbacaps.routing.mma_sync.dynamic import make_slopes, words_behind
 from numbacaps.routing.mma_sync.sharing import words_of_sharing, words_of_totals
 from numbacaps.routing.mma_sync.stage import (
@@ -53,9 +44,15 @@ from numbacaps.routing.mma_sync.stage import (
     counts_of_x,
     make_copies_of_w,
     make_copies_of_x,
-    make_swizzle,
 )
 from numbacaps.routing.mma_sync.tile import Tile
+from numbacaps.routing.mma_sync.vote_gradient import (
+    columns_of_thread,
+    make_columns,
+    make_kernel_gradient,
+    make_place_in_w,
+    make_write_columns,
+)
 from numbacaps.routing.mma_sync.votes import (
     make_load_input,
     make_places,
@@ -98,21 +95,6 @@ class Owners:
         return self.tile.sets
 
     @property
-    def steps(self):
-        """Products of 8 that D2 takes."""
-        return max(1, self.tile.fragments.depth // 8)
-
-    @property
-    def pairs(self):
-        """Of tiles."""
-        return ceil_div(self.tile.fragments.tiles, 2)
-
-    @property
-    def own(self):
-        """Elements of dw that a lane has."""
-        return 4 * self.pairs * self.steps
-
-    @property
     def kernel(self):
         """Words of shared memory that the kernels take."""
         return self.children * self.tile.fragments.of_child
@@ -124,59 +106,11 @@ class Owners:
         return self.children * f.places * f.pitch + self.arrays * words_behind(f, 1)
 
     @property
-    def reached(self):
-        """Words of what a warp adds of columns."""
-        f = self.tile.fragments
-        return f.places * f.rows * 8 * self.steps
-
-    @property
     def shared_bytes(self):
         """Shared memory of a block."""
         f, sets = self.tile.fragments, self.children
         meeting = words_of_sharing(f, sets, 1) + words_of_totals(f, sets)
-        return 4 * (
-            self.kernel + STAGES * self.stage + meeting + 2 * sets * f.across * self.reached
-        )
-
-
-@cuda.jit(device=True, forceinline=True)
-def _transposed(rows, first, second):
-    """Transpose 8 x 8 elements of a warp.
-
-    A lane gives columns ``2 (lane % 4)`` and the next of row ``lane // 4``; it gets rows ``2 (lane % 4)`` and the next of
-    column ``lane // 4``.
-    """
-    lane = cuda.threadIdx.x % 32
-    is_odd = lane // 4 % 2 == 1
-    # Lanes of neighbouring rows exchange an element: each then has one column of both rows.
-    other = shuffle(first if is_odd else second, lane ^ 4)
-    upper = other if is_odd else first
-    lower = second if is_odd else other
-    source = (lane % 4 * 2 + lane // 4 % 2) * 4 + lane // 8
-    rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)
-
-
-@cache
-def make_multiply(fragments):
-    """Device function ``multiply(sums, to, a, b)``: one product more; ``a`` has four numbers, ``b`` two, in float32."""
-    THREE = fragments.terms == 3
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply(sums, to, a, b):
-        a_high, a_low = local_array(4, np.float32), local_array(4, np.float32)
-        b_high, b_low = local_array(2, np.float32), local_array(2, np.float32)
-        for k in range(4):
-            a_high[k] = a[k] if THREE else nearer(a[k])
-            a_low[k] = a[k] - cut_tf32(a[k])
-        for k in range(2):
-            b_high[k] = b[k] if THREE else nearer(b[k])
-            b_low[k] = b[k] - cut_tf32(b[k])
-        if THREE:
-            mma(sums, to, a_low, 0, b_high, 0)
-            mma(sums, to, a_high, 0, b_low, 0)
-        mma(sums, to, a_high, 0, b_high, 0)
-
-    return multiply
+        return 4 * (self.kernel + STAGES * self.stage + meeting + 2 * sets * f.across * f.reached)
 
 
 @cache
@@ -220,170 +154,30 @@ def make_reach(owners):
 
 
 @cache
-def make_columns(owners):
-    """Device function ``columns_of(R, dV, shared, child, warp)``: R = dV w^T, of the kernel at word ``child``."""
-    f = owners.tile.fragments
-    DOWN, TILES, GROUPS, BESIDE = map(specialized, (f.down, f.tiles, f.groups, f.beside))
-    DEPTH, WIDTH, SPLIT, COLUMNS = map(specialized, (f.depth, f.width, f.split, f.columns))
-    TOGETHER, OF_GROUP = map(specialized, (f.together, f.together * f.depth * f.width))
-    STEPS, NUMBERS = map(specialized, (owners.steps, 4 * f.down * owners.steps))
-    OF_STEP, HALF = map(specialized, (2 * f.beside, f.is_half))
-    RUN = specialized(gcd(f.beside, 4))  # words of one load
-    ZERO = np.float32(0)
-    swizzle, multiply = make_swizzle(f), make_multiply(f)
-
-    @cuda.jit(device=True, forceinline=True)
-    def columns_of(R, dV, shared, child, warp):
-        a, b = local_array(4, np.float32), local_array(2, np.float32)
-        words, some = local_array(OF_STEP, np.float32), local_array(RUN, np.float32)
-        lane = short(cuda.threadIdx.x % 32)
-        for k in range(NUMBERS):
-            R[k] = ZERO
-        for step in range(STEPS):
-            d2 = short(step * 8 + lane // 4)
-            is_there = HALF == 0 or d2 < DEPTH
-            d2 = short(d2 % DEPTH)
-            first = short(warp * GROUPS * TOGETHER + lane % 4 // SPLIT)
-            first = short(child + (first * DEPTH + d2) * WIDTH)
-            for group in range(GROUPS):
-                for side in range(2):
-                    d3 = short(lane % 4 % SPLIT * COLUMNS + side * BESIDE)
-                    word = short(first + group * OF_GROUP + (d3 // 4 ^ swizzle(d2)) * 4 + d3 % 4)
-                    for run in range(BESIDE // RUN):
-                        load_run(RUN, some, shared, word + run * RUN)
-                        for i in range(RUN):
-                            words[side * BESIDE + run * RUN + i] = some[i] if is_there else ZERO
-                for beside in range(BESIDE):
-                    tile = group * BESIDE + beside
-                    b[0], b[1] = words[beside], words[BESIDE + beside]
-                    for i in range(DOWN):
-                        e = (i * TILES + tile) * 4
-                        a[0], a[1], a[2], a[3] = dV[e], dV[e + 2], dV[e + 1], dV[e + 3]
-                        multiply(R, (i * STEPS + step) * 4, a, b)
-
-    return columns_of
-
-
-@cache
-def make_write_columns(owners):
-    """Device function ``write(columns, R, shared, back, child, warp, q, block, places)``: columns of child ``q`` at a row of places.
-
-    Warps that share the parents add up in shared memory, from word ``back`` on; ``block`` is the row's first place.
-    """
-    g, f = owners.tile.geometry, owners.tile.fragments
-    Q, E1, D2, ROWS = map(specialized, (g.Q, g.E1, g.D2, f.rows))
-    ACROSS, PLACES, DOWN = map(specialized, (f.across, f.places, f.down))
-    STEPS, OF_ROW, BACK = map(specialized, (owners.steps, 8 * owners.steps, owners.reached))
-    TOGETHER, ZERO = specialized(32 * f.across), np.float32(0)
-    TURNS = specialized(ceil_div(f.places * g.E1, 32 * f.across))
-
-    @cuda.jit(device=True, forceinline=True)
-    def write(columns, R, shared, back, child, warp, q, block, places):
-        thread = short(cuda.threadIdx.x & 1023)
-        lane = short(thread % 32)
-        within = short(thread % TOGETHER)
-        for i in range(DOWN):
-            for side in range(2):
-                place = lane // 4 + (8 * side if ROWS == 1 else 0)
-                d1 = (2 * i + side) % ROWS
-                to = back + warp * BACK + (place * ROWS + d1) * OF_ROW
-                for n in range(STEPS):
-                    for k in range(2):
-                        word = to + n * 8 + 2 * (lane % 4) + k
-                        shared[at(word)] = R[(i * STEPS + n) * 4 + 2 * side + k]
-        meet_at(2 + child, TOGETHER)
-        for turn in range(TURNS):
-            k = short(within + turn * TOGETHER)
-            place, e = k // E1, k % E1
-            if place < PLACES and block + place < places and q < Q:
-                word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
-                added = ZERO
-                for one in range(ACROSS):
-                    added += shared[at(word + one * BACK)]
-                columns[at(((block + place) * Q + q) * E1 + e)] = added
-
-    return write
-
-
-@cache
 def make_write_part(owners):
     """Device function ``write_part(dw, in_dw, parts, own, part, q, warp)``: a lane's elements of the dw of child ``q``."""
     g, f = owners.tile.geometry, owners.tile.fragments
-    P, Q, E2, D2, D3 = map(specialized, (g.P, g.Q, g.E2, g.D2, g.D3))
-    TILES, BESIDE, SPLIT = map(specialized, (f.tiles, f.beside, f.split))
-    COLUMNS, GROUPS, PARENTS = map(specialized, (f.columns, f.groups, f.together))
-    PAIRS, STEPS = map(specialized, (owners.pairs, owners.steps))
+    PAIRS, STEPS = map(specialized, (f.pairs, f.steps))
+    E2, SIZE = map(specialized, (g.E2, g.P * g.Q * g.E2))
+    place_in = make_place_in_w(g, f)
 
     @cuda.jit(device=True, forceinline=True)
     def write_part(dw, in_dw, parts, own, part, q, warp):
+        unroll_loops()
         lane = short(cuda.threadIdx.x % 32)
-        column = lane // 4
-        before = max(part - in_dw, 0) * P
+        before, of_child = np.int64(max(part - in_dw, 0)) * SIZE, np.int64(q) * E2
         for pair in range(PAIRS):
             for half in range(2):
-                tile = 2 * pair + half
-                p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
-                d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
-                if tile < TILES and p < P and d3 < D3:
-                    for n in range(STEPS):
-                        for k in range(2):
-                            d2 = n * 8 + 2 * (lane % 4) + k
-                            if d2 < D2:
-                                element = d2 * D3 + d3
-                                value = own[(pair * STEPS + n) * 4 + 2 * half + k]
-                                if part < in_dw:
-                                    dw[at((p * Q + q) * E2 + element)] = value
-                                else:
-                                    parts[at(((before + p) * Q + q) * E2 + element)] = value
+                for n in range(STEPS):
+                    for k in range(2):
+                        to = place_in(lane, warp, pair, half, n, k)
+                        value = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                        if to >= 0 and part < in_dw:
+                            dw[at(of_child + to)] = value
+                        elif to >= 0:
+                            parts[at(before + of_child + to)] = value
 
     return write_part
-
-
-@cache
-def make_kernel_gradient(owners):
-    """Device function ``add(own, dV, shared, input)``: own += x^T dV, of the capsules at word ``input``."""
-    f = owners.tile.fragments
-    DOWN, TILES, STEPS = map(specialized, (f.down, f.tiles, owners.steps))
-    ROWS, PITCH, DEPTH = map(specialized, (f.rows, f.pitch, f.depth))
-    OF_X, HALF, PAIRS = map(specialized, (2 * owners.steps, f.is_half, owners.pairs))
-    ZERO = np.float32(0)
-    multiply = make_multiply(f)
-
-    @cuda.jit(device=True, forceinline=True)
-    def add_pairs(own, dV, x, i, side):
-        unroll_loops()
-        a, b = local_array(4, np.float32), local_array(2, np.float32)
-        rows = local_array(2, np.float32)
-        for pair in range(PAIRS):
-            for half in range(2):
-                tile = 2 * pair + half
-                if tile < TILES:
-                    e = (i * TILES + tile) * 4 + 2 * side
-                    _transposed(rows, dV[e], dV[e + 1])
-                    a[half], a[half + 2] = rows[0], rows[1]
-                else:
-                    a[half], a[half + 2] = ZERO, ZERO
-            for step in range(STEPS):
-                b[0], b[1] = x[2 * step], x[2 * step + 1]
-                multiply(own, (pair * STEPS + step) * 4, a, b)
-
-    @cuda.jit(device=True, forceinline=True)
-    def add(own, dV, shared, input):
-        x = local_array(OF_X, np.float32)
-        lane = short(cuda.threadIdx.x % 32)
-        for i in range(DOWN):
-            for side in range(2):
-                for step in range(STEPS):
-                    d2 = short(step * 8 + lane // 4)
-                    for k in range(2):
-                        place = short(2 * (lane % 4) + k + (8 * side if ROWS == 1 else 0))
-                        row = short((2 * i + side) % ROWS)
-                        word = short(input + place * PITCH + row * DEPTH + d2 % DEPTH)
-                        is_there = HALF == 0 or d2 < DEPTH
-                        x[2 * step + k] = shared[at(word)] if is_there else ZERO
-                add_pairs(own, dV, x, i, side)
-
-    return add
 
 
 @cache
@@ -400,8 +194,8 @@ def make_dynamic_gradient(owners):
     OF_PARENTS = specialized(owners.arrays * words_behind(f, 1))
     X_WORDS = specialized(owners.children * f.places * f.pitch)
     STAGE, RING, WORDS = map(specialized, (owners.stage, owners.kernel, meeting))
-    REACHED, BACK = map(specialized, (meeting + of_softmax, owners.reached))
-    OWN, NUMBERS = map(specialized, (owners.own, 4 * f.down * owners.steps))
+    REACHED, BACK = map(specialized, (meeting + of_softmax, f.reached))
+    OWN, NUMBERS = map(specialized, (f.own, 4 * f.down * f.steps))
     TURNS, COUPLED = map(specialized, (owners.turns, max(1, owners.turns) * f.scalars))
     FIRST = specialized(int(owners.has_even))
     A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
@@ -413,12 +207,10 @@ def make_dynamic_gradient(owners):
     begin_input, copy_input = make_copies_of_x(tile, False)
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
     slope = make_slopes(f, owners.children, meeting)
-    reach, write, write_part = (
-        make_reach(owners),
-        make_write_columns(owners),
-        make_write_part(owners),
-    )
-    columns_of, add = make_columns(owners), make_kernel_gradient(owners)
+    reach, write_part = make_reach(owners), make_write_part(owners)
+    _, add_columns, end_columns = make_write_columns(g, f)
+    columns_of, add = make_columns(f), make_kernel_gradient(f)
+    WRITES = specialized(columns_of_thread(g, f))
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -439,7 +231,7 @@ def make_dynamic_gradient(owners):
         B, D = local_array(SCALARS, np.float32), local_array(SCALARS, np.float32)
         C, db = local_array(COUPLED, np.float32), local_array(COUPLED, np.float32)
         a, at_words = local_array(A_WORDS, np.float32), local_array(FOURS, np.int32)
-        R = local_array(NUMBERS, np.float32)
+        R, before = local_array(NUMBERS, np.float32), local_array(WRITES, np.float32)
         mine, of_kernel = local_array(MINE, np.int32), local_array(OF_W, np.int32)
         sources = local_array(SOURCES, np.int64)
         start = shared_address(shared)
@@ -452,6 +244,8 @@ def make_dynamic_gradient(owners):
         for word in range(thread, WORDS, THREADS):  # what is filled up is zeros
             shared[at(word)] = ZERO
         find(at_words, warp)
+        for turn in range(WRITES):  # columns are written once
+            before[turn] = ZERO
         wait_for_last()  # what is held is there
         let_next_start()
         while now < end:
@@ -489,7 +283,8 @@ def make_dynamic_gradient(owners):
                     columns_of(R, V, shared, short(child * OF_CHILD), warp)
                     back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
                     block = np.int64(begin + step) * PLACES
-                    write(columns, R, shared, back, child, warp, q, block, places)
+                    add_columns(R, shared, back, child, warp)
+                    end_columns(columns, before, shared, back, child, q, block, places)
                     add(own, V, shared, of_input)
                 cp_async_wait(0)
                 cuda.syncthreads()  # the next stage has arrived, and all threads have read this one

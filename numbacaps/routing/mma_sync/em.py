@@ -1,17 +1,19 @@
 """A pass of EM routing on tensor cores: weighted means and squares of votes over a part of the children.
 
-Logarithms are to the base 2. A vote is seen in the parent's own units, y = r (v - mu) with r = sqrt(log2(e) / (2 variance)):
+Logarithms are to the base 2. With r = sqrt(log2(e) / (2 variance)):
 
+    y = r (v - mu)
     log2 p = bias log2(e) - sum of y^2          one multiply-add for y, one for the sum
     weight = R a = 2 ** (log2 p - norm + log2 a)
 
-Means and squares of y are kept child by child (West, 1979), so that no variance is a difference of large numbers: with W the
+Means and squares of votes are kept child by child (West, 1979), so that no variance is a difference of large numbers: with W the
 sum of weights before this child and W' behind it,
 
-    away = y - mean        mean += weight / W' away        squares += weight W / W' away^2
+    away = v - mean        mean += weight / W' away        squares += weight W / W' away^2
 
-Weights are over 2 ** ``highest``, which grows when a weight is much larger, so that all of a parent's may be small. In the first
-pass all R are 1 / P, y is the vote, and a child's weight is the same for all parents.
+So the mean of votes that are all alike is that vote, bit by bit. Weights are over 2 ** ``highest``, which grows when a weight is
+much larger, so that all of a parent's may be small. In the first pass all R are 1 / P, and a child's weight is the same for all
+parents.
 
 Thread mapping: as :mod:`numbacaps.routing.mma_sync.dynamic`.
 """
@@ -38,6 +40,7 @@ from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.em import state_fields
 from numbacaps.routing.mma_sync.fragments import make_where
+from numbacaps.routing.mma_sync.records import make_records, words_of_records
 from numbacaps.routing.mma_sync.sharing import LOWEST, make_softmax, make_sum_of_parent
 from numbacaps.routing.mma_sync.stage import (
     make_clear_stages,
@@ -55,15 +58,16 @@ _LOG2_E = math.log2(math.e)
 _MUCH = 16  # a weight this many powers of two larger than the largest before moves ``highest``
 
 
-def words_at_end(fragments, rows, sets):
-    """Words that the records of all sets but the first take."""
-    f = fragments
-    return (sets - 1) * rows * f.across * 32 * 2 * (f.elements + f.scalars)
+def words_at_end(tile):
+    """Words that records take: those of all sets but the first, then those of the block."""
+    f, of_sets = tile.fragments, (tile.sets - 1) * tile.rows
+    of_sets *= tile.fragments.across * 32 * 2 * (f.elements + f.scalars)
+    return max(of_sets, words_of_records(tile, 2 * tile.geometry.E3 + 2))
 
 
 @cache
 def make_gaussians(tile):
-    """Device functions ``(read, logits)``: r, r mu and bias of a lane's parents; y of votes, and log2 p."""
+    """Device functions ``(read, logits)``: r, r mu and bias of a lane's parents; log2 p of votes."""
     g, f = tile.geometry, tile.fragments
     P, E, FIELDS = map(specialized, (g.P, g.E3, state_fields(g.E3)[0]))
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
@@ -104,7 +108,6 @@ def make_gaussians(tile):
                 for quarter in range(4):
                     s, e = tile // BESIDE * IMAGES + quarter // 2 % IMAGES, (i * TILES + tile) * 4
                     y = V[e + quarter] * scale[e + quarter] - center[e + quarter]
-                    V[e + quarter] = y
                     B[s] += y * y
         for s in range(SCALARS):
             B[s] = bias[s] - whole(B[s])
@@ -139,6 +142,10 @@ def make_record(tile, tops):
             share, before = exp2(B[k] - highest[k]), weight[k]
             weight[k] = before + share
             part[k] = share * reciprocal(weight[k] if weight[k] > ZERO else ONE)
+            if (
+                before == ZERO and share > ZERO
+            ):  # of the first child the mean is its vote, bit by bit
+                part[k] = ONE
             rest[k] = part[k] * before
         for i in range(DOWN):
             for tile in range(TILES):
@@ -170,6 +177,8 @@ def make_record(tile, tops):
             more = theirs * shared[at(first + (2 * ELEMENTS + TOPS + k) * 32)]
             weight[k] = before + more
             part[k] = more * reciprocal(weight[k] if weight[k] > ZERO else ONE)
+            if before == ZERO and more > ZERO:
+                part[k] = ONE
             rest[k] = part[k] * before
             highest[k] = top
             V[2 * k], V[2 * k + 1] = mine, theirs
@@ -192,7 +201,7 @@ def make_em_pass(tile, is_uniform):
     """Kernel of a pass; of the first one, whose assignments are all the same, or of another."""
     g, f = tile.geometry, tile.fragments
     tops, held = (f.images, 1) if is_uniform else (f.scalars, f.elements)
-    P, CHILDREN, E, SIZE = map(specialized, (g.P, g.Q, g.E3, 2 * g.E3 + 2))
+    P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
     ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
     TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
@@ -204,7 +213,7 @@ def make_em_pass(tile, is_uniform):
     TOPS, HELD, UNIFORM = *map(specialized, (tops, held)), is_uniform
     ROOM = specialized(max(f.elements, 2 * tops))
     RECORD = specialized(32 * 2 * (f.elements + tops))
-    ZERO, ONE, LOW = np.float32(0), np.float32(1), LOWEST
+    ZERO, LOW = np.float32(0), LOWEST
     UNIFORM_R, LN2 = specialized_float32(-math.log2(g.P)), np.float32(math.log(2))
     BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
     (begin, copy), clear = make_copy_stage(tile, True), make_clear_stages(tile)
@@ -214,6 +223,7 @@ def make_em_pass(tile, is_uniform):
     place_of, parent_of, element_of = make_where(f)
     read, logits = make_gaussians(tile)
     absorb, give, take = make_record(tile, tops)
+    put, copy_records = make_records(tile, 2 * g.E3 + 2)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -305,33 +315,28 @@ def make_em_pass(tile, is_uniform):
                 to = short((of_set - 1) * (ROWS * ACROSS * RECORD) + group)
                 give(shared, to, mean, squares, highest, weight)
             cuda.syncthreads()  # every set's records are there
-            if of_set > 0:
-                return
-            for other in range(SETS - 1):
-                at_record = short(other * (ROWS * ACROSS * RECORD) + group)
-                take(shared, at_record, mean, squares, highest, weight, part, rest, V)
-        base = cuda.blockIdx.y * places + block + row * OF_WARP
-        room = places - block - row * OF_WARP
-        for i in range(DOWN):
-            for tile in range(TILES):
-                p = parent_of(lane, warp, tile)
-                for quarter in range(4):
-                    m, e = place_of(lane, quarter), element_of(lane, i, tile, quarter)
-                    one = (i * TILES + tile) * 4 + quarter
-                    if m < room and p < P and e >= 0:
-                        value, square = mean[one], squares[one]
-                        if not UNIFORM:
-                            inverse = ONE / scale[one]
-                            value = (value + center[one]) * inverse
-                            square = square * inverse * inverse
-                        to = (base + m) * SIZE + e
-                        partial[at(to * P + p)] = value
-                        partial[at((to + E) * P + p)] = square
-        for s in range(SCALARS):
-            m, p = lane // 4 + s % IMAGES * 8, parent_of(lane, warp, s // IMAGES * BESIDE)
-            if m < room and p < P and lane % 4 % SPLIT == 0:
-                to = (base + m) * SIZE + 2 * E
-                partial[at(to * P + p)] = highest[s % TOPS] * LN2
-                partial[at((to + 1) * P + p)] = weight[s % TOPS]
+            if of_set == 0:
+                for other in range(SETS - 1):
+                    at_record = short(other * (ROWS * ACROSS * RECORD) + group)
+                    take(shared, at_record, mean, squares, highest, weight, part, rest, V)
+            cuda.syncthreads()  # and nobody reads them any more
+        if of_set == 0:
+            of_row = row * OF_WARP
+            for i in range(DOWN):
+                for tile in range(TILES):
+                    p = parent_of(lane, warp, tile)
+                    for quarter in range(4):
+                        m, e = of_row + place_of(lane, quarter), element_of(lane, i, tile, quarter)
+                        one = (i * TILES + tile) * 4 + quarter
+                        if p < P and e >= 0:
+                            put(shared, 0, m, e, p, mean[one])
+                            put(shared, 0, m, E + e, p, squares[one])
+            for s in range(SCALARS):
+                m, p = lane // 4 + s % IMAGES * 8, parent_of(lane, warp, s // IMAGES * BESIDE)
+                if p < P and lane % 4 % SPLIT == 0:
+                    put(shared, 0, of_row + m, 2 * E, p, highest[s % TOPS] * LN2)
+                    put(shared, 0, of_row + m, 2 * E + 1, p, weight[s % TOPS])
+        cuda.syncthreads()  # all records are there
+        copy_records(partial, shared, 0, cuda.blockIdx.y, block, places)
 
     return routing_em_pass_kernel

@@ -116,6 +116,26 @@ class Fragments:
         return 4 if self.is_half else round_up(self.D2, 8)
 
     @property
+    def steps(self):
+        """Products of 8 that D2 takes."""
+        return max(1, self.depth // 8)
+
+    @property
+    def pairs(self):
+        """Of tiles."""
+        return ceil_div(self.tiles, 2)
+
+    @property
+    def own(self):
+        """Elements of w's gradient that a lane has."""
+        return 4 * self.pairs * self.steps
+
+    @property
+    def reached(self):
+        """Words of shared memory in which a warp leaves the gradient of a child's capsules."""
+        return self.places * self.rows * 8 * self.steps
+
+    @property
     def width(self):
         """Words of a row of the kernel in shared memory: D3, filled up."""
         return self.columns * self.split

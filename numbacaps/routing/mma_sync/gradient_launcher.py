@@ -31,8 +31,6 @@ _CHANGING = 2  # steps that it takes to go from some children to the next
 
 def why_not(shape, images, options, precision):
     """Why the gradients of a form are not on tensor cores; None where they are. As :func:`launcher.why_not`."""
-    if options.is_em:
-        return "gradients of EM routing divide V - mu by variances that may be near epsilon"
     reason = launcher.why_not(shape, images, options, precision)
     if reason:
         return reason
@@ -59,7 +57,7 @@ def owners_of(g, options, precision, children):
     tile = Tile(g, fragments, 1, children, 1, launcher.runs_of(g, fragments))
     last = options.iterations - 1
     found = Owners(tile, options.first == 0, last + 1 - max(1, options.first), not options.detach)
-    held = fragments.elements + found.own + 2 * found.turns * fragments.scalars
+    held = fragments.elements + fragments.own + 2 * found.turns * fragments.scalars
     return found if found.turns <= _MOST_TURNS and held <= _MOST_HELD else None
 
 

@@ -66,47 +66,52 @@ def make_sum_of_parent(split):
     return whole
 
 
-def words_of_totals(fragments, groups):
+def words_of_totals(fragments, groups, numbers=1):
     """Words of shared memory in which :func:`make_total` meets."""
     f = fragments
-    return 2 * groups * f.across * f.places if f.across > 1 else 0
+    return 2 * groups * numbers * f.across * f.places if f.across > 1 else 0
 
 
 @cache
-def make_total(fragments, groups, words):
+def make_total(fragments, groups, words, numbers=1):
     """Device function ``total(B, found, shared, group, warp, turn)``: ``found``, for each image of a lane, of B over all parents.
 
-    Arguments are as in :func:`make_softmax`, and warps meet as there.
+    ``B`` has one number after the other of all scalars, and so has ``found`` of all images. Other arguments are as in
+    :func:`make_softmax`, and warps meet as there.
     """
     f = fragments
     IMAGES, SCALARS, PLACES = map(specialized, (f.images, f.scalars, f.places))
     ACROSS, GROUPS = map(specialized, (f.across, groups))
     WORDS, THREADS = map(specialized, (words, 32 * f.across))
+    ALL, SUMS = map(specialized, (numbers * f.scalars, numbers * f.images))
+    APART = specialized(numbers * f.places)
     ZERO = np.float32(0)
     sum_over, _ = make_over_lanes(f.split)
 
     @cuda.jit(device=True, forceinline=True)
     def total(B, found, shared, group, warp, turn):
         lane = cuda.threadIdx.x % 32
-        for image in range(IMAGES):
-            found[image] = ZERO
-        for s in range(SCALARS):
-            found[s % IMAGES] += B[s]
-        for image in range(IMAGES):
-            found[image] = sum_over(found[image])
+        for k in range(SUMS):
+            found[k] = ZERO
+        for s in range(ALL):
+            found[s // SCALARS * IMAGES + s % IMAGES] += B[s]
+        for k in range(SUMS):
+            found[k] = sum_over(found[k])
         if ACROSS > 1:
-            here = WORDS + (turn % 2 * GROUPS + group) * (ACROSS * PLACES)
-            for image in range(IMAGES):
+            here = WORDS + (turn % 2 * GROUPS + group) * (ACROSS * APART)
+            for k in range(SUMS):
+                place = k // IMAGES * PLACES + lane // 4 + 8 * (k % IMAGES)
                 if lane % 4 == 0:
-                    shared[at(here + warp * PLACES + lane // 4 + 8 * image)] = found[image]
+                    shared[at(here + warp * APART + place)] = found[k]
             if GROUPS == 1:
                 meet(THREADS)
             else:
                 meet_at(2 + group, THREADS)
-            for image in range(IMAGES):
-                found[image] = ZERO
+            for k in range(SUMS):
+                place = k // IMAGES * PLACES + lane // 4 + 8 * (k % IMAGES)
+                found[k] = ZERO
                 for other in range(ACROSS):
-                    found[image] += shared[at(here + other * PLACES + lane // 4 + 8 * image)]
+                    found[k] += shared[at(here + other * APART + place)]
 
     return total
 

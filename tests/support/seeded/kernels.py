@@ -11,6 +11,7 @@ _NN_KERNELS = "tests/nn/test_nn_kernels.py"
 _EDGES = "tests/algorithms/test_edges.py"
 _ROUTING = "tests/routing/test_routing.py"
 _MMA_GRADIENT = "tests/routing/test_mma_sync_gradient.py"
+_MMA_EM_GRADIENT = "tests/routing/test_mma_sync_em_gradient.py"
 _WHOLE = "tests/routing/test_whole.py"
 _CLUSTERS = "tests/routing/test_clusters.py"
 _BANDS = "tests/routing/test_bands.py"
@@ -418,10 +419,38 @@ FAULTS = [
     ),
     Fault(
         "rows that lanes exchange for dw stand in the other order",
-        "numbacaps/routing/mma_sync/dynamic_gradient.py",
+        "numbacaps/routing/mma_sync/vote_gradient.py",
         "rows[0], rows[1] = shuffle(upper, source), shuffle(lower, source)",
         "rows[1], rows[0] = shuffle(upper, source), shuffle(lower, source)",
         _MMA_GRADIENT,
+    ),
+    Fault(
+        "a child's part of the assignments' gradient keeps what all parents together have",
+        "numbacaps/routing/mma_sync/em_gradient.py",
+        "d_log[s] = found[SCALARS + s] - R[s] * sums[IMAGES + s % IMAGES]",
+        "d_log[s] = found[SCALARS + s]",
+        _MMA_EM_GRADIENT,
+    ),
+    Fault(
+        "of the dw of a block's rows the first alone counts",
+        "numbacaps/routing/mma_sync/em_gradient.py",
+        "for other in range(ROWS - 1):",
+        "for other in range(0):",
+        _MMA_EM_GRADIENT,
+    ),
+    Fault(
+        "columns forget the iterations behind",
+        "numbacaps/routing/mma_sync/vote_gradient.py",
+        "added = before[turn]",
+        "added = ZERO",
+        _MMA_EM_GRADIENT,
+    ),
+    Fault(
+        "states of other votes are read",
+        "numbacaps/routing/runner.py",
+        "states = states if self._has_same_votes else None",
+        "pass",
+        _MMA_EM_GRADIENT,
     ),
     Fault(
         "what reaches v from the iterations behind is forgotten",
