@@ -13,6 +13,8 @@ limit how long a capsule is.
 import math
 from functools import cache
 
+import numpy as np
+
 from numbacaps.device.dtypes import conversions
 from numbacaps.device.instructions import (
     let_next_start,
@@ -21,6 +23,7 @@ from numbacaps.device.instructions import (
     wait_for_last,
 )
 from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.powers import exp2, reciprocal
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.dynamic import make_add
@@ -34,6 +37,7 @@ from numbacaps.routing.ends import (
 )
 
 SUM_THREADS = 32
+_LOG2_E = np.float32(math.log2(math.e))
 
 
 @cache
@@ -49,6 +53,24 @@ def make_log_sigmoid(sums):
     return log_sigmoid
 
 
+@cuda.jit(device=True, forceinline=True)
+def _merge_in_float32(record, other, first):
+    """As :func:`numbacaps.routing.em.make_merge_moments` of one element, by the GPU's function units."""
+    if other[3] == np.float32(0):  # nothing; NaN is something
+        return
+    top = other[2] if other[2] > record[first + 2] else record[first + 2]
+    mine = exp2((record[first + 2] - top) * _LOG2_E)
+    theirs = exp2((other[2] - top) * _LOG2_E)
+    before = mine * record[first + 3]
+    total = before + theirs * other[3]
+    # Of what is nothing so far the mean becomes the other's, bit by bit.
+    part = theirs * other[3] * reciprocal(total) if before != np.float32(0) else np.float32(1)
+    away = other[0] - record[first]
+    record[first + 1] = mine * record[first + 1] + theirs * other[1] + before * part * away * away
+    record[first] += part * away
+    record[first + 2], record[first + 3] = top, total
+
+
 @cache
 def make_finish(shape):
     """Kernel behind a pass forward."""
@@ -58,7 +80,8 @@ def make_finish(shape):
     CONSTANT = 0.5 * math.log(2 * math.pi)  # for each element
     NEVER = sums.type(math.inf)
     _, write = conversions(shape.dtype)
-    merged = make_merged(shape, (2, 2), make_merge_moments(1, sums))
+    merge = _merge_in_float32 if sums == np.float32 else make_merge_moments(1, sums)
+    merged = make_merged(shape, (2, 2), merge)
     log_sigmoid = make_log_sigmoid(sums)
     place_of, parent_of, element_of = make_own(shape)
     L, P, E, FIELDS, OWN = map(specialized, (L, P, E, FIELDS, PARENTS * E))

@@ -29,6 +29,7 @@ from numbacaps.device.instructions import (
     cp_async_wait,
     float_of,
     let_next_start,
+    load_run,
     local_array,
     shared_address,
     short,
@@ -39,9 +40,15 @@ from numbacaps.device.powers import exp2, log2, reciprocal
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
 from numbacaps.routing.em import state_fields
+from numbacaps.routing.mma_sync.dynamic import words_behind
 from numbacaps.routing.mma_sync.fragments import make_where
 from numbacaps.routing.mma_sync.records import make_records, words_of_records
-from numbacaps.routing.mma_sync.sharing import LOWEST, make_softmax, make_sum_of_parent
+from numbacaps.routing.mma_sync.sharing import (
+    LOWEST,
+    make_softmax,
+    make_sum_of_parent,
+    words_of_sharing,
+)
 from numbacaps.routing.mma_sync.stage import (
     make_clear_stages,
     make_copy_stage,
@@ -55,6 +62,7 @@ from numbacaps.routing.mma_sync.votes import (
 )
 
 _LOG2_E = math.log2(math.e)
+REGISTERS = 168  # of a thread: three blocks of four warps are on a multiprocessor
 _MUCH = 16  # a weight this many powers of two larger than the largest before moves ``highest``
 
 
@@ -67,18 +75,23 @@ def words_at_end(tile):
 
 @cache
 def make_gaussians(tile):
-    """Device functions ``(read, logits)``: r, r mu and bias of a lane's parents; log2 p of votes."""
+    """Device functions ``(read, read_bias, logits)``: r and r mu, and the bias, of a lane's parents; log2 p of votes.
+
+    r and r mu lie in shared memory, as lanes hold them, from word ``held`` on.
+    """
     g, f = tile.geometry, tile.fragments
     P, E, FIELDS = map(specialized, (g.P, g.E3, state_fields(g.E3)[0]))
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     IMAGES, SCALARS = map(specialized, (f.images, f.scalars))
     ZERO, HALF, BASE = np.float32(0), np.float32(_LOG2_E / 2), np.float32(_LOG2_E)
     ABSENT = np.float32(-math.inf)
+    ELEMENTS, OF_ARRAY = map(specialized, (f.elements, words_behind(f, tile.rows)))
     place_of, parent_of, element_of = make_where(f)
     whole = make_sum_of_parent(f.split)
 
     @cuda.jit(device=True, forceinline=True)
-    def read(scale, center, bias, states, t, first, places, warp):
+    def read(shared, held, states, t, first, places, warp):
+        scale, center = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
         lane = cuda.threadIdx.x % 32
         for i in range(DOWN):
             for tile in range(TILES):
@@ -93,6 +106,13 @@ def make_gaussians(tile):
                     r = np.float32(math.sqrt(HALF * inverse))
                     r = r if p < P and e >= 0 else ZERO
                     scale[to], center[to] = r, mu * r
+        for e in range(ELEMENTS):
+            shared[at(held + e // 4 * 128 + e % 4)] = scale[e]
+            shared[at(held + OF_ARRAY + e // 4 * 128 + e % 4)] = center[e]
+
+    @cuda.jit(device=True, forceinline=True)
+    def read_bias(bias, states, t, first, places, warp):
+        lane = cuda.threadIdx.x % 32
         for s in range(SCALARS):
             p, m = parent_of(lane, warp, s // IMAGES * BESIDE), first + lane // 4 + s % IMAGES * 8
             bias[s] = ABSENT if p >= P else ZERO
@@ -100,19 +120,23 @@ def make_gaussians(tile):
                 bias[s] = states[at(((t * places + m) * FIELDS + 2 * E) * P + p)] * BASE
 
     @cuda.jit(device=True, forceinline=True)
-    def logits(B, V, scale, center, bias):
+    def logits(B, V, shared, held, bias):
+        scale, center = local_array(4, np.float32), local_array(4, np.float32)
         for s in range(SCALARS):
             B[s] = ZERO
         for i in range(DOWN):
             for tile in range(TILES):
+                here = held + (i * TILES + tile) * 128
+                load_run(4, scale, shared, here)
+                load_run(4, center, shared, here + OF_ARRAY)
                 for quarter in range(4):
                     s, e = tile // BESIDE * IMAGES + quarter // 2 % IMAGES, (i * TILES + tile) * 4
-                    y = V[e + quarter] * scale[e + quarter] - center[e + quarter]
+                    y = V[e + quarter] * scale[quarter] - center[quarter]
                     B[s] += y * y
         for s in range(SCALARS):
             B[s] = bias[s] - whole(B[s])
 
-    return read, logits
+    return read, read_bias, logits
 
 
 @cache
@@ -200,7 +224,7 @@ def make_record(tile, tops):
 def make_em_pass(tile, is_uniform):
     """Kernel of a pass; of the first one, whose assignments are all the same, or of another."""
     g, f = tile.geometry, tile.fragments
-    tops, held = (f.images, 1) if is_uniform else (f.scalars, f.elements)
+    tops = f.images if is_uniform else f.scalars
     P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
     ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
@@ -210,7 +234,8 @@ def make_em_pass(tile, is_uniform):
     X_FIRST = specialized(tile.children * f.of_child)
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     FOURS, A_WORDS, SPLIT = map(specialized, (f.depth // 4, words_of_input(f), f.split))
-    TOPS, HELD, UNIFORM = *map(specialized, (tops, held)), is_uniform
+    TOPS, OF_LANES, UNIFORM = *map(specialized, (tops, 32 * f.elements)), is_uniform
+    HELD = specialized(tile.ring + words_of_sharing(f, tile.rows, tile.sets))
     ROOM = specialized(max(f.elements, 2 * tops))
     RECORD = specialized(32 * 2 * (f.elements + tops))
     ZERO, LOW = np.float32(0), LOWEST
@@ -221,7 +246,7 @@ def make_em_pass(tile, is_uniform):
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
     softmax = make_softmax(f, tile.rows, tile.sets, tile.ring)
     place_of, parent_of, element_of = make_where(f)
-    read, logits = make_gaussians(tile)
+    read, read_bias, logits = make_gaussians(tile)
     absorb, give, take = make_record(tile, tops)
     put, copy_records = make_records(tile, 2 * g.E3 + 2)
 
@@ -242,7 +267,6 @@ def make_em_pass(tile, is_uniform):
             local_array(ELEMENTS, np.float32),
             local_array(ELEMENTS, np.float32),
         )
-        scale, center = local_array(HELD, np.float32), local_array(HELD, np.float32)
         V, a = local_array(ROOM, np.float32), local_array(A_WORDS, np.float32)
         B, C = local_array(SCALARS, np.float32), local_array(SCALARS, np.float32)
         bias = local_array(SCALARS, np.float32)
@@ -268,8 +292,11 @@ def make_em_pass(tile, is_uniform):
             cp_async_commit()
         wait_for_last()  # the parents' states are there; nobody reads the records of the last pass
         let_next_start()
+        held = short(HELD + (row * ACROSS + warp) * OF_LANES + lane * 4)
+        if not UNIFORM and of_set == 0:
+            read(shared, held, states, t, block + row * OF_WARP, places, warp)
         if not UNIFORM:
-            read(scale, center, bias, states, t, block + row * OF_WARP, places, warp)
+            read_bias(bias, states, t, block + row * OF_WARP, places, warp)
         for e in range(ELEMENTS):
             mean[e], squares[e] = ZERO, ZERO
         for k in range(TOPS):
@@ -298,7 +325,7 @@ def make_em_pass(tile, is_uniform):
                     for image in range(IMAGES):
                         B[image] = part[image] + float_of(UNIFORM_R)
                 else:
-                    logits(C, V, scale, center, bias)
+                    logits(C, V, shared, held, bias)
                     for s in range(SCALARS):
                         B[s] = C[s]
                     softmax(C, top, total, shared, of_set * ROWS + row, warp, step * TURNS + turn)

@@ -88,7 +88,8 @@ def choose_tile(g, fragments, places, options):
     tile = Tile(g, f, rows, sets, turns_of(f, rows, sets), runs_of(g, f))
     extra = words_of_sharing(f, rows, sets)
     if is_em:
-        return replace(tile, extra=extra, end=em.words_at_end(tile))
+        extra += 2 * dynamic.words_behind(f, rows)
+        return replace(tile, extra=extra, end=em.words_at_end(tile), registers=em.REGISTERS)
     extra += dynamic.words_behind(f, rows)
     return replace(tile, extra=extra, end=dynamic.words_at_end(g, tile.places, sets))
 

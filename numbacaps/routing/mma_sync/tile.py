@@ -35,6 +35,8 @@ class Tile:
         Words of shared memory behind the stages.
     end : int
         Words that the end of a pass takes in place of the stages.
+    registers : int
+        That a thread takes at the most.
     """
 
     geometry: Geometry
@@ -45,6 +47,7 @@ class Tile:
     runs: tuple
     extra: int = 0
     end: int = 0
+    registers: int = 256
 
     @property
     def threads(self):
@@ -83,9 +86,9 @@ class Tile:
 
     @property
     def blocks_at_once(self):
-        """On a multiprocessor, about: by registers, of which a thread takes nearly all, and shared memory."""
+        """On a multiprocessor, about: by registers, and shared memory."""
         by_memory = H100.shared_bytes // (self.shared_bytes + 1024)
-        return max(1, min(by_memory, 256 // self.threads))
+        return max(1, min(by_memory, H100.registers // (self.registers * self.threads)))
 
 
 def turns_of(fragments, rows, sets):
