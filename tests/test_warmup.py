@@ -16,6 +16,7 @@ from experiments.measuring.drawing import drawn
 from numbacaps import Geometry, nn
 from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import gpu
+from numbacaps.nn.resident.layout import layout_of
 
 package = import_module("numbacaps.warmup")
 _SMALL = Geometry(2, 2, 3, 6, 5, 3, 2, 1, 2, 4, 3, (2, 1), 1)
@@ -131,12 +132,14 @@ def test_layers_with_routing():
 
 def test_the_network_trains_and_infers_too():
     jobs = package._jobs("network", ("float32",), ["tf32"])
-    assert jobs[:2] == [
-        (package._network, ("float32", "tf32", what)) for what in ("step", "forward")
+    assert jobs[:4] == [
+        (package._network, ("float32", "tf32", what, which))
+        for what in ("step", "forward")
+        for which in ("published", "layer by layer")
     ]
-    assert len(jobs) == 2 + 4
+    assert len(jobs) == 4 + 4
     assert len(package._jobs("network", ("float16",), None)) == 4  # networks take no float16
-    assert len(package._jobs(("network", "workloads"), ("float32",), ["tf32"])) == 2 + 11
+    assert len(package._jobs(("network", "workloads"), ("float32",), ["tf32"])) == 4 + 11
 
 
 @pytest.mark.parametrize(
@@ -214,8 +217,19 @@ def test_a_network_steps_and_infers(monkeypatch):
     monkeypatch.setattr(nn, "CapsNet", Small)
     monkeypatch.setattr(package, "_BATCH", 2)
     for what in ("step", "forward"):
-        package._network("float32", "ieee", what)
+        package._network("float32", "ieee", what, "published")
     assert ran == ["step", "forward"]
+
+
+def test_the_other_network_goes_layer_by_layer(monkeypatch):
+    """The kernels of a network as a whole are warmed up by the published one."""
+    made = []
+    monkeypatch.setattr(nn.CapsNet, "step", lambda net, x, labels: made.append((net, x, labels)))
+    monkeypatch.setattr(nn.CapsNet, "history", lambda net: None)
+    package._network("float32", "tf32", "step", "layer by layer")
+    [(net, x, labels)] = made
+    assert x.shape == (128, *net.input_shape) and labels.max() < net.classes == 10
+    assert layout_of(net.layers).why_not
 
 
 @pytest.mark.slow

@@ -20,14 +20,15 @@ from numbacaps.messages import did_you_mean, is_iterable, shown
 from numbacaps.planning import plan
 from numbacaps.routing.api import explain_routing
 from numbacaps.routing.plan import routing_plan
-from numbacaps.warmup.presets import PRESETS, Routed
+from numbacaps.warmup.presets import IMAGE, LAYERED, PRESETS, Routed
 
 _NETWORK = "network"  # the preset that is more than its layers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _OF_NETWORKS = ("float32", "float64")  # the dtypes that they take
 _DEFAULT, _SAME = "auto", "tf32x3"  # which routing computes by the same kernels
 _OF_PLANS = ("logits", "couplings")  # options of routing that no explanation takes
-_BATCH = 128  # images of the published network
+_PUBLISHED, _LAYERED = "published", "layer by layer"  # networks
+_BATCH = 128  # images of a network
 
 
 class Warmup(NamedTuple):
@@ -60,7 +61,7 @@ def warmup(
     Parameters
     ----------
     convolutions : str or iterable
-        Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers), ``"workloads"``
+        Each is the name of a preset, ``"network"`` (the published network, as it trains and as it infers, and one that goes layer by layer), ``"workloads"``
         (convolutions of EM routing's sizes and wider ones), ``"capsules"`` (other capsules, windows and strides, for most
         kernels that any convolution takes) or ``"routing"`` (dynamic and EM routing, for most that any routed layer takes); a
         :class:`numbacaps.Geometry`; a pair of shapes (N, C, H, W, D1, D2) and (P, C, KH, KW, D2, D3), of a convolution; or
@@ -120,7 +121,12 @@ def _jobs(convolutions, dtypes, precisions):
             jobs += [(work, (layer, *word)) for word in _words_of(layer, words)]
         if isinstance(one, str) and one == _NETWORK:
             whole = [word for word in words if word[0] in _OF_NETWORKS]
-            runs = [(_network, (*word, what)) for word in whole for what in ("step", "forward")]
+            runs = [
+                (_network, (*word, what, which))
+                for word in whole
+                for what in ("step", "forward")
+                for which in (_PUBLISHED, _LAYERED)
+            ]
             jobs = runs + jobs  # what takes longest comes first
     return list(dict.fromkeys(jobs))
 
@@ -243,11 +249,15 @@ def _make_ready(geometry, dtype, precision):
     plan(*shapes, dtype, product="gab,gbc->gac", precision=precision, **moves)
 
 
-def _network(dtype, precision, what):
-    """Have the published network compile what a step, or an inference, takes."""
-    from numbacaps.nn import CapsNet
+def _network(dtype, precision, what, which):
+    """Have a network compile what a step, or an inference, takes: the published one, or one that goes layer by layer."""
+    from numbacaps.nn import CapsNet, Layer
 
-    net = CapsNet.published(dtype=dtype, precision=precision)
+    if which == _PUBLISHED:
+        net = CapsNet.published(dtype=dtype, precision=precision)
+    else:
+        layers = [Layer(**layer, precision=precision) for layer in LAYERED]
+        net = CapsNet(layers, IMAGE, dtype=dtype)
     images = np.zeros((_BATCH, *net.input_shape), net.dtype)
     if what == "step":
         net.step(images, np.zeros(_BATCH, np.int64))

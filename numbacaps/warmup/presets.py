@@ -1,4 +1,4 @@
-"""The layers that a warm-up knows by name: convolutions, and routing."""
+"""The layers that a warm-up knows by name: convolutions, and routing; and a network that no single kernel computes."""
 
 from typing import NamedTuple
 
@@ -77,3 +77,11 @@ PRESETS = {
         ),
     },
 }
+
+# Groups of 3, which no kernel of a whole network squashes. Sizes are numbers behind a form, so it has the forms of most others.
+LAYERED = (
+    {"channels": 2, "kernel": (1, 15), "window": 5, "stride": 2, "capsule": (5, 3), "squash": 3},
+    {"channels": 5, "kernel": (3, 9), "window": 4, "stride": 2, "squash": 3},
+    {"channels": 10, "kernel": (9, 5), "window": 5, "squash": 25},
+)
+IMAGE = 1, 28, 28, 1, 1
