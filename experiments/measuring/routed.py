@@ -216,7 +216,8 @@ def launched(workload, tensors, wanted):
     """
     torch = opponents.torch()
     g, o = replace(workload.geometry, N=tensors["x"].shape[0]), workload.options
-    runner = Runner(g, np.dtype(np.float32), o)
+    numbers = kept_states(g, o, "auto", images=g.N) if wanted == "training" else 0
+    runner = Runner(g, np.dtype(np.float32), o, keeps=numbers > 0)
     arrays, made, to = _on_device(tensors)
     flat = (g.N, g.P, g.L, g.E3), (g.N, g.P, g.L)
     x, w = arrays["x"], arrays["w"]
@@ -225,9 +226,7 @@ def launched(workload, tensors, wanted):
     results = [to[name].reshape(*shape) for name, shape in zip(names, flat)]
     d_results = [arrays[name].reshape(*shape) for name, shape in zip(names, flat)]
     gradients = [to[name] for name in workload.operands[2:]] or [None]
-    states, numbers = None, 0
-    if wanted == "training":
-        numbers = kept_states(g, o, "auto", g.N)
+    states = None
     if numbers:
         states = cuda.as_cuda_array(torch.empty((g.N, numbers), device="cuda"))
 

@@ -27,7 +27,6 @@ from numbacaps.routing.passes import DynamicPasses
 
 WORKSPACE = 28 << 20  # bytes that a part may always take
 _SHARE = 4  # or this part of the operands' bytes
-_FLOAT = 4  # bytes
 _KEPT = 32
 BYTES = 1 << 28  # of the kept runners' workspaces, all devices and threads together
 
@@ -46,6 +45,8 @@ class Runner:
         Images that are routed at once.
     precision : str
         How the forward pass computes votes (:mod:`numbacaps.fused.precision`).
+    keeps : bool
+        The gradient is given the states that the forward pass has left.
 
     Attributes
     ----------
@@ -53,11 +54,13 @@ class Runner:
         Images that are routed at once where gradients are wanted, and where they are not.
     """
 
-    def __init__(self, geometry, dtype, options, stored=False, part=None, precision="auto"):
+    def __init__(
+        self, geometry, dtype, options, stored=False, part=None, precision="auto", keeps=False
+    ):
         check_numbers(options, sum_dtype(dtype))
         self.geometry, self.dtype, self.options, self.stored = geometry, dtype, options, stored
         self._class = EMPasses if options.is_em else DynamicPasses
-        self._precision, self._passes = precision, {}
+        self._precision, self._keeps, self._passes = precision, keeps, {}
         self._of_gradient, self._why_not_gradient = self._choose_of_gradient()
         self.part = part or self._wanted_part()
         whole = self._made(self.part, self._of_gradient)
@@ -105,11 +108,10 @@ class Runner:
         if not one.gradient_warps or not self.options.is_em:
             return min(N, max(1, self._budget // self._bytes(one)))
         # Blocks share the children of a few images more than those of many, so memory is no multiple of an image's.
-        is_kept = kept_states(self.geometry, self.options, self._precision, N) > 0
         for parts in range(1, N + 1):
             images = ceil_div(N, parts)
             some = self._made(images, self._of_gradient)
-            if images == 1 or some.backward_nbytes(is_kept) <= self._budget:
+            if images == 1 or some.backward_nbytes(self._keeps) <= self._budget:
                 return images
 
     def _wanted_forward_part(self):
@@ -266,6 +268,7 @@ class Runner:
         states : device array (N, :func:`kept_states`), or None
             To be given to :meth:`backward`.
         """
+        states = states if self._has_same_votes else None
         keep = couplings is not None or states is not None
         part = self.part if keep else self.forward_part
         given = operands[0] is not None, couplings is not None, keep
@@ -369,9 +372,10 @@ class Runner:
             walks = 2 * o.iterations - o.first
             back = f"{walks} passes over the children, in one kernel; with logits {back}"
         if first.gradient_warps:
-            walks = o.iterations - o.first - (not o.is_em)
-            back = f"{walks} {first.gradient_warps}"
-            back += "" if o.is_em else "; with logits by ordinary arithmetic"
+            walks = o.iterations - 1 - o.first
+            back = f"{walks} {first.gradient_warps}; with logits by ordinary arithmetic"
+            if o.is_em:
+                back = f"{_passes(walks + 1)}, {first.gradient_warps}"
         forward, backward = first.times
         take = "stored, they take" if self.stored else "stored votes would take"
         return "\n".join(
@@ -388,11 +392,12 @@ class Runner:
         )
 
 
-def kept_states(geometry, options, precision, images):
-    """Numbers of an image's states that the forward pass can leave for the gradient; 0 where they are computed again.
+def kept_states(geometry, options, precision, itemsize=4, images=None):
+    """Numbers of an image's states that PyTorch's operator keeps between forward and backward; 0 where it computes them again.
 
-    They are where those of all ``images`` take more than a part of a batch may, and more than a fourth of x; where votes are
-    stored; and in EM routing whose gradient has other votes, or capsules' norms besides (:class:`Runner`).
+    It keeps them where they take at most a fourth of x; and of EM routing, whose states are larger, where those of all
+    ``images`` take at most what a part of a batch may. It keeps none of stored votes, none where there are capsules'
+    norms besides, and none where the gradient has votes of its own.
     """
     if options.is_summed:
         return 0
@@ -402,7 +407,12 @@ def kept_states(geometry, options, precision, images):
     numbers = (options.iterations + 1) * geometry.L * geometry.P * fields(geometry.E3)[0]
     if numbers * _SHARE <= prod(geometry.input_shape[1:]):
         return numbers
-    return numbers if images * numbers <= WORKSPACE // _FLOAT else 0
+    is_small = options.is_em and images and images * numbers * itemsize <= WORKSPACE
+    return numbers if is_small else 0
+
+
+def _passes(count):
+    return f"{count} pass{'es' if count > 1 else ''}"
 
 
 runners = LastUsed(_KEPT, BYTES)

@@ -1,7 +1,7 @@
 """Routing for PyTorch: an operator with gradients.
 
 On CUDA tensors numbacaps' kernels compute the votes again in every pass, forward and backward, and nothing is saved but
-the operands, and of dynamic routing the parents' states where they are little beside x; votes that are summed over the window are stored, a band at a time. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
+the operands, and the parents' states where they are small (:func:`numbacaps.routing.runner.kept_states`); votes that are summed over the window are stored, a band at a time. On CPU tensors :mod:`numbacaps.torch.plain_routing` does it. Under autocast routing is float32, as PyTorch's
 softmax is.
 """
 
@@ -39,11 +39,12 @@ from numbacaps.torch.closed import check as _check
 from numbacaps.torch.fold import _canonical, _in_order
 from numbacaps.torch.functional import pair
 from numbacaps.torch.operators import shape_of_output
+from numbacaps.torch.routing_kernels import KEEP_OF_BATCH
 
 _TENSORS = "Tensor x, Tensor w, Tensor? activations, Tensor? beta_u, Tensor? beta_a, Tensor? logits"
 _HOW = (
     "str routing, int iterations, str softmax_over, bool detach, str normalise, float lam, float epsilon, "
-    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product, bool keep_states, "
+    "str votes, int[2] stride, int[2] padding, int[2] dilation, str product, int keep_states, "
     'str precision="auto"'
 )
 _library = torch.library.Library("numbacaps", "FRAGMENT")
@@ -77,13 +78,13 @@ class _Form(NamedTuple):
     options : numbacaps.routing.options.Options
     window : tuple
         stride, padding, dilation, product.
-    keeps_states : bool
+    keeps_states : int
     precision : str
     """
 
     options: Options
     window: tuple
-    keeps_states: bool
+    keeps_states: int
     precision: str
 
     @property
@@ -137,10 +138,11 @@ def _empty(given, how):
     x, w, read = given["x"], given["w"], _read(how)
     g, options = _fitting(given, read), read.options
     y = shape_of_output(x.shape, w.shape, *read.window, "ieee")
-    numbers = kept_states(g, options, read.precision, x.shape[0])
-    keeps = numbers and read.keeps_states and x.device.type == "cuda"
-    sums = torch.promote_types(x.dtype, torch.float32)
-    states = (x.shape[0], numbers) if keeps else (0,)
+    sums, numbers = torch.promote_types(x.dtype, torch.float32), 0
+    if read.keeps_states and x.device.type == "cuda":
+        images = x.shape[0] if read.keeps_states == KEEP_OF_BATCH else None
+        numbers = kept_states(g, options, read.precision, sums.itemsize, images)
+    states = (x.shape[0], numbers) if numbers else (0,)
     return (
         x.new_empty(y),
         x.new_empty(y[:4] if options.is_em else (0,)),
@@ -448,5 +450,8 @@ def capsule_routing(
     tensors = x, w, *given.values()
     refuse_tangents(x=x, w=w, **given)
     needs = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    y, a, _ = _routing(*tensors, *how, needs and torch.is_grad_enabled(), precision)
+    keep = int(needs and torch.is_grad_enabled())
+    if keep and not torch.compiler.is_compiling():  # there N may be a symbol
+        keep = KEEP_OF_BATCH
+    y, a, _ = _routing(*tensors, *how, keep, precision)
     return (y, a) if form.is_em else y

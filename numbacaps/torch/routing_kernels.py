@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
 from numbacaps.device.recorded import StandIn
 from numbacaps.routing.call import children_of, shapes_of_operands
@@ -18,6 +19,7 @@ from numbacaps.routing.options import check_given
 from numbacaps.routing.runner import Runner, kept_states
 from numbacaps.torch.kernels import TENSORS, Call
 
+KEEP_OF_BATCH = 2  # which states are kept (:func:`route`)
 _OF_EM = {"activations": torch.ones, "beta_u": torch.zeros, "beta_a": torch.zeros}
 
 
@@ -34,8 +36,9 @@ def route(x, w, more, options, window, precision, keep):
         stride, padding, dilation, product.
     precision : str
         As :func:`numbacaps.capsule_routing`.
-    keep : bool
-        The gradient is wanted, too.
+    keep : int
+        0, or where the gradient is wanted, too, which states are kept for it: 1, those that are small beside x, or
+        :data:`KEEP_OF_BATCH`, also those of a batch that are small.
 
     Returns
     -------
@@ -55,7 +58,7 @@ def route(x, w, more, options, window, precision, keep):
         if options.is_em:
             a = call.new("d_activations")
             results.append(call.array(a, call.parents[:3]))
-        states = call.new_states() if keep else None
+        states = call.new_states(keep) if keep else None
         call.launch("forward", *call.operands(), results, states=call.states(states))
         return call.deliver("y", y), a, states
 
@@ -99,7 +102,8 @@ class RoutingCall(Call):
 
     def _decided(self):
         how = self.geometry, self._of.dtype, self._options
-        return Runner(*how, precision=self._precision)
+        keeps = self._kept(KEEP_OF_BATCH) > 0
+        return Runner(*how, precision=self._precision, keeps=keeps)
 
     def launch(self, method, *arguments, states):
         """Launch what a method of the runner launches. ``arguments`` has memories (:meth:`array`) in the place of arrays."""
@@ -125,11 +129,17 @@ class RoutingCall(Call):
                     f"{name} has shape {tuple(tensor.shape)}; it takes {self._shapes[name]}"
                 )
 
-    def new_states(self):
+    def _kept(self, keep):
+        """Numbers of an image's states that are kept."""
+        g, sums = self.geometry, sum_dtype(self._of.dtype)
+        images = g.N if keep == KEEP_OF_BATCH else None
+        return kept_states(g, self._options, self._precision, sums.itemsize, images)
+
+    def new_states(self, keep):
         """A tensor for the states that are kept for the gradient; None where none are."""
-        g = self.geometry
-        numbers = kept_states(g, self._options, self._precision, g.N)
-        how = {"dtype": TENSORS[self.plan.shape.sums], "device": self.device}
+        g, sums = self.geometry, self.plan.shape.sums
+        numbers = self._kept(keep)
+        how = {"dtype": TENSORS[sums], "device": self.device}
         return torch.empty((g.N, numbers), **how) if numbers else None
 
     def states(self, tensor):

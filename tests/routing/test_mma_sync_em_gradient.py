@@ -32,7 +32,7 @@ def _passes(g, **form):
 
 
 def _operands(g, rng):
-    """Operands whose votes are of the size of 1, and many children's activations small: rounding stays as it is."""
+    """Operands whose votes are of the size of 1: rounding stays as it is."""
     given = support.operands(g, rng, em=True)
     given["w"] /= np.float32(g.D2**0.5)
     return given
@@ -82,6 +82,49 @@ def test_warps_of_a_block(warps, rows, monkeypatch, rng):
     _check(_OF_BOTH, rng, iterations=2)
 
 
+def test_rows_of_warps_that_share_the_parents(monkeypatch, rng):
+    """They add up dw at a barrier of their own."""
+    monkeypatch.setattr(em_gradient_launcher, "_WARPS", 4)
+    g = replace(LAYOUTS["warps share the parents"], N=2, H=3, W=4)
+    tile = _passes(g).gradient_warps.tile
+    assert (tile.rows, tile.fragments.across) == (2, 2)
+    _check(g, rng, iterations=3)
+
+
+def test_launches_that_add_to_each_other(monkeypatch, rng):
+    """Where parts of dw would take too much memory: the bits are those of one launch."""
+    g = replace(_OF_BOTH, N=5)
+    given, wanted = _operands(g, rng), {}
+    for nbytes in (em_gradient_launcher._PARTS_BYTES, 0):
+        monkeypatch.setattr(em_gradient_launcher, "_PARTS_BYTES", nbytes)
+        runner.runners.clear()
+        made = _passes(g).gradient_warps
+        assert made._grid[0] == (made._blocks if nbytes else 1) and made._blocks > 1
+        assert ("launches a pass" in str(made)) == (nbytes == 0)
+        wanted[nbytes] = _backward(g, given, iterations=3)
+    exact = support.want_em(g, given, 3).gradients
+    for name in NAMES:
+        for found in wanted.values():
+            support.close(getattr(found, name), exact[name], 5e-5)
+
+
+@pytest.mark.parametrize("value", [0, np.nan])
+def test_activations_that_are_no_weights(value, rng):
+    """Some of 0, or all of an image; NaN reaches what NumPy's gradients have it in, and nothing else."""
+    g = replace(LAYOUTS["warps share the parents"], N=3)
+    given = _operands(g, rng)
+    given["activations"][0, 0], given["activations"][1] = value, value
+    found = _backward(g, given, iterations=2)
+    exact = {name: array.astype(float) for name, array in given.items()}
+    wanted = _backward(g, exact, iterations=2, algorithm="numpy")
+    for name in NAMES:
+        np.testing.assert_array_equal(
+            np.isnan(getattr(found, name)), np.isnan(getattr(wanted, name))
+        )
+        known = (np.nan_to_num(getattr(one, name)) for one in (found, wanted))
+        support.close(*known, 5e-5)
+
+
 def test_one_product_for_three(rng):
     """Forward: gradients keep three terms, and so their own votes and states."""
     given = _operands(_OF_BOTH, rng)
@@ -124,7 +167,7 @@ def test_parts_of_a_batch(layout, monkeypatch, rng):
     made = runner.Runner(g, np.dtype(np.float32), Options("em"))
     assert made.part == 1
     monkeypatch.setattr(runner.Runner, "_wanted_part", lambda self: 2)
-    _check(g, rng, iterations=2)
+    _check(g, rng, iterations=3)
 
 
 @pytest.mark.parametrize("needs", [("input",), ("kernel",)])
@@ -141,13 +184,17 @@ def test_one_gradient_alone(needs, rng):
 
 @pytest.mark.parametrize("precision", ["auto", "tf32"])
 def test_states_that_are_kept(precision, rng):
-    """The gradient reads those of the forward pass, where they are of its own votes: the bits are those without."""
+    """The gradient reads those of the forward pass, where they are of its own votes: the bits are those without.
+
+    Where they are not, neither pass touches them.
+    """
     g, options = _OF_BOTH, Options("em", iterations=2)
-    given = _operands(g, rng)
-    made = runner.Runner(g, np.dtype(np.float32), options, precision=precision)
-    numbers = runner.kept_states(g, options, "auto", g.N)
-    assert numbers and not runner.kept_states(g, options, "tf32", g.N)
-    assert not runner.kept_states(g, options, "auto", 10**6)
+    given, is_read = _operands(g, rng), precision == "auto"
+    made = runner.Runner(g, np.dtype(np.float32), options, precision=precision, keeps=is_read)
+    numbers = runner.kept_states(g, options, "auto", images=g.N)
+    assert numbers and not runner.kept_states(g, options, "tf32", images=g.N)
+    assert not runner.kept_states(g, options, "auto", images=10**6)
+    assert not runner.kept_states(g, options, "auto")  # they take more than a fourth of x
     device = {name: cuda.to_device(array) for name, array in given.items()}
     x, w = device["x"], device["w"]
     operands = tuple(device[name] for name in NAMES[2:])
@@ -156,14 +203,15 @@ def test_states_that_are_kept(precision, rng):
     results = [cuda.device_array(shape, np.float32) for shape in flat]
     states = cuda.to_device(np.full((g.N, numbers), np.nan, np.float32))
     made.forward(x, w, operands, results, states=states)
-    assert np.isfinite(states.copy_to_host()).all()
-    found = {}
-    for kept in (None, states):
+    assert np.isfinite(states.copy_to_host()).all() == is_read
+    nothing, found = cuda.to_device(np.full((g.N, numbers), np.nan, np.float32)), []
+    for kept in (None, states, nothing):
         into = [cuda.device_array_like(device[name]) for name in NAMES]
         made.backward(x, w, operands, d_results, *into[:2], into[2:], states=kept)
-        found[kept is None] = [array.copy_to_host() for array in into]
-    for alone, read in zip(found[True], found[False]):
+        found.append([array.copy_to_host() for array in into])
+    for alone, read, of_nothing in zip(*found):
         np.testing.assert_array_equal(alone, read)
+        assert np.isnan(of_nothing).any() == is_read
 
 
 @pytest.mark.parametrize(
@@ -171,7 +219,7 @@ def test_states_that_are_kept(precision, rng):
     [
         ({}, {"precision": "ieee"}, "precision is 'ieee'"),
         ({}, {"normalise": "all"}, "normalised over all"),
-        ({"P": 32, "D2": 16, "D3": 16}, {}, "does not fit shared memory"),
+        ({"P": 32, "D2": 16, "D3": 16}, {}, "do not fit shared memory"),
         ({"P": 200, "D3": 16}, {}, "more than the warps of a block hold"),
     ],
 )
@@ -188,6 +236,10 @@ def test_explain_says_how_many_passes():
         (8, 32, 14, 14, 4, 4), (32, 32, 3, 3, 4, 4), stride=2, routing="em"
     )
     assert "backward: 3 passes, mma_sync" in said and "logits" not in said
+    said = numbacaps.explain_routing(
+        (8, 3, 3, 3, 2, 2), (3, 3, 2, 2, 2, 2), routing="em", iterations=1
+    )
+    assert "backward: 1 pass, mma_sync" in said
 
 
 @pytest.mark.tiers("gpu")

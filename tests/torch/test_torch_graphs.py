@@ -125,7 +125,7 @@ def test_layers_compile_as_one_graph_forward_and_backward(kind):
 def test_layers_are_exported_for_any_batch_size(kind):
     """Each as one operator."""
     layer, given = _LAYERS[kind]().eval(), _inputs(kind, 4)
-    N = torch.export.Dim("N", min=2, max=1024)
+    N = torch.export.Dim("N")
     exported = torch.export.export(layer, given, dynamic_shapes=tuple({0: N} for _ in given))
     called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     assert sum(name.startswith("numbacaps.") for name in called) == 1

@@ -284,7 +284,7 @@ def make_dynamic_gradient(owners):
                     back = short(REACHED + (step % 2 * CHILDREN + child) * (ACROSS * BACK))
                     block = np.int64(begin + step) * PLACES
                     add_columns(R, shared, back, child, warp)
-                    end_columns(columns, before, shared, back, child, q, block, places)
+                    end_columns(columns, before, shared, back, q, block, places)
                     add(own, V, shared, of_input)
                 cp_async_wait(0)
                 cuda.syncthreads()  # the next stage has arrived, and all threads have read this one

@@ -19,7 +19,8 @@ alike it is 0, though variances may be near epsilon.
 
 Thread mapping: a block has some rows of places, and a part of the children; warps share them as in
 :mod:`numbacaps.routing.mma_sync.em`. What is read of the parents is put into shared memory once, as lanes hold it. A child's
-dw, of the block's places, is a part that is written at once; :func:`make_add_parts` adds the parts.
+dw, of the block's places, is a part that is written at once; :func:`make_add_parts` adds the parts. Where they would take too
+much memory, blocks of later launches add to the parts of earlier ones.
 """
 
 import math
@@ -394,7 +395,7 @@ def make_gather(made):
 
     @cuda.jit(device=True, forceinline=True)
     def write(partial, moved, spread, weight, shared, row, of_set, warp, block, places):
-        """From where nothing in shared memory is read any more; ``block`` is the block's first place."""
+        """Where no thread reads stages or parents any more; ``block`` is the block's first place."""
         lane = short(cuda.threadIdx.x % 32)
         mine = (row * ACROSS + warp) * OF_WARP + lane
         if SETS > 1:
@@ -490,7 +491,9 @@ def make_em_gradient(made):
         places,  # N * L
         count,  # children of a part
         t,
-        more,  # sums go on from what lies there
+        before,  # blocks of places that other launches take
+        more,  # columns and d_prior go on from what lies there
+        more_of_dw,  # and so do parts
         kept,  # dw is wanted
     ):
         shared = cuda.shared.array(0, np.float32, CHUNK)  # as GradientPass says
@@ -505,14 +508,14 @@ def make_em_gradient(made):
         active, a = local_array(IMAGES, np.float32), local_array(A_WORDS, np.float32)
         own, reached = local_array(OWN, np.float32), local_array(NUMBERS, np.float32)
         mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)
-        at_words, before = local_array(FOURS, np.int32), local_array(IMAGES, np.float32)
+        at_words, prior = local_array(FOURS, np.int32), local_array(IMAGES, np.float32)
         reached_before = local_array(WRITES, np.float32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)
         lane, warp = short(thread % 32), short(thread // 32 % ACROSS)
         row, of_set = short(thread // (32 * ACROSS) % ROWS), short(thread // (32 * ACROSS * ROWS))
         group = short(of_set * ROWS + row)
-        block = np.int64(cuda.blockIdx.x) * PLACES
+        block = (np.int64(cuda.blockIdx.x) + before) * PLACES
         of_row = block + row * OF_WARP
         first = short(cuda.blockIdx.y * count)
         last = min(short(first + count), short(CHILDREN))
@@ -556,13 +559,13 @@ def make_em_gradient(made):
                 i, time = short(first + step * TOGETHER + child), short(step * TURNS + turn)
                 if i >= last:
                     continue
-                begin_part(own, parts, i, warp, row, more and kept)
+                begin_part(own, parts, i, warp, row, more_of_dw and kept)
                 begin_columns(reached_before, columns, i, of_row, places, more)
                 for image in range(IMAGES):
                     place = of_row + lane // 4 + 8 * image
-                    before[image] = ZERO
+                    prior[image] = ZERO
                     if more and lane % 4 == 0 and warp == 0 and place < places:
-                        before[image] = d_prior[at(place * CHILDREN + i)]
+                        prior[image] = d_prior[at(place * CHILDREN + i)]
                 of_input = short(stage + X_FIRST + (child * PLACES + row * OF_WARP) * PITCH)
                 of_kernel = short(stage + child * OF_CHILD)
                 load(a, shared, of_input)
@@ -581,7 +584,7 @@ def make_em_gradient(made):
                     for image in range(IMAGES):
                         place = of_row + lane // 4 + 8 * image
                         if place < places:
-                            d_prior[at(place * CHILDREN + i)] = before[image] + sums[image]
+                            d_prior[at(place * CHILDREN + i)] = prior[image] + sums[image]
                 if WHOLE:
                     for s in range(SCALARS):
                         d_log[s] = found[SCALARS + s] - R[s] * sums[IMAGES + s % IMAGES]
@@ -596,7 +599,7 @@ def make_em_gradient(made):
                 columns_of(reached, V, shared, of_kernel, warp)
                 back = short(BACK + (time % 2 * GROUPS + group) * REACHED)
                 add_columns(reached, shared, back, group, warp)
-                end_columns(columns, reached_before, shared, back, group, i, of_row, places)
+                end_columns(columns, reached_before, shared, back, i, of_row, places)
                 if kept:
                     add(own, V, shared, of_input)
                     end_part(own, shared, parts, i, warp, row, of_set, time)

@@ -22,6 +22,7 @@ _MOST_ROWS = 2
 _MOST_TURNS = 4
 _MOST_PARTS = 128  # blocks that share the children of the same places
 _MERGING = 0.02  # steps over a child that it takes to add the sums of one part more
+_PARTS_BYTES = 16 << 20  # that the blocks' parts of dw may take, if they are more than one
 _MOST_WORDS = 1 << 31  # of a part of dw, counted with 32 bits
 _THREADS = 256
 
@@ -40,7 +41,7 @@ def why_not(shape, images, options, precision):
     if launcher.terms_of(precision) != 3:
         return "V - mu is divided by variances that may be near epsilon"
     if choose_tile(g, places, precision) is None:
-        return "what is read of the parents does not fit shared memory"
+        return "what is read of the parents, and the kernel capsules, do not fit shared memory"
     if words_of_part(g, fragments_of(g, precision)) >= _MOST_WORDS:
         return f"w of {g.P * g.Q * g.E2} elements: kernels count with 32 bits"
     return None
@@ -77,18 +78,20 @@ class EMGradient(Warps):
         super().__init__(shape, places, options, precision)
         self._options = options
         self.tile = choose_tile(self.geometry, places, precision)
-        blocks = ceil_div(places, self.tile.places)
-        how = _MOST_PARTS, _MERGING
-        self.parts, self.children = parts_of(self.tile, blocks, self.geometry.Q, *how)
-        self._grid = blocks, self.parts
+        self._blocks = ceil_div(places, self.tile.places)
+        words, how = words_of_part(self.geometry, self.tile.fragments), (_MOST_PARTS, _MERGING)
+        at_once = min(self._blocks, max(1, _PARTS_BYTES // (4 * words)))  # of one launch
+        self.parts, self.children = parts_of(self.tile, at_once, self.geometry.Q, *how)
+        self._grid = at_once, self.parts
 
     def shapes(self, has_dw, has_more):
         """Workspace by name, where dw is wanted or not; ``has_more`` does not matter here."""
-        g, blocks = self.geometry, self._grid[0]
+        g, has_sums = self.geometry, self.form_of(self._options.iterations - 1) == "whole"
+        words = words_of_part(g, self.tile.fragments)
         return {
-            "partial": (self.parts, self.places, 2 * g.E3 + 1, g.P),
+            "partial": (self.parts, self.places, 2 * g.E3 + 1, g.P) if has_sums else (1,),
             "d_prior": (self.places, g.Q),
-            "parts_of_dw": (blocks, words_of_part(g, self.tile.fragments)) if has_dw else (1,),
+            "parts_of_dw": (self._grid[0], words) if has_dw else (1,),
         }
 
     def form_of(self, t):
@@ -110,13 +113,16 @@ class EMGradient(Warps):
         has_dw : bool
         stream : Numba stream
         """
-        tile = self._tile_for(x, w)
+        tile, (at_once, parts) = self._tile_for(x, w), self._grid
         made, more = GradientPass(tile, self.form_of(t)), t < self._options.iterations - 1
         arrays = x, w, activations, states, slopes, room["partial"], columns
         arrays += room["d_prior"], room["parts_of_dw"]
-        numbers = self.places, self.children, t, int(more), int(has_dw)
-        kernel, grid = make_em_gradient(made), self._grid
-        run(kernel, grid, tile.threads, (*arrays, *numbers), stream, shared=made.shared_bytes)
+        kernel, how = make_em_gradient(made), {"shared": made.shared_bytes}
+        for before in range(0, self._blocks, at_once):
+            grid = min(at_once, self._blocks - before), parts
+            numbers = self.places, self.children, t, before
+            flags = int(more), int(more or before > 0), int(has_dw)
+            run(kernel, grid, tile.threads, (*arrays, *numbers, *flags), stream, **how)
 
     def add_parts(self, dw, room, more, stream):
         """Add up dw, (P, Q, E2); with ``more`` it goes on from what is there."""
@@ -126,4 +132,9 @@ class EMGradient(Warps):
         run(make_add_parts(g, f), grid, _THREADS, arguments, stream)
 
     def __str__(self):
-        return f"passes, {super().__str__()}"
+        launches = ceil_div(self._blocks, self._grid[0])
+        return (
+            f"{super().__str__()}, {launches} launches a pass"
+            if launches > 1
+            else super().__str__()
+        )

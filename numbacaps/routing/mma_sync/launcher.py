@@ -25,7 +25,7 @@ from numbacaps.routing.mma_sync.tile import Tile, parts_of, turns_of
 _FLOAT32 = np.dtype(np.float32)
 _MOST_PARTS = 128  # blocks that share the children of the same places
 _WARPS = 2 if SIMULATED else 8  # of a block
-# Elements that a lane holds: it has a vote and a sum of each, or a vote, two sums, and the parents' mean and scale.
+# Elements that a lane holds: it has a vote and a sum of each, or a vote and two sums, and backward a vote, four numbers and a part of dw.
 ELEMENTS = {"dynamic": 80, "em": 32}
 # Steps over a child that it takes to merge one part more: sums are loaded together, EM routing's records are merged one by one.
 _MERGING = {"dynamic": 0.05, "em": 0.8}
@@ -78,7 +78,7 @@ def why_not(shape, images, options, precision):
 def choose_tile(g, fragments, places, options):
     """The tile of an algorithm for some places.
 
-    Where warps share the parents, blocks of EM routing are small, so that two are on a multiprocessor: while the warps of
+    Where warps share the parents, blocks of EM routing are small, so that three are on a multiprocessor: while the warps of
     one wait for each other, the other's go on.
     """
     f, is_em = fragments, options.is_em

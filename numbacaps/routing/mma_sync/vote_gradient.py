@@ -127,7 +127,7 @@ def make_write_columns(geometry, fragments):
 
     ``begin(before, columns, q, block, places, more)``: what the sums go on from, where there is ``more``, else 0.
     ``add(R, shared, back, group, warp)`` leaves a warp's part in shared memory, where those of a group, which share the parents,
-    begin at word ``back``; all of them meet. ``end(columns, before, shared, back, group, q, block, places)`` adds up, and writes.
+    begin at word ``back``; all of them meet. ``end(columns, before, shared, back, q, block, places)`` adds up, and writes.
     """
     g, f = geometry, fragments
     Q, E1, D2, ROWS = map(specialized, (g.Q, g.E1, g.D2, f.rows))
@@ -160,7 +160,7 @@ def make_write_columns(geometry, fragments):
         meet_at(2 + group, TOGETHER)
 
     @cuda.jit(device=True, forceinline=True)
-    def end(columns, before, shared, back, group, q, block, places):
+    def end(columns, before, shared, back, q, block, places):
         for turn in range(TURNS):
             k = short(cuda.threadIdx.x % TOGETHER + turn * TOGETHER)
             place, e = k // E1, k % E1
