@@ -448,8 +448,8 @@ FAULTS = [
     Fault(
         "states of other votes are read",
         "numbacaps/routing/runner.py",
-        "states = states if self._has_same_votes else None",
-        "pass",
+        "states = states if self._has_same_votes else None\n        for passes",
+        "for passes",
         _MMA_EM_GRADIENT,
     ),
     Fault(
