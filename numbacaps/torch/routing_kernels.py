@@ -102,7 +102,7 @@ class RoutingCall(Call):
 
     def _decided(self):
         how = self.geometry, self._of.dtype, self._options
-        keeps = self._kept(KEEP_OF_BATCH) > 0
+        keeps = self._numbers_kept(KEEP_OF_BATCH) > 0
         return Runner(*how, precision=self._precision, keeps=keeps)
 
     def launch(self, method, *arguments, states):
@@ -129,7 +129,7 @@ class RoutingCall(Call):
                     f"{name} has shape {tuple(tensor.shape)}; it takes {self._shapes[name]}"
                 )
 
-    def _kept(self, keep):
+    def _numbers_kept(self, keep):
         """Numbers of an image's states that are kept."""
         g, sums = self.geometry, sum_dtype(self._of.dtype)
         images = g.N if keep == KEEP_OF_BATCH else None
@@ -138,7 +138,7 @@ class RoutingCall(Call):
     def new_states(self, keep):
         """A tensor for the states that are kept for the gradient; None where none are."""
         g, sums = self.geometry, self.plan.shape.sums
-        numbers = self._kept(keep)
+        numbers = self._numbers_kept(keep)
         how = {"dtype": TENSORS[sums], "device": self.device}
         return torch.empty((g.N, numbers), **how) if numbers else None
 
