@@ -48,9 +48,9 @@ from numbacaps.routing.mma_sync.stage import (
 from numbacaps.routing.mma_sync.tile import Tile
 from numbacaps.routing.mma_sync.vote_gradient import (
     columns_of_thread,
+    make_column_of_w,
     make_columns,
     make_kernel_gradient,
-    make_place_in_w,
     make_write_columns,
 )
 from numbacaps.routing.mma_sync.votes import (
@@ -157,25 +157,29 @@ def make_reach(owners):
 def make_write_part(owners):
     """Device function ``write_part(dw, in_dw, parts, own, part, q, warp)``: a lane's elements of the dw of child ``q``."""
     g, f = owners.tile.geometry, owners.tile.fragments
-    PAIRS, STEPS = map(specialized, (f.pairs, f.steps))
-    E2, SIZE = map(specialized, (g.E2, g.P * g.Q * g.E2))
-    place_in = make_place_in_w(g, f)
+    P, Q, E2, D2, D3 = map(specialized, (g.P, g.Q, g.E2, g.D2, g.D3))
+    PAIRS, STEPS, TILES = map(specialized, (f.pairs, f.steps, f.tiles))
+    column_of = make_column_of_w(f)
 
     @cuda.jit(device=True, forceinline=True)
     def write_part(dw, in_dw, parts, own, part, q, warp):
-        unroll_loops()
         lane = short(cuda.threadIdx.x % 32)
-        before, of_child = np.int64(max(part - in_dw, 0)) * SIZE, np.int64(q) * E2
+        before = max(part - in_dw, 0) * P
         for pair in range(PAIRS):
             for half in range(2):
-                for n in range(STEPS):
-                    for k in range(2):
-                        to = place_in(lane, warp, pair, half, n, k)
-                        value = own[(pair * STEPS + n) * 4 + 2 * half + k]
-                        if to >= 0 and part < in_dw:
-                            dw[at(of_child + to)] = value
-                        elif to >= 0:
-                            parts[at(before + of_child + to)] = value
+                tile = 2 * pair + half
+                p, d3 = column_of(lane, warp, tile)
+                if tile < TILES and p < P and d3 < D3:
+                    for n in range(STEPS):
+                        for k in range(2):
+                            d2 = n * 8 + 2 * (lane % 4) + k
+                            if d2 < D2:
+                                element = d2 * D3 + d3
+                                value = own[(pair * STEPS + n) * 4 + 2 * half + k]
+                                if part < in_dw:
+                                    dw[at((p * Q + q) * E2 + element)] = value
+                                else:
+                                    parts[at(((before + p) * Q + q) * E2 + element)] = value
 
     return write_part
 

@@ -65,9 +65,9 @@ from numbacaps.routing.mma_sync.stage import (
 from numbacaps.routing.mma_sync.tile import Tile
 from numbacaps.routing.mma_sync.vote_gradient import (
     columns_of_thread,
+    make_column_of_w,
     make_columns,
     make_kernel_gradient,
-    make_place_in_w,
     make_write_columns,
 )
 from numbacaps.routing.mma_sync.votes import (
@@ -620,7 +620,8 @@ def make_add_parts(geometry, fragments):
     f, words = fragments, words_of_part(geometry, fragments)
     E2, WORDS, RUNS, ACROSS = map(specialized, (geometry.E2, words, f.own // 4, f.across))
     LANES, STEPS = map(specialized, (lanes_of_w(f), f.steps))
-    place_in = make_place_in_w(geometry, f)
+    P, Q, TILES = map(specialized, (geometry.P, geometry.Q, f.tiles))
+    D2, D3, column_of = *map(specialized, (geometry.D2, geometry.D3)), make_column_of_w(f)
 
     @kept_on_disk
     @cuda.jit
@@ -645,10 +646,12 @@ def make_add_parts(geometry, fragments):
         warp, q = short(number // (8 * LANES) % ACROSS), short(number // (8 * LANES * ACROSS))
         pair, n = short(run % RUNS // STEPS), short(run % RUNS % STEPS)
         for half in range(2):
+            tile = 2 * pair + half
+            p, d3 = column_of(lane, warp, tile)
             for k in range(2):
-                to = place_in(lane, warp, pair, half, n, k)
-                if to >= 0:
-                    to += np.int64(q) * E2
+                d2 = n * 8 + 2 * (lane % 4) + k
+                if tile < TILES and p < P and d3 < D3 and d2 < D2:
+                    to = (np.int64(p) * Q + q) * E2 + d2 * D3 + d3
                     one = total[2 * half + k]
                     dw[at(to)] = dw[at(to)] + one if more else one
 

@@ -138,8 +138,9 @@ def make_write_columns(geometry, fragments):
 
     @cuda.jit(device=True, forceinline=True)
     def begin(before, columns, q, block, places, more):
+        within = short((cuda.threadIdx.x & 1023) % TOGETHER)
         for turn in range(TURNS):
-            k = short(cuda.threadIdx.x % TOGETHER + turn * TOGETHER)
+            k = short(within + turn * TOGETHER)
             place, e = k // E1, k % E1
             before[turn] = ZERO
             if more and place < PLACES and block + place < places and q < Q:
@@ -161,8 +162,9 @@ def make_write_columns(geometry, fragments):
 
     @cuda.jit(device=True, forceinline=True)
     def end(columns, before, shared, back, q, block, places):
+        within = short((cuda.threadIdx.x & 1023) % TOGETHER)
         for turn in range(TURNS):
-            k = short(cuda.threadIdx.x % TOGETHER + turn * TOGETHER)
+            k = short(within + turn * TOGETHER)
             place, e = k // E1, k % E1
             if place < PLACES and block + place < places and q < Q:
                 word = back + (place * ROWS + e // D2) * OF_ROW + e % D2
@@ -222,24 +224,21 @@ def make_kernel_gradient(fragments):
 
 
 @cache
-def make_place_in_w(geometry, fragments):
-    """Device function ``place_in(lane, warp, pair, half, n, k)``: where a lane's element of dw is in (P, Q, E2), of child 0.
+def make_column_of_w(fragments):
+    """Device function ``column_of(lane, warp, tile)``: (parent, d3) of a lane's elements of dw; both may be past the last.
 
-    Elements are counted as :func:`make_kernel_gradient` adds them, ``((pair, n), (half, k))``; -1 is one of what is filled up.
+    Elements are counted as :func:`make_kernel_gradient` adds them, ``((pair, n), (half, k))``: of tile ``2 pair + half``, which may be
+    past the last, and d2 ``8 n + 2 (lane % 4) + k``.
     """
-    g, f = geometry, fragments
-    P, OF_PARENT, D2, D3 = map(specialized, (g.P, g.Q * g.E2, g.D2, g.D3))
-    TILES, BESIDE, SPLIT = map(specialized, (f.tiles, f.beside, f.split))
+    f = fragments
+    BESIDE, SPLIT = map(specialized, (f.beside, f.split))
     COLUMNS, GROUPS, PARENTS = map(specialized, (f.columns, f.groups, f.together))
 
     @cuda.jit(device=True, forceinline=True)
-    def place_in(lane, warp, pair, half, n, k):
-        column, tile = lane // 4, 2 * pair + half
+    def column_of(lane, warp, tile):
+        column = lane // 4
         p = (warp * GROUPS + tile // BESIDE) * PARENTS + column // 2 // SPLIT
         d3 = column // 2 % SPLIT * COLUMNS + column % 2 * BESIDE + tile % BESIDE
-        d2 = n * 8 + 2 * (lane % 4) + k
-        if tile < TILES and p < P and d3 < D3 and d2 < D2:
-            return np.int64(p) * OF_PARENT + d2 * D3 + d3
-        return np.int64(-1)
+        return p, d3
 
-    return place_in
+    return column_of
