@@ -228,7 +228,7 @@ def launched(workload, tensors, wanted):
     gradients = [to[name] for name in workload.operands[2:]] or [None]
     states = None
     if numbers:
-        states = cuda.as_cuda_array(torch.empty((g.N, numbers), device="cuda"))
+        states = cuda.as_cuda_array(torch.empty((g.N, numbers), device=tensors["x"].device))
 
     def run():
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
