@@ -92,20 +92,20 @@ def test_rows_of_warps_that_share_the_parents(monkeypatch, rng):
 
 
 def test_launches_that_add_to_each_other(monkeypatch, rng):
-    """Where parts of dw would take too much memory: the bits are those of one launch."""
+    """Where parts of dw would take too much memory."""
     g = replace(_OF_BOTH, N=5)
-    given, wanted = _operands(g, rng), {}
+    given, found = _operands(g, rng), {}
     for nbytes in (em_gradient_launcher._PARTS_BYTES, 0):
         monkeypatch.setattr(em_gradient_launcher, "_PARTS_BYTES", nbytes)
         runner.runners.clear()
         made = _passes(g).gradient_warps
         assert made._grid[0] == (made._blocks if nbytes else 1) and made._blocks > 1
         assert ("launches a pass" in str(made)) == (nbytes == 0)
-        wanted[nbytes] = _backward(g, given, iterations=3)
+        found[nbytes] = _backward(g, given, iterations=3)
     exact = support.want_em(g, given, 3).gradients
     for name in NAMES:
-        for found in wanted.values():
-            support.close(getattr(found, name), exact[name], 5e-5)
+        for one in found.values():
+            support.close(getattr(one, name), exact[name], 5e-5)
 
 
 @pytest.mark.parametrize("value", [0, np.nan])
