@@ -196,7 +196,8 @@ def test_what_reaches_a_result_may_be_a_view_whose_sign_is_pending(number, monke
         given = list(reaches)
         if pending:
             given[number] = torch._neg_view(-given[number])
-        results = torch.ops.numbacaps.capsule_routing(*tensors, *how)[:2]
+        # The dispatcher, which resolves the view, calls plain PyTorch: the kernels are to be as exact.
+        results = torch.ops.numbacaps.capsule_routing(*tensors, *how, "ieee")[:2]
         found.append(torch.autograd.grad(results, leaves, given))
     for plain, pending in zip(*found, strict=True):
         torch.testing.assert_close(pending, plain)
@@ -345,9 +346,25 @@ def test_the_precision_reaches_the_runner(routing, monkeypatch, rng):
     numbacaps.clear_caches()
 
 
-def _noted(found, *how, precision):
+def test_states_of_a_small_batch_are_kept(monkeypatch, rng):
+    """Of EM routing, for the gradient that follows, whose bits stay what they are; those that are large beside x only so."""
+    OnSimulator(monkeypatch)
+    monkeypatch.setitem(operators._ON, "CPU", operators._ON["CUDA"])
+    reaches, tensors, (*how, _) = _arguments("em", rng)
+    leaves = [tensor.requires_grad_() for tensor in tensors if tensor is not None]
+    sizes, found = [], []
+    for keep in (0, 1, routing_kernels.KEEP_OF_BATCH):
+        *results, states = torch.ops.numbacaps.capsule_routing(*tensors, *how, keep)
+        sizes.append(states.numel())
+        found.append(torch.autograd.grad(results, leaves, reaches))
+    assert sizes[:2] == [0, 0] and sizes[2] > 0
+    for gradients in found[1:]:
+        assert all(map(torch.equal, gradients, found[0]))
+
+
+def _noted(found, *how, precision, keeps):
     found.append(precision)
-    return Runner(*how, precision=precision)
+    return Runner(*how, precision=precision, keeps=keeps)
 
 
 def test_precisions_are_checked_by_name_and_shown(rng):
