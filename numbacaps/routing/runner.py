@@ -244,7 +244,7 @@ class Runner:
             return (None,)
         if kept is not None:
             states = kept[images].reshape(passes.states_shape)
-            # Capsules' norms are not kept where there are any, so nobody reads them.
+            # States are not kept where there are capsules' norms, so no kernel reads these.
             return (states, states) if self.options.is_em else (states,)
         shapes = {"states": passes.forward_states_shape(keep)}
         if self.options.is_em:
@@ -401,7 +401,8 @@ def kept_states(geometry, options, precision, itemsize=4, images=None):
     """
     if options.is_summed:
         return 0
-    if options.is_em and (options.normalise == "all" or precision == "tf32"):
+    has_own_votes = em_gradient_launcher.precision_of(precision) != precision
+    if options.is_em and (options.normalise == "all" or has_own_votes):
         return 0
     fields = EMPasses.state_fields if options.is_em else state_fields
     numbers = (options.iterations + 1) * geometry.L * geometry.P * fields(geometry.E3)[0]

@@ -11,7 +11,7 @@ from numbacaps.geometry import Geometry
 from numbacaps.routing import runner
 from numbacaps.routing.mma_sync import gradient_launcher, launcher
 from numbacaps.routing.options import Options
-from tests.routing.test_mma_sync_routing import LAYOUTS, PRECISIONS, nothing_kept
+from tests.routing.test_mma_sync_routing import LAYOUTS, PRECISIONS, gradient_cases, nothing_kept
 from tests.support import routing as support
 
 pytestmark = pytest.mark.tiers("simulator", "gpu")
@@ -46,17 +46,8 @@ def _check(g, rng, tolerance=2e-5, precision="auto", **form):
         support.close(getattr(found, name), wanted[name], tolerance)
 
 
-_SANITIZED = "two places a lane", "warps share the parents"
-_LAYOUTS = [
-    pytest.param(layout, form, marks=[pytest.mark.sanitize] * (layout in _SANITIZED))
-    for layout in LAYOUTS
-    for form in FORMS
-    if form == "3 iterations" or layout in _SANITIZED
-]
-
-
 @pytest.mark.slow(but=["a parent in two lanes-3*", "warps share the parents-3*", "*-detached"])
-@pytest.mark.parametrize("layout, form", _LAYOUTS)
+@pytest.mark.parametrize("layout, form", gradient_cases(FORMS, "3 iterations"))
 def test_every_layout(layout, form, rng):
     g = LAYOUTS[layout]
     assert _passes(g, **FORMS[form]).why_not_gradient is None

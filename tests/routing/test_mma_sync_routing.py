@@ -25,8 +25,19 @@ LAYOUTS = {
     "two steps of depth": Geometry(1, 4, 2, 1, 1, 1, 1, 1, 1, 12, 3),
     "warps share the parents": Geometry(1, 3, 9, 2, 2, 2, 2, 1, 4, 4, 4),
 }
+SANITIZED = "two places a lane", "warps share the parents"  # layouts whose gradients are sanitized
 PRECISIONS = {"tf32x3": 1e-5, "tf32": 1e-2}
 _SANITIZED = {"warps share the parents": pytest.mark.sanitize}
+
+
+def gradient_cases(forms, of_all):
+    """(layout, form): the form of that name of every layout, and the others of those that are sanitized."""
+    return [
+        pytest.param(layout, form, marks=[pytest.mark.sanitize] * (layout in SANITIZED))
+        for layout in LAYOUTS
+        for form in forms
+        if form == of_all or layout in SANITIZED
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -43,8 +43,7 @@ from numbacaps.routing.mma_sync.sharing import (
     words_of_sharing,
 )
 from numbacaps.routing.mma_sync.stage import (
-    make_clear_stages,
-    make_copy_stage,
+    make_ring,
     words_of_copies,
 )
 from numbacaps.routing.mma_sync.votes import (
@@ -217,9 +216,8 @@ def make_dynamic_pass(tile, form):
     P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
     ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
-    TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
     THREADS, PLACES, OF_WARP = map(specialized, (tile.threads, tile.places, f.places))
-    TOGETHER, STAGE, RING = map(specialized, (tile.children, tile.stage, tile.ring))
+    TURNS, TOGETHER, RING = map(specialized, (tile.turns, tile.children, tile.ring))
     OF_CHILD, PITCH, X_FIRST = map(specialized, (f.of_child, f.pitch, tile.children * f.of_child))
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     HELD, OF_ARRAY = map(specialized, (32 * f.elements, words_behind(f, 1)))
@@ -230,7 +228,7 @@ def make_dynamic_pass(tile, form):
     A_WORDS, FOURS = map(specialized, (words_of_input(f), f.depth // 4))
     ZERO, SHARE = np.float32(0), specialized_float32(1 / g.P if IS_EVEN else 1)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
-    (begin, copy), clear = make_copy_stage(tile, False), make_clear_stages(tile)
+    begin, next_stage = make_ring(tile, False)
     MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
     weigh = form.function(f, tile.rows * tile.sets, tile.ring + tile.rows * of_row)
@@ -251,7 +249,7 @@ def make_dynamic_pass(tile, form):
     ):
         shared = cuda.shared.array(
             0, np.float32, CHUNK
-        )  # STAGES of STAGE words, what is held, where warps meet
+        )  # the stages, what is held, where warps meet
         S, V = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
         a, B = local_array(A_WORDS, np.float32), local_array(SCALARS, np.float32)
         mine, sources = local_array(MINE, np.int32), local_array(SOURCES, np.int64)
@@ -266,13 +264,9 @@ def make_dynamic_pass(tile, form):
         last = min(short(first + count), short(CHILDREN))
         steps = short((last - first + TOGETHER - 1) // TOGETHER)
         mine_of_held = short(RING + row * OF_ROW + warp * HELD + lane * 4)
-        clear(shared)
         find(at_words, warp)
-        begin(mine, sources, block, places, first)
-        for step in range(STAGES - 1):  # x and w are there, whatever the last kernel does
-            ahead = short(first + step * TOGETHER)
-            copy(shared, start, step, x, x, w, mine, sources, ahead, last, step)
-            cp_async_commit()
+        # x and w are there, whatever the last kernel does
+        begin(mine, sources, shared, start, x, x, w, block, places, first, last)
         wait_for_last()  # the last kernel has written what is held, and has read the sums of the pass before
         let_next_start()
         if not IS_EVEN:
@@ -285,15 +279,7 @@ def make_dynamic_pass(tile, form):
         for e in range(ELEMENTS):
             S[e] = ZERO
         for step in range(steps):
-            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
-            cuda.syncthreads()  # so have the others', and no thread reads the stage before
-            ahead = short(step + STAGES - 1)
-            if ahead < steps:
-                to = short(np.uint32(ahead) % STAGES)
-                children = short(first + ahead * TOGETHER)
-                copy(shared, start, to, x, x, w, mine, sources, children, last, ahead)
-            cp_async_commit()
-            stage = short(np.uint32(step) % STAGES * STAGE)
+            stage = next_stage(mine, sources, shared, start, x, x, w, first, last, step, steps)
             for turn in range(TURNS):
                 child = short(turn * SETS + of_set)
                 i = short(first + step * TOGETHER + child)
@@ -310,7 +296,7 @@ def make_dynamic_pass(tile, form):
                             e = (k * TILES + tile) * 4 + quarter
                             S[e] += B[tile // BESIDE * IMAGES + quarter // 2 % IMAGES] * V[e]
         cp_async_wait(0)
-        cuda.syncthreads()  # nobody reads a stage any more
+        cuda.syncthreads()  # no thread reads a stage any more
         for k in range(DOWN):
             for tile in range(TILES):
                 p = parent_of(lane, warp, tile)

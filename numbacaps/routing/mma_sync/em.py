@@ -25,7 +25,6 @@ import numpy as np
 
 from numbacaps.device.instructions import (
     CHUNK,
-    cp_async_commit,
     cp_async_wait,
     float_of,
     let_next_start,
@@ -39,10 +38,13 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.powers import exp2, log2, reciprocal
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.em import state_fields
 from numbacaps.routing.mma_sync.dynamic import words_behind
-from numbacaps.routing.mma_sync.fragments import make_where
-from numbacaps.routing.mma_sync.records import make_records, words_of_records
+from numbacaps.routing.mma_sync.parents import (
+    make_hold,
+    make_leave,
+    make_read,
+    words_of_records,
+)
 from numbacaps.routing.mma_sync.sharing import (
     LOWEST,
     make_softmax,
@@ -50,8 +52,7 @@ from numbacaps.routing.mma_sync.sharing import (
     words_of_sharing,
 )
 from numbacaps.routing.mma_sync.stage import (
-    make_clear_stages,
-    make_copy_stage,
+    make_ring,
     words_of_copies,
 )
 from numbacaps.routing.mma_sync.votes import (
@@ -75,49 +76,28 @@ def words_at_end(tile):
 
 @cache
 def make_gaussians(tile):
-    """Device functions ``(read, read_bias, logits)``: r and r mu, and the bias, of a lane's parents; log2 p of votes.
+    """Device functions ``(read, logits)``: r and r mu of a lane's parents; log2 p of votes.
 
     r and r mu lie in shared memory, as lanes hold them, from word ``held`` on.
     """
-    g, f = tile.geometry, tile.fragments
-    P, E, FIELDS = map(specialized, (g.P, g.E3, state_fields(g.E3)[0]))
+    f = tile.fragments
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
-    IMAGES, SCALARS = map(specialized, (f.images, f.scalars))
-    ZERO, HALF, BASE = np.float32(0), np.float32(_LOG2_E / 2), np.float32(_LOG2_E)
-    ABSENT = np.float32(-math.inf)
+    IMAGES, SCALARS, E = map(specialized, (f.images, f.scalars, tile.geometry.E3))
     ELEMENTS, OF_ARRAY = map(specialized, (f.elements, words_behind(f, tile.rows)))
-    place_of, parent_of, element_of = make_where(f)
+    ZERO, HALF = np.float32(0), np.float32(_LOG2_E / 2)
+    (elements, _), hold = make_read(tile), make_hold(tile)
     whole = make_sum_of_parent(f.split)
 
     @cuda.jit(device=True, forceinline=True)
     def read(shared, held, states, t, first, places, warp):
         scale, center = local_array(ELEMENTS, np.float32), local_array(ELEMENTS, np.float32)
-        lane = cuda.threadIdx.x % 32
-        for i in range(DOWN):
-            for tile in range(TILES):
-                p = parent_of(lane, warp, tile)
-                for quarter in range(4):
-                    m, e = first + place_of(lane, quarter), element_of(lane, i, tile, quarter)
-                    to = (i * TILES + tile) * 4 + quarter
-                    # Without a branch, so that all loads are under way together.
-                    number = (t * places + min(m, places - 1)) * FIELDS + max(e, 0)
-                    where = number * P + min(p, P - 1)
-                    mu, inverse = states[at(where)], states[at(where + E * P)]
-                    r = np.float32(math.sqrt(HALF * inverse))
-                    r = r if p < P and e >= 0 else ZERO
-                    scale[to], center[to] = r, mu * r
+        elements(center, states, t, 0, first, places, warp)
+        elements(scale, states, t, E, first, places, warp)
         for e in range(ELEMENTS):
-            shared[at(held + e // 4 * 128 + e % 4)] = scale[e]
-            shared[at(held + OF_ARRAY + e // 4 * 128 + e % 4)] = center[e]
-
-    @cuda.jit(device=True, forceinline=True)
-    def read_bias(bias, states, t, first, places, warp):
-        lane = cuda.threadIdx.x % 32
-        for s in range(SCALARS):
-            p, m = parent_of(lane, warp, s // IMAGES * BESIDE), first + lane // 4 + s % IMAGES * 8
-            bias[s] = ABSENT if p >= P else ZERO
-            if m < places and p < P:
-                bias[s] = states[at(((t * places + m) * FIELDS + 2 * E) * P + p)] * BASE
+            scale[e] = np.float32(math.sqrt(HALF * scale[e]))
+            center[e] *= scale[e]
+        hold(shared, held, scale)
+        hold(shared, held + OF_ARRAY, center)
 
     @cuda.jit(device=True, forceinline=True)
     def logits(B, V, shared, held, bias):
@@ -136,7 +116,7 @@ def make_gaussians(tile):
         for s in range(SCALARS):
             B[s] = bias[s] - whole(B[s])
 
-    return read, read_bias, logits
+    return read, logits
 
 
 @cache
@@ -225,12 +205,11 @@ def make_em_pass(tile, is_uniform):
     """Kernel of a pass; of the first one, whose assignments are all the same, or of another."""
     g, f = tile.geometry, tile.fragments
     tops = f.images if is_uniform else f.scalars
-    P, CHILDREN, E = map(specialized, (g.P, g.Q, g.E3))
+    CHILDREN, E = map(specialized, (g.Q, g.E3))
     ELEMENTS, SCALARS, IMAGES = map(specialized, (f.elements, f.scalars, f.images))
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
-    TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
     PLACES, OF_WARP, TOGETHER = map(specialized, (tile.places, f.places, tile.children))
-    STAGE, OF_CHILD, PITCH = map(specialized, (tile.stage, f.of_child, f.pitch))
+    TURNS, OF_CHILD, PITCH = map(specialized, (tile.turns, f.of_child, f.pitch))
     X_FIRST = specialized(tile.children * f.of_child)
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     FOURS, A_WORDS, SPLIT = map(specialized, (f.depth // 4, words_of_input(f), f.split))
@@ -238,17 +217,17 @@ def make_em_pass(tile, is_uniform):
     HELD = specialized(tile.ring + words_of_sharing(f, tile.rows, tile.sets))
     ROOM = specialized(max(f.elements, 2 * tops))
     RECORD = specialized(32 * 2 * (f.elements + tops))
-    ZERO, LOW = np.float32(0), LOWEST
+    ZERO, LOW, ABSENT = np.float32(0), LOWEST, np.float32(-math.inf)
     UNIFORM_R, LN2 = specialized_float32(-math.log2(g.P)), np.float32(math.log(2))
+    BASE = np.float32(_LOG2_E)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.blocks_at_once)))
-    (begin, copy), clear = make_copy_stage(tile, True), make_clear_stages(tile)
+    begin, next_stage = make_ring(tile, True)
     MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
     softmax = make_softmax(f, tile.rows, tile.sets, tile.ring)
-    place_of, parent_of, element_of = make_where(f)
-    read, read_bias, logits = make_gaussians(tile)
+    (read, logits), (_, number) = make_gaussians(tile), make_read(tile)
     absorb, give, take = make_record(tile, tops)
-    put, copy_records = make_records(tile, 2 * g.E3 + 2)
+    leave, leave_numbers, copy_records = make_leave(tile, 2 * g.E3 + 2)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -262,7 +241,7 @@ def make_em_pass(tile, is_uniform):
         count,  # children of a part
         t,  # which state
     ):
-        shared = cuda.shared.array(0, np.float32, CHUNK)  # STAGES of STAGE words, the softmax
+        shared = cuda.shared.array(0, np.float32, CHUNK)  # the stages, the softmax, what is held
         mean, squares = (
             local_array(ELEMENTS, np.float32),
             local_array(ELEMENTS, np.float32),
@@ -283,34 +262,26 @@ def make_em_pass(tile, is_uniform):
         first = short(cuda.blockIdx.y * count)
         last = min(short(first + count), short(CHILDREN))
         steps = short((last - first + TOGETHER - 1) // TOGETHER)
-        clear(shared)
         find(at_words, warp)
-        begin(mine, sources, block, places, first)
-        for step in range(STAGES - 1):  # x and w are there, whatever the last kernel does
-            ahead = short(first + step * TOGETHER)
-            copy(shared, start, step, x, activations, w, mine, sources, ahead, last, step)
-            cp_async_commit()
-        wait_for_last()  # the parents' states are there; nobody reads the records of the last pass
+        # x and w are there, whatever the last kernel does
+        begin(mine, sources, shared, start, x, activations, w, block, places, first, last)
+        wait_for_last()  # the parents' states are there; no kernel reads the records of the last pass
         let_next_start()
         held = short(HELD + (row * ACROSS + warp) * OF_LANES + lane * 4)
         if not UNIFORM and of_set == 0:
             read(shared, held, states, t, block + row * OF_WARP, places, warp)
         if not UNIFORM:
-            read_bias(bias, states, t, block + row * OF_WARP, places, warp)
+            number(bias, states, t, 2 * E, block + row * OF_WARP, places, warp, ABSENT, ZERO)
+            for s in range(SCALARS):
+                bias[s] *= BASE
         for e in range(ELEMENTS):
             mean[e], squares[e] = ZERO, ZERO
         for k in range(TOPS):
             highest[k], weight[k] = LOW, ZERO
         for step in range(steps):
-            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
-            cuda.syncthreads()  # so have the others', and no thread reads the stage before
-            ahead = short(step + STAGES - 1)
-            if ahead < steps:
-                to = short(np.uint32(ahead) % STAGES)
-                children = short(first + ahead * TOGETHER)
-                copy(shared, start, to, x, activations, w, mine, sources, children, last, ahead)
-            cp_async_commit()
-            stage = short(np.uint32(step) % STAGES * STAGE)
+            stage = next_stage(
+                mine, sources, shared, start, x, activations, w, first, last, step, steps
+            )
             for turn in range(TURNS):
                 child = short(turn * SETS + of_set)
                 if short(first + step * TOGETHER + child) >= last:
@@ -335,7 +306,7 @@ def make_em_pass(tile, is_uniform):
                         B[s] -= top[s % IMAGES]
                 absorb(mean, squares, highest, weight, B, V, part, rest)
         cp_async_wait(0)
-        cuda.syncthreads()  # nobody reads a stage any more
+        cuda.syncthreads()  # no thread reads a stage any more
         group = short((row * ACROSS + warp) * RECORD + lane)
         if SETS > 1:
             if of_set > 0:
@@ -346,23 +317,14 @@ def make_em_pass(tile, is_uniform):
                 for other in range(SETS - 1):
                     at_record = short(other * (ROWS * ACROSS * RECORD) + group)
                     take(shared, at_record, mean, squares, highest, weight, part, rest, V)
-            cuda.syncthreads()  # and nobody reads them any more
+            cuda.syncthreads()  # and no thread reads them any more
         if of_set == 0:
-            of_row = row * OF_WARP
-            for i in range(DOWN):
-                for tile in range(TILES):
-                    p = parent_of(lane, warp, tile)
-                    for quarter in range(4):
-                        m, e = of_row + place_of(lane, quarter), element_of(lane, i, tile, quarter)
-                        one = (i * TILES + tile) * 4 + quarter
-                        if p < P and e >= 0:
-                            put(shared, 0, m, e, p, mean[one])
-                            put(shared, 0, m, E + e, p, squares[one])
+            leave(shared, 0, 0, mean, row, warp)
+            leave(shared, 0, E, squares, row, warp)
             for s in range(SCALARS):
-                m, p = lane // 4 + s % IMAGES * 8, parent_of(lane, warp, s // IMAGES * BESIDE)
-                if p < P and lane % 4 % SPLIT == 0:
-                    put(shared, 0, of_row + m, 2 * E, p, highest[s % TOPS] * LN2)
-                    put(shared, 0, of_row + m, 2 * E + 1, p, weight[s % TOPS])
+                B[s], C[s] = highest[s % TOPS] * LN2, weight[s % TOPS]
+            leave_numbers(shared, 0, 2 * E, B, row, warp)
+            leave_numbers(shared, 0, 2 * E + 1, C, row, warp)
         cuda.syncthreads()  # all records are there
         copy_records(partial, shared, 0, cuda.blockIdx.y, block, places)
 

@@ -31,7 +31,6 @@ import numpy as np
 
 from numbacaps.device.instructions import (
     CHUNK,
-    cp_async_commit,
     cp_async_wait,
     float_of,
     load_run,
@@ -46,10 +45,13 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.powers import exp2, log2, reciprocal
 from numbacaps.device.specialization import specialized, specialized_float32
 from numbacaps.device.target import at, cuda
-from numbacaps.routing.em import state_fields
 from numbacaps.routing.mma_sync.dynamic import words_behind
-from numbacaps.routing.mma_sync.fragments import make_where
-from numbacaps.routing.mma_sync.records import make_records, words_of_records
+from numbacaps.routing.mma_sync.parents import (
+    make_hold,
+    make_leave,
+    make_read,
+    words_of_records,
+)
 from numbacaps.routing.mma_sync.sharing import (
     make_softmax,
     make_sum_of_parent,
@@ -58,8 +60,7 @@ from numbacaps.routing.mma_sync.sharing import (
     words_of_totals,
 )
 from numbacaps.routing.mma_sync.stage import (
-    make_clear_stages,
-    make_copy_stage,
+    make_ring,
     words_of_copies,
 )
 from numbacaps.routing.mma_sync.tile import Tile
@@ -106,6 +107,12 @@ class GradientPass:
         return self.tile.rows * self.tile.sets
 
     @property
+    def of_set(self):
+        """Words of the records of a set."""
+        f = self.tile.fragments
+        return self.tile.rows * f.across * 32 * (2 * f.elements + f.scalars)
+
+    @property
     def parents(self):
         """The first word of shared memory in which a parent's elements lie, behind the stages or what takes their place."""
         return max(self.tile.stages * self.tile.stage, self.words_at_end)
@@ -113,8 +120,7 @@ class GradientPass:
     @property
     def words_at_end(self):
         """Words that the records of all sets but the first take."""
-        f, sets = self.tile.fragments, self.tile.sets
-        return (sets - 1) * self.tile.rows * f.across * 32 * (2 * f.elements + f.scalars)
+        return (self.tile.sets - 1) * self.of_set
 
     @property
     def of_softmax(self):
@@ -162,52 +168,6 @@ def words_of_part(geometry, fragments):
     """Words of a block's part of dw: lanes' elements, side by side, by children and warps."""
     f = fragments
     return geometry.Q * f.across * 8 * lanes_of_w(f) * f.own
-
-
-@cache
-def make_hold(tile):
-    """Device functions that read a lane's parents: ``hold`` elements into shared memory, ``number`` one of each.
-
-    ``hold(shared, to, array, which, field, first, places, warp)`` takes the elements from ``field`` on of records
-    ``which * places`` and on of ``array``, for the row of places that begins at ``first``. ``number(found, array, which, field,
-    first, places, warp, nobody, nowhere)`` finds ``nobody`` of parents that are none, and ``nowhere`` of places.
-    """
-    g, f = tile.geometry, tile.fragments
-    P, FIELDS = map(specialized, (g.P, state_fields(g.E3)[0]))
-    DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
-    IMAGES, SCALARS, ELEMENTS = map(specialized, (f.images, f.scalars, f.elements))
-    ZERO = np.float32(0)
-    place_of, parent_of, element_of = make_where(f)
-
-    @cuda.jit(device=True, forceinline=True)
-    def hold(shared, to, array, which, field, first, places, warp):
-        found = local_array(ELEMENTS, np.float32)
-        lane = cuda.threadIdx.x % 32
-        for i in range(DOWN):
-            for tile in range(TILES):
-                p = parent_of(lane, warp, tile)
-                for quarter in range(4):
-                    m, e = first + place_of(lane, quarter), element_of(lane, i, tile, quarter)
-                    # Without a branch, so that all loads are under way together.
-                    record = (which * places + min(m, places - 1)) * FIELDS + field + max(e, 0)
-                    value = array[at(record * P + min(p, P - 1))]
-                    is_there = m < places and p < P and e >= 0
-                    found[(i * TILES + tile) * 4 + quarter] = value if is_there else ZERO
-        for e in range(ELEMENTS):
-            shared[at(to + e // 4 * 128 + e % 4)] = found[e]
-
-    @cuda.jit(device=True, forceinline=True)
-    def number(found, array, which, field, first, places, warp, nobody, nowhere):
-        lane = cuda.threadIdx.x % 32
-        for s in range(SCALARS):
-            p, m = parent_of(lane, warp, s // IMAGES * BESIDE), first + lane // 4 + s % IMAGES * 8
-            record = (which * places + min(m, places - 1)) * FIELDS + field
-            value = array[at(record * P + min(p, P - 1))]
-            found[s] = value if m < places else nowhere
-            if p >= P:
-                found[s] = nobody
-
-    return hold, number
 
 
 @cache
@@ -364,15 +324,13 @@ def make_gather(made):
     before go on. ``write`` leaves them in ``partial``, those of all sets added up.
     """
     g, t, f = made.tile.geometry, made.tile, made.tile.fragments
-    P, E = map(specialized, (g.P, g.E3))
+    E = specialized(g.E3)
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     IMAGES, SCALARS, ELEMENTS = map(specialized, (f.images, f.scalars, f.elements))
-    OF_ARRAY, SPLIT, ACROSS = map(specialized, (words_behind(f, 1), f.split, f.across))
-    PLACES, SETS, RECORDS = map(specialized, (f.places, t.sets, made.parents))
-    put, copy = make_records(t, 2 * g.E3 + 1)
-    OF_SET = specialized(t.rows * f.across * 32 * (2 * f.elements + f.scalars))
-    OF_WARP = specialized(32 * (2 * f.elements + f.scalars))
-    place_of, parent_of, element_of = make_where(f)
+    OF_ARRAY, ACROSS = map(specialized, (words_behind(f, 1), f.across))
+    SETS, RECORDS = map(specialized, (t.sets, made.parents))
+    leave, leave_numbers, copy = make_leave(t, 2 * g.E3 + 1)
+    OF_SET, OF_WARP = map(specialized, (made.of_set, made.of_set // (t.rows * f.across)))
 
     @cuda.jit(device=True, forceinline=True)
     def reach(V, pull, away, omega, d_log, moved, spread, weight, shared, held):
@@ -416,20 +374,9 @@ def make_gather(made):
                     for s in range(SCALARS):
                         weight[s] += shared[at(first + (2 * ELEMENTS + s) * 32)]
         if of_set == 0:
-            of_row = row * PLACES
-            for i in range(DOWN):
-                for tile in range(TILES):
-                    p = parent_of(lane, warp, tile)
-                    for quarter in range(4):
-                        m, e = of_row + place_of(lane, quarter), element_of(lane, i, tile, quarter)
-                        one = (i * TILES + tile) * 4 + quarter
-                        if p < P and e >= 0:
-                            put(shared, RECORDS, m, e, p, moved[one])
-                            put(shared, RECORDS, m, E + e, p, spread[one])
-            for s in range(SCALARS):
-                m, p = lane // 4 + s % IMAGES * 8, parent_of(lane, warp, s // IMAGES * BESIDE)
-                if p < P and lane % 4 % SPLIT == 0:
-                    put(shared, RECORDS, of_row + m, 2 * E, p, weight[s])
+            leave(shared, RECORDS, 0, moved, row, warp)
+            leave(shared, RECORDS, E, spread, row, warp)
+            leave_numbers(shared, RECORDS, 2 * E, weight, row, warp)
         cuda.syncthreads()  # all sums are there
         copy(partial, shared, RECORDS, cuda.blockIdx.y, block, places)
 
@@ -447,9 +394,8 @@ def make_em_gradient(made):
     GATHERED = specialized(f.elements if gathers else 1)
     HELD = specialized(1 if made.form == "even" else f.elements)
     ACROSS, ROWS, SETS = map(specialized, (f.across, tile.rows, tile.sets))
-    TURNS, STAGES, PENDING = map(specialized, (tile.turns, tile.stages, tile.stages - 2))
     PLACES, OF_WARP, TOGETHER = map(specialized, (tile.places, f.places, tile.children))
-    STAGE, OF_CHILD, PITCH = map(specialized, (tile.stage, f.of_child, f.pitch))
+    TURNS, OF_CHILD, PITCH = map(specialized, (tile.turns, f.of_child, f.pitch))
     X_FIRST = specialized(tile.children * f.of_child)
     DOWN, TILES, BESIDE = map(specialized, (f.down, f.tiles, f.beside))
     FOURS, A_WORDS = map(specialized, (f.depth // 4, words_of_input(f)))
@@ -463,10 +409,11 @@ def make_em_gradient(made):
     NEVER, BASE = np.float32(math.inf), np.float32(_LOG2_E)
     UNIFORM_R = specialized_float32(-math.log2(g.P))
     BOUNDS = specialized(tile.threads), specialized(1)
-    (begin, copy), clear = make_copy_stage(tile, True), make_clear_stages(tile)
+    begin, next_stage = make_ring(tile, True)
     MINE, SOURCES = map(specialized, words_of_copies(tile))
     load, find, votes = make_load_input(f), make_places(f), make_votes(f)
-    (hold, number), e_step, share = make_hold(tile), make_e_step(made), make_shares(made)
+    (elements, number), hold = make_read(tile), make_hold(tile)
+    e_step, share = make_e_step(made), make_shares(made)
     total = make_total(f, made.groups, made.of_totals, _SUMS)
     (begin_part, end_part), (reach, write_sums) = make_part_of_w(made), make_gather(made)
     columns_of, (begin_columns, add_columns, end_columns) = (
@@ -521,20 +468,20 @@ def make_em_gradient(made):
         last = min(short(first + count), short(CHILDREN))
         steps = short((last - first + TOGETHER - 1) // TOGETHER)
         held = short(PARENTS + row * OF_ROW + warp * OF_LANES + lane * 4)
-        clear(shared)
         find(at_words, warp)
-        begin(mine, sources, block, places, first)
-        for step in range(STAGES - 1):
-            ahead = short(first + step * TOGETHER)
-            copy(shared, start, step, x, activations, w, mine, sources, ahead, last, step)
-            cp_async_commit()
+        begin(mine, sources, shared, start, x, activations, w, block, places, first, last)
         if of_set == 0:
-            hold(shared, held, states, t + 1, 0, of_row, places, warp)
-            hold(shared, held + OF_ARRAY, slopes, t, 0, of_row, places, warp)
-            hold(shared, held + 2 * OF_ARRAY, slopes, t, E, of_row, places, warp)
+            elements(V, states, t + 1, 0, of_row, places, warp)
+            hold(shared, held, V)
+            elements(V, slopes, t, 0, of_row, places, warp)
+            hold(shared, held + OF_ARRAY, V)
+            elements(V, slopes, t, E, of_row, places, warp)
+            hold(shared, held + 2 * OF_ARRAY, V)
             if not EVEN:
-                hold(shared, held + 3 * OF_ARRAY, states, t, 0, of_row, places, warp)
-                hold(shared, held + 4 * OF_ARRAY, states, t, E, of_row, places, warp)
+                elements(V, states, t, 0, of_row, places, warp)
+                hold(shared, held + 3 * OF_ARRAY, V)
+                elements(V, states, t, E, of_row, places, warp)
+                hold(shared, held + 4 * OF_ARRAY, V)
         number(log_s, states, t + 1, 2 * E + 1, of_row, places, warp, NEVER, NEVER)
         number(gamma, slopes, t, 2 * E, of_row, places, warp, ZERO, ZERO)
         number(bias, states, t, 2 * E, of_row, places, warp, ABSENT, ZERO)
@@ -545,15 +492,9 @@ def make_em_gradient(made):
         for e in range(GATHERED):
             moved[e], spread[e] = ZERO, ZERO
         for step in range(steps):
-            cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
-            cuda.syncthreads()  # so have the others', and no thread reads the stage before
-            ahead = short(step + STAGES - 1)
-            if ahead < steps:
-                to = short(np.uint32(ahead) % STAGES)
-                children = short(first + ahead * TOGETHER)
-                copy(shared, start, to, x, activations, w, mine, sources, children, last, ahead)
-            cp_async_commit()
-            stage = short(np.uint32(step) % STAGES * STAGE)
+            stage = next_stage(
+                mine, sources, shared, start, x, activations, w, first, last, step, steps
+            )
             for turn in range(TURNS):
                 child = short(turn * SETS + of_set)
                 i, time = short(first + step * TOGETHER + child), short(step * TURNS + turn)
@@ -605,7 +546,7 @@ def make_em_gradient(made):
                     end_part(own, shared, parts, i, warp, row, of_set, time)
         if WHOLE:
             cp_async_wait(0)
-            cuda.syncthreads()  # nobody reads a stage any more
+            cuda.syncthreads()  # no thread reads a stage any more
             write_sums(partial, moved, spread, weight, shared, row, of_set, warp, block, places)
 
     return routing_em_gradient_kernel

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from numbacaps.device.instructions import cp_async, short
+from numbacaps.device.instructions import cp_async, cp_async_commit, cp_async_wait, short
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
@@ -174,7 +174,7 @@ def words_of_copies(tile):
 
 
 @cache
-def make_copy_stage(tile, has_activations):
+def _make_copy_stage(tile, has_activations):
     """Device functions ``(begin, copy)`` of both.
 
     ``begin(mine, sources, block, places, first)``; ``copy(shared, start, stage, x, activations, w, mine, sources, first, last,
@@ -202,7 +202,7 @@ def make_copy_stage(tile, has_activations):
 
 
 @cache
-def make_clear_stages(tile):
+def _make_clear_stages(tile):
     """Device function ``clear(shared)``: zeros where no copy comes, of what is filled up."""
     g, f = tile.geometry, tile.fragments
     WORDS, THREADS = map(specialized, (tile.stages * tile.stage, tile.threads))
@@ -218,3 +218,40 @@ def make_clear_stages(tile):
             cuda.syncthreads()  # before a copy is begun
 
     return clear
+
+
+@cache
+def make_ring(tile, has_activations):
+    """Device functions ``(start, next_stage)``: stages of children that are under way while others are in use.
+
+    ``start(mine, sources, shared, address, x, activations, w, block, places, first, last)`` begins the copies of the first ones, of the
+    children from ``first`` to before ``last`` at the places from ``block`` on. ``next_stage(mine, sources, shared, address, x,
+    activations, w, first, last, step, steps)`` begins those of a later one where that of step ``step`` - 1 was, and returns the first word of
+    stage ``step``, which has arrived. All threads meet there.
+    """
+    STAGES, PENDING = map(specialized, (tile.stages, tile.stages - 2))
+    STAGE, TOGETHER = map(specialized, (tile.stage, tile.children))
+    (begin, copy), clear = _make_copy_stage(tile, has_activations), _make_clear_stages(tile)
+
+    @cuda.jit(device=True, forceinline=True)
+    def start(mine, sources, shared, address, x, activations, w, block, places, first, last):
+        clear(shared)
+        begin(mine, sources, block, places, first)
+        for step in range(STAGES - 1):
+            ahead = short(first + step * TOGETHER)
+            copy(shared, address, step, x, activations, w, mine, sources, ahead, last, step)
+            cp_async_commit()
+
+    @cuda.jit(device=True, forceinline=True)
+    def next_stage(mine, sources, shared, address, x, activations, w, first, last, step, steps):
+        cp_async_wait(PENDING)  # this thread's copies of the stage have arrived
+        cuda.syncthreads()  # so have the others', and no thread reads the stage before
+        ahead = short(step + STAGES - 1)
+        if ahead < steps:
+            to = short(np.uint32(ahead) % STAGES)
+            children = short(first + ahead * TOGETHER)
+            copy(shared, address, to, x, activations, w, mine, sources, children, last, ahead)
+        cp_async_commit()
+        return short(np.uint32(step) % STAGES * STAGE)
+
+    return start, next_stage
