@@ -44,11 +44,15 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
-_AROUND = 5_000  # cycles: a small product by warps waits for itself, which its model does not count
-_PACKING_AROUND = 15_000  # cycles more by which packed pixels must win
-_WRITTEN = 10  # bytes of the result that a multiprocessor writes a cycle, behind warp_specialized
+_TMA_START = 2_000  # cycles that a product of TMA waits for itself, which the models of its rungs do not count
+_PACKS_KERNEL = GH100.pack_cycles + _TMA_START  # the same where the kernel is packed first
+_PACKING_AROUND = (
+    20_000  # cycles more by which packed pixels must win, in place of those of each product
+)
+# Cycles of a multiprocessor that warp_specialized takes to write an element of the result: a byte of a pair, or an element by itself.
+_WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
-_STORED = 1  # cycles of a multiprocessor for an element of the result, where pixels are packed
+_STORED = 1.2  # cycles of a multiprocessor for an element of the result, where pixels are packed
 TMA = (
     "warp_specialized",
     "warp_specialized_lines",
@@ -218,9 +222,15 @@ def _persistent(rung, launcher, job, read, images, tile):
     how = chosen, why, terms, job.activation, job.follows
     make = partial(launcher, *job.operands, *how, looked=job.looked)
     which = chosen, counted, images, job.G, terms, multiprocessors()
-    written = job.product.M(job.images) * job.product.N * job.G * job.dtype.itemsize
-    takes = warp_specialized_tiles.cycles(*which) + written / (_WRITTEN * multiprocessors())
+    written = job.product.M(job.images) * job.product.N * job.G * _write(job) / multiprocessors()
+    takes = warp_specialized_tiles.cycles(*which) + written + _PACKS_KERNEL
     return Choice(rung, make, chosen, takes, why)
+
+
+def _write(job):
+    """Cycles of a multiprocessor to write an element of the result."""
+    is_paired = job.product.pixels.other[3] % 2 == 0
+    return _WRITTEN_BYTE * job.dtype.itemsize if is_paired else _WRITTEN_ALONE
 
 
 def _warp_specialized_packed(job, tile=None):
@@ -256,7 +266,8 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     found = [unpacked(replace(job, product=one), tile) for one in read]
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
-    takes += sum(one.predicted for one in found) + job.result * _STORED / multiprocessors()
+    takes += sum(one.predicted - _PACKS_KERNEL for one in found)
+    takes += job.result * (_STORED - _write(job)) / multiprocessors()
     how = [(one.tile, one.why) for one in found]
     make = partial(
         PackedLauncher, launcher, products, *job.operands[1:], how, job.terms, job.looked
@@ -277,6 +288,7 @@ def _swap_ab(job, tile=None):
     else:
         chosen, why, takes = swap_ab_tiles.choose_tile(*which, multiprocessors())
         _refuse(None if chosen else why)
+        takes += _TMA_START
     make = partial(SwapABLauncher, *job.operands, chosen, why)
     return Choice("swap_ab", make, chosen, takes, why)
 
@@ -385,7 +397,11 @@ def choose_unpacked(job):
     if few or not job.terms or not has_warpgroups() or SIMULATED:
         return chosen
     lines = _possible(_warp_specialized_lines, job)
-    wins = lines and (not chosen.predicted or much_faster(lines.predicted, [chosen]))
+    if not lines:
+        return chosen
+    # Where both pack the kernel, what both wait for must not make one look fast.
+    around = _PACKS_KERNEL if chosen.rung in TMA else 0
+    wins = not chosen.predicted or much_faster(lines.predicted + around, [chosen])
     return lines if wins else chosen
 
 
@@ -405,12 +421,9 @@ def _without_lines(job):
     return _register_tiles(job)
 
 
-def much_faster(predicted, choices, around=_AROUND):
-    """Whether cycles are so few beside those of ``choices``, by other models, that the models' errors do not matter.
-
-    ``around`` are cycles that the model of ``predicted`` does not count.
-    """
-    return _SURELY * (predicted + around) < sum(one.predicted for one in choices)
+def much_faster(predicted, choices):
+    """Whether cycles are so few beside those of ``choices``, by other models, that the models' errors do not matter."""
+    return _SURELY * predicted < sum(one.predicted for one in choices)
 
 
 def packed_if_much_faster(jobs, chosen):
@@ -437,7 +450,7 @@ def _on_hopper(job):
         return None
     fast = _possible(_warp_specialized, job)
     small = _possible(_swap_ab, job) if job.precision == "tf32" else None
-    if small and not (fast and fast.predicted + GH100.pack_cycles < small.predicted):
+    if small and not (fast and fast.predicted < small.predicted):
         return small
     return fast
 
@@ -514,7 +527,7 @@ def choose_split_k(job, rung=None, tile=None):
     if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
         slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
         fast = None if slow else _possible(_warp_specialized_split_k, job)
-        if fast and not (found and much_faster(found.predicted, [fast], around=0)):
+        if fast and not (found and much_faster(found.predicted, [fast])):
             return fast
     if found:
         return found

@@ -102,7 +102,7 @@ def _all_variants():
         dtype = dtype_of(kind.split("-")[0])
         one, runs = tile.TILES[_KINDS[kind]][_TILES[which]], _runs(dtype)
         for variant in itertools.product(runs, runs, (False, True), (False, True)):
-            if one.copies(variant[0] // dtype.itemsize, dtype.itemsize) <= tile.MOST_COPIES:
+            if one.copies(variant[0] // dtype.itemsize, dtype.itemsize) <= one.most_copies:
                 yield kind, which, variant
 
 
@@ -149,7 +149,7 @@ def test_every_gpu(some, kind, which, cc, of_capability):
 def test_runs_of_two_bytes(which, kind):
     """No asynchronous copy takes them: threads load and store them."""
     one = tile.TILES[1][_TILES[which]]
-    if one.copies(1, 2) <= tile.MOST_COPIES:
+    if one.copies(1, 2) <= one.most_copies:
         text = _compile(kind, which, (2, 2, True, False), (9, 0))
         assert not re.search(r"cp\.async\.c[ag]\.", text) and re.search(
             r"ld\.global\.(nc\.)?[ub]16", text

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.mma_sync.costs import Costs
+
+_MANY_REGISTERS = 72  # of a thread
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Tile:
         """Words from one k to the next, where rows are of columns."""
         return self.BN * itemsize // 4 + (8 if itemsize == 4 else 4)
 
+    @property
+    def most_copies(self):
+        """Copies that a thread may have for a stage of the gathered array, because their places are in registers."""
+        return 16 if H100.registers // (self.threads * self.BLOCKS) >= _MANY_REGISTERS else 8
+
     def copies(self, elements, itemsize):
         """Copies of a thread for a stage of the gathered array, so many elements at a time."""
         return self.BM * self.WORDS * (4 // itemsize) // elements // self.threads
@@ -61,7 +69,8 @@ class Tile:
         )
 
 
-# By terms. In three terms a thread has two sums of each element, so warps have fewer.
+# By terms. In three terms a thread has two sums of each element, so warps have fewer. Tiles with few columns have many threads for
+# their rows, because copies of 2 or 4 bytes are many.
 TILES = (
     {1: (Tile(32, 32, 32, 16, 16, 2, 1),), 3: (Tile(32, 32, 16, 32, 16, 2, 1),)}
     if SIMULATED
@@ -71,8 +80,9 @@ TILES = (
             Tile(128, 128, 64, 32, 16, 4, 2),
             Tile(128, 64, 32, 32, 32, 3, 2),
             Tile(64, 64, 32, 32, 32, 3, 4),
-            Tile(128, 32, 32, 32, 32, 3, 3),
-            Tile(128, 16, 32, 16, 32, 3, 5),
+            Tile(64, 64, 32, 16, 16, 4, 3),
+            Tile(128, 32, 32, 16, 16, 4, 3),
+            Tile(128, 16, 16, 16, 16, 4, 4),
             Tile(64, 32, 32, 16, 32, 3, 5),
             Tile(32, 32, 16, 16, 32, 3, 7),
         ),
@@ -81,14 +91,14 @@ TILES = (
             Tile(128, 64, 64, 32, 16, 4, 3),
             Tile(64, 64, 32, 32, 32, 3, 4),
             Tile(128, 32, 32, 32, 32, 3, 3),
-            Tile(128, 16, 32, 16, 32, 3, 5),
+            Tile(128, 32, 32, 16, 16, 4, 3),
+            Tile(128, 16, 16, 16, 16, 4, 3),
             Tile(64, 32, 32, 16, 32, 3, 5),
             Tile(32, 32, 16, 16, 32, 3, 7),
         ),
     }
 )
 LARGEST_BM = max(tile.BM for some in TILES.values() for tile in some)
-MOST_COPIES = 16  # of a thread, for a stage of the gathered array: their places are in registers
 _FEWEST_STAGES = 2  # of a split
 _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
@@ -156,7 +166,7 @@ def choose_tile(sizes, multiprocessors, forced=None):
     """
     s, best = sizes, None
     for tile in [forced] if forced else TILES[s.terms]:
-        if tile.copies(s.a_run, s.itemsize) > MOST_COPIES:
+        if tile.copies(s.a_run, s.itemsize) > tile.most_copies:
             continue
         stages = ceil_div(s.K, tile.WORDS * (4 // s.itemsize))
         blocks = s.G * sum(ceil_div(M, tile.BM) for M in s.M) * ceil_div(s.N, tile.BN)
