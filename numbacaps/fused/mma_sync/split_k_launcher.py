@@ -130,7 +130,8 @@ class MmaSyncSplitK(SplitKLauncher):
             room += round_up(ceil_div(packing.elements * itemsize, 4), 4)
         self.partial_shape = {"partial": (room,)} if room else {}
         self._result = _SUMS if self.splits > 1 else dtype
-        self._runs = _runs_of(product, each, how.packs)
+        runs = _runs_of(product, each, how.packs)
+        self._runs = split_k_tile.copied_at_once(self.tile, runs, itemsize)
         self._whole = self._made(*self._runs, self._pairs)
         split = self.splits > 1
         self._finish = AddSplits(size, dtype, self.splits, looked) if split else None

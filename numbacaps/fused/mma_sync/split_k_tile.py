@@ -90,6 +90,7 @@ TILES = (
             SplitKTile(128, 128, 64, 32, 4, 2),
             SplitKTile(128, 64, 64, 32, 4, 3),
             SplitKTile(64, 64, 32, 32, 4, 4),
+            SplitKTile(128, 16, 32, 16, 4, 6),
             SplitKTile(64, 32, 32, 16, 4, 6),
             SplitKTile(32, 32, 16, 16, 4, 8),
         ),
@@ -97,6 +98,7 @@ TILES = (
             SplitKTile(128, 128, 64, 32, 4, 2),
             SplitKTile(128, 64, 64, 32, 4, 3),
             SplitKTile(64, 64, 32, 32, 4, 4),
+            SplitKTile(128, 16, 32, 16, 4, 5),
             SplitKTile(64, 32, 32, 16, 4, 5),
             SplitKTile(32, 32, 16, 16, 4, 8),
         ),
@@ -105,7 +107,18 @@ TILES = (
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
 
-def fits(tile, elements, itemsize):
+def copied_at_once(tile, elements, itemsize):
+    """Elements of x and of dy that one copy takes, at most ``elements``; None where threads cannot share the copies evenly.
+
+    A tile of few columns has too few wide copies of dy for its threads.
+    """
+    of_x, of_dy = elements
+    while of_dy and not _fits(tile, (of_x, of_dy), itemsize):
+        of_dy //= 2
+    return (of_x, of_dy) if of_dy else None
+
+
+def _fits(tile, elements, itemsize):
     """Whether threads share the copies evenly, ``elements`` of x and of dy at a time."""
     for side, each in zip((tile.BM, tile.BN), elements):
         own, apart = tile.share(side, each, itemsize)
@@ -131,7 +144,7 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
     terms : int
         1 or 3.
     elements : tuple of int
-        That one copy takes of x and of dy.
+        That one copy may take of x and of dy.
     itemsize : int
     packed : sequence of int
         Bytes that each packing writes.
@@ -143,11 +156,12 @@ def choose_tile(M, N, K, G, terms, elements, itemsize, packed, forced=None):
         None where threads would not share the copies evenly.
     """
     best, costs, alone = None, _COSTS[terms, itemsize], _ALONE[terms, itemsize]
-    a_row, c_row = (costs.copied[each * itemsize] for each in elements)
     takes_packing = len(packed) * _PACKING + 2 * sum(packed) / (_PACKED * _MULTIPROCESSORS)
     for tile in [forced] if forced else TILES[terms]:
-        if not fits(tile, elements, itemsize):
+        copied = copied_at_once(tile, elements, itemsize)
+        if copied is None:
             continue
+        a_row, c_row = (costs.copied[each * itemsize] for each in copied)
         BK = tile.pixels(itemsize)
         stage = costs.products_of(tile) + tile.BM * a_row + tile.BN * c_row + _STAGE
         tiles = G * ceil_div(K, tile.BM) * ceil_div(N, tile.BN)
