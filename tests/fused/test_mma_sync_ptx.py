@@ -296,16 +296,57 @@ def test_residues_of_a_stride_are_one_launch(capability, of_capability):
     assert found == ["warp_specialized"] * 4 if capability == (9, 0) else ["mma_sync"]
 
 
-@pytest.mark.parametrize("batch", [1, 128, 1024])
+@pytest.mark.parametrize("batch", [128, 1024])
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
 def test_layers_of_the_published_network_stay_on_hoppers_rungs(dtype, precision, batch):
-    """A small product by warps waits for itself, which its model does not count."""
+    """Small products: what TMA's rungs wait for, which is counted, does not send them to the warps' kernel."""
     for layer in PUBLISHED.values():
         g = replace(layer, N=batch)
         if g.D2 == g.C == 1:  # 9 products a sum, of one channel of one element
             continue
         found = choose(_job(g, dtype, precision)).rung
         assert found in ("warp_specialized", "swap_ab"), g
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_small_products_go_by_warps_where_hoppers_rungs_wait_longer(dtype, precision):
+    """One channel of 10 elements fills a fourth of a box."""
+    g = Geometry(64, 1, 31, 7, 7, 3, 3, 1, 4, 10, 4)
+    assert choose(_job(g, dtype, precision)).rung == "mma_sync"
+
+
+def test_elements_that_are_written_alone_are_counted():
+    """Of 15 columns a parent, none comes in a pair."""
+    g = Geometry(8, 15, 7, 35, 35, 1, 1, 1, 6, 4, 15)
+    assert choose(_job(g, "float16", "ieee")).rung == "mma_sync"
+    assert choose(_job(replace(g, D3=16), "float16", "ieee")).rung == "warp_specialized"
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_few_columns_take_a_narrow_tile(dtype, precision):
+    """Whatever a copy takes: capsules of 1, 2, 7 and 12 elements."""
+    for D2, D3 in (1, 8), (2, 3), (7, 7), (12, 12):
+        g = Geometry(256, 14, 1, 25, 25, 1, 1, 1, 10, D2, D3, (3, 3), 0, 2)
+        job = _job(g, dtype, precision)
+        assert choose(job, "mma_sync").tile.BN <= 32
+        assert choose_split_k(job, "mma_sync_split_k").tile.BN <= 32
+    long = Geometry(64, 53, 1, 46, 46, 5, 5, 1, 1, 16, 5, (2, 2), (2, 2))
+    assert choose_split_k(_job(long, dtype, precision)).tile.BN == 16
+
+
+def test_copies_of_dy_are_as_short_as_a_tile_of_few_columns_can_share():
+    one = next(one for one in split_k_tile.TILES[1] if one.BN == 16)
+    assert split_k_tile.copied_at_once(one, (8, 8), 2) == (8, 4)
+    assert split_k_tile.copied_at_once(one, (4, 4), 4) == (4, 2)
+    assert split_k_tile.copied_at_once(one, (1, 1), 2) == (1, 1)
+    wide = split_k_tile.TILES[1][0]
+    assert split_k_tile.copied_at_once(wide, (8, 8), 2) == (8, 8)
+
+
+def test_a_thread_has_as_many_copies_as_registers_for_their_places():
+    for one in itertools.chain(*tile.TILES.values()):
+        registers = 65536 // (one.threads * one.BLOCKS)
+        assert one.most_copies == (8 if registers == 64 else 16)
 
 
 _ONE = Geometry(1, 16, 16, 56, 56, 3, 3, 1, 4, 4, 4, 1, 1)
