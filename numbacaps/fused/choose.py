@@ -45,14 +45,14 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
 _TMA_START = 2_000  # cycles that a product of TMA waits for itself, which the models of its rungs do not count
-_PACKS_KERNEL = GH100.pack_cycles + _TMA_START  # the same where the kernel is packed first
-_PACKING_AROUND = (
-    20_000  # cycles more by which packed pixels must win, in place of those of each product
-)
+_PACKS_KERNEL = GH100.pack_cycles + _TMA_START  # what it waits where the kernel is packed first
+# Cycles more by which packed pixels must win; they stand for _PACKS_KERNEL of each product, too.
+_PACKING_AROUND = 20_000
 # Cycles of a multiprocessor that warp_specialized takes to write an element of the result: a byte of a pair, or an element by itself.
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
-_STORED = 1.2  # cycles of a multiprocessor for an element of the result, where pixels are packed
+# Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
+_STORED = 1
 TMA = (
     "warp_specialized",
     "warp_specialized_lines",
@@ -119,8 +119,8 @@ class Choice:
     tile : object
         Of the rung's own ``tile`` module.
     predicted : float or None
-        Cycles by the rung's own model, comparable within the rung; None where it has no model. Of columns by ordinary
-        arithmetic, all but the product's.
+        Estimated cycles: by the rung's own model, and what its launches wait for; None where it has no model. Of packed
+        pixels, ``_PACKING_AROUND`` is not in it; of columns by ordinary arithmetic, the product is not.
     why : str
     """
 
@@ -267,7 +267,8 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
     takes += sum(one.predicted - _PACKS_KERNEL for one in found)
-    takes += job.result * (_STORED - _write(job)) / multiprocessors()
+    stored = _STORED + _WRITTEN_BYTE * job.dtype.itemsize - _write(job)  # for what was counted
+    takes += job.result * stored / multiprocessors()
     how = [(one.tile, one.why) for one in found]
     make = partial(
         PackedLauncher, launcher, products, *job.operands[1:], how, job.terms, job.looked
@@ -399,8 +400,8 @@ def choose_unpacked(job):
     lines = _possible(_warp_specialized_lines, job)
     if not lines:
         return chosen
-    # Where both pack the kernel, what both wait for must not make one look fast.
-    around = _PACKS_KERNEL if chosen.rung in TMA else 0
+    # What both wait for must not make one look fast.
+    around = {"warp_specialized": _PACKS_KERNEL, "swap_ab": _TMA_START}.get(chosen.rung, 0)
     wins = not chosen.predicted or much_faster(lines.predicted + around, [chosen])
     return lines if wins else chosen
 

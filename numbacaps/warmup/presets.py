@@ -47,7 +47,7 @@ PRESETS = {
         "em-caps1": _square(128, 32, 32, 14, 2, 4, 4, 4),
         "em-caps2": _square(128, 32, 32, 6, 1, 4, 4, 4),
     },
-    # Those of 260 layers that together with the others take most of the kernels that drawn convolutions take.
+    # Layers that together with the others take most of the kernels that drawn convolutions take.
     "capsules": {
         "5, one image, 1x1, stride 2": _alike(5, 1, 32, 32, 14, 1, 2),
         "1 x 8 to 8 x 16, 5x5": _square(8, 16, 16, 28, 1, 1, 8, 16, K=5),
@@ -60,6 +60,8 @@ PRESETS = {
         "12, 5x5": _alike(12, 32, 16, 16, 8, 5, 1),
         "3, few channels, 3x3, stride 2": _alike(3, 128, 4, 8, 8, 3, 2),
         "5, 1x1, stride 2": _alike(5, 128, 16, 16, 14, 1, 2),
+        "7 to one parent, 3x3": _alike(7, 128, 16, 1, 14, 3, 1),
+        "14 to two parents, 3x3, stride 2": _alike(14, 128, 8, 2, 14, 3, 2),
         # Every network begins with one.
         "of an image, 5x5, stride 2": _square(128, 1, 8, 28, 2, 1, 1, 16, K=5),
     },

@@ -257,9 +257,10 @@ def test_sums_that_three_terms_cannot_tell_are_summed_again(value, wanted, case,
 
 
 @pytest.mark.skipif(SIMULATED, reason="these tiles have too many threads")
+@pytest.mark.parametrize("case", ["primes", "quads", "eights"])
 @pytest.mark.parametrize("kind", ["float32-1", "float32-3", "float16-1"])
-def test_every_tile(kind, rng):
-    run = _run(_CASES["primes"], kind, rng)
+def test_every_tile(kind, case, rng):
+    run = _run(_CASES[case], kind, rng)
     for products, wanted in (
         ([implicit_gemm.forward(run.g)], "forward"),
         (implicit_gemm.backward_input(run.g), "backward_input"),

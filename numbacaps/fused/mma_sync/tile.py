@@ -69,8 +69,8 @@ class Tile:
         )
 
 
-# By terms. In three terms a thread has two sums of each element, so warps have fewer. Tiles with few columns have many threads for
-# their rows, because copies of 2 or 4 bytes are many.
+# By terms. In three terms a thread has two sums of each element, so warps have fewer. Most tiles of few columns have 256 threads,
+# because their rows may be many short copies: of 4 bytes in 16 columns of one term, of 2 bytes in 32.
 TILES = (
     {1: (Tile(32, 32, 32, 16, 16, 2, 1),), 3: (Tile(32, 32, 16, 32, 16, 2, 1),)}
     if SIMULATED
