@@ -326,6 +326,13 @@ def test_what_hoppers_rungs_wait_for_is_counted(dtype, monkeypatch):
     assert choose(job).rung.startswith("warp_specialized")
 
 
+def test_split_k_by_tma_takes_longer_than_its_model_says(monkeypatch):
+    job = _job(Geometry(1, 10, 52, 57, 57, 5, 5, 1, 16, 16, 16, 2, 2), "float16", "ieee")
+    assert choose_split_k(job).rung == "mma_sync_split_k"
+    monkeypatch.setattr("numbacaps.fused.choose._SPLIT_K_LONGER", 0.7)
+    assert choose_split_k(job).rung == "warp_specialized_split_k"
+
+
 def test_elements_that_are_written_alone_are_counted():
     """Of 15 columns a parent, none comes in a pair."""
     g = Geometry(8, 15, 7, 35, 35, 1, 1, 1, 6, 4, 15)
