@@ -44,13 +44,17 @@ from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
 _MOST_COUNTED = 2**31 - 2**16  # in 32 bits, by steps of at most 2^16
 _SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
-_TMA_START = 2_000  # cycles that a product of TMA waits for itself, which the models of its rungs do not count
-_PACKS_KERNEL = GH100.pack_cycles + _TMA_START  # what it waits where the kernel is packed first
-# Cycles more by which packed pixels must win; they stand for _PACKS_KERNEL of each product, too.
+# Cycles that a product of TMA waits for itself, which the models of its rungs do not count. Most small drawn
+# products took about 4,500 cycles more than their model says, with the packing of the kernel (H200, 2026-11-30).
+_TMA_START = 2_000
+_PACKS_KERNEL = GH100.pack_cycles + _TMA_START  # the wait where the kernel is packed first
+# Cycles more by which packed pixels must win. _PACKS_KERNEL of each product is among these cycles.
 _PACKING_AROUND = 20_000
-# Cycles of a multiprocessor that warp_specialized takes to write an element of the result: a byte of a pair, or an element by itself.
+# Cycles of a multiprocessor that warp_specialized takes to write a byte of a pair of elements, and an element that has no pair
+# (H200, 2026-11-30: 0.2 to 1.6 at drawn products of 2 bytes).
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
-# Times as many cycles as its model says takes warp_specialized_split_k: 1.4 on average, 1.1 to 2.1 (H100 and H200).
+# Cycles that warp_specialized_split_k takes, over the cycles of its model: 1.4 on average, 1.1 to 2.1, at drawn products and the
+# workloads of experiments.fused (H100 and H200).
 _SPLIT_K_LONGER = 1.4
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 # Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
@@ -269,7 +273,8 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
     takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
     takes += sum(one.predicted - _PACKS_KERNEL for one in found)
-    stored = _STORED + _WRITTEN_BYTE * job.dtype.itemsize - _write(job)  # for what was counted
+    # _write is in the products' own cycles.
+    stored = _STORED + _WRITTEN_BYTE * job.dtype.itemsize - _write(job)
     takes += job.result * stored / multiprocessors()
     how = [(one.tile, one.why) for one in found]
     make = partial(
