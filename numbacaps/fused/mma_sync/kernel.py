@@ -36,6 +36,7 @@ from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
 from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row
+from numbacaps.fused.mma_sync.rows import make_place, pitches
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
@@ -113,20 +114,23 @@ def make_mma_sync(spec):
     lanes = (bk if along_k else tile.BN) // b_each
     apart, rows = tile.threads // lanes, tile.BN if along_k else bk
     copies = -(-rows // apart)
-    B_EACH, B_LANES, B_APART = map(specialized, (b_each, lanes, apart))
+    # Lanes side by side copy a row of k; of columns 32 bytes, then of four rows: those are often neighbours in the kernel.
+    abreast, down_first = (lanes, 1) if along_k else (32 // spec.b_run, min(4, apart))
+    B_EACH, B_APART, B_ABREAST, B_DOWN = map(specialized, (b_each, apart, abreast, down_first))
+    B_GROUPS = specialized(lanes // abreast)
     B_ROWS, B_COPIES = map(specialized, (rows, copies))
     B_HELD, B_ROWS_HELD = map(specialized, (copies, 1) if along_k else (1, copies))
     B_WHOLE = specialized(rows % apart == 0)
-    a_pitch = tile.pitch * 4  # bytes
-    b_pitch = a_pitch if along_k else tile.b_pitch(itemsize) * 4
-    A_PITCH, B_PITCH, B_FIRST = map(specialized, (a_pitch, b_pitch, tile.BM * a_pitch))
+    pitch, place = tile.pitch * 4, make_place(tile.BN, itemsize)
+    PITCH, B_FIRST = map(specialized, (pitch, tile.BM * pitch))  # bytes
+    EIGHT_WORDS = specialized(8 * pitches(tile.BN, itemsize)[1])  # bytes of 8 words of k
     STAGE = specialized(tile.stage_bytes(along_k, itemsize))
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_PARTS = map(specialized, (parts * down * 4, parts * beside * 2))
-    load_a = make_load_along_k(itemsize, terms, down, a_pitch)
-    load_b_along = make_load_along_k(itemsize, terms, beside // 2, b_pitch)
-    load_b_across = make_load_across_k(itemsize, terms, beside // 2, b_pitch // itemsize, False)
+    load_a = make_load_along_k(itemsize, terms, down, pitch)
+    load_b_along = make_load_along_k(itemsize, terms, beside // 2, pitch)
+    load_b_across = make_load_across_k(itemsize, terms, beside // 2, tile.BN, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
     SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
     OWN_COLUMNS = specialized(beside * 2)
@@ -191,7 +195,8 @@ def make_mma_sync(spec):
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
         a_lane, a_row = thread % A_LANES, thread // A_LANES
-        b_lane, b_row = thread % B_LANES, thread // B_LANES
+        b_lane = thread // (B_ABREAST * B_DOWN) % B_GROUPS * B_ABREAST + thread % B_ABREAST
+        b_row = thread // (B_ABREAST * B_DOWN * B_GROUPS) * B_DOWN + thread // B_ABREAST % B_DOWN
         for i in range(A_COPIES):
             row = short(a_row + i * A_APART)
             image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), table, head)
@@ -212,20 +217,23 @@ def make_mma_sync(spec):
         last = min(stages, short(first + per_split))
         for i in range(SUMS):
             acc[i] = ZERO
-        a_to = short(a_row * A_PITCH + a_lane * A_RUN)
-        b_to = short(B_FIRST + b_row * B_PITCH + b_lane * B_RUN)
+        a_to = short(a_row * PITCH + a_lane * A_RUN)
+        to_b_row = b_row * PITCH if ALONG_K == 1 else place(b_row) * SIZE
+        b_to = short(B_FIRST + to_b_row + b_lane * B_RUN)
         # Where a lane reads its row of four matrices.
-        a_at = short((warp // ACROSS * WM + lane % 16) * A_PITCH + lane // 16 * 16)
+        a_at = short((warp // ACROSS * WM + lane % 16) * PITCH + lane // 16 * 16)
         if ALONG_K == 1:
             b_at = short(
                 B_FIRST
-                + (warp % ACROSS * WN + lane // 16 * 8 + lane % 8) * B_PITCH
+                + (warp % ACROSS * WN + lane // 16 * 8 + lane % 8) * PITCH
                 + lane // 8 % 2 * 16
             )
         elif IS_FLOAT32:
-            b_at = short(B_FIRST + lane % 4 * B_PITCH + (warp % ACROSS * WN + lane // 4) * 4)
+            b_at = short(B_FIRST + place(lane % 4) * SIZE + (warp % ACROSS * WN + lane // 4) * 4)
         else:
-            b_at = short(B_FIRST + lane % 16 * B_PITCH + (warp % ACROSS * WN + lane // 16 * 8) * 2)
+            b_at = short(
+                B_FIRST + place(lane % 16) * SIZE + (warp % ACROSS * WN + lane // 16 * 8) * 2
+            )
         wait_for_last()  # the operands are there
         begin = min(stages, first)  # splits are of the deepest product
         load_run(2, tap, table, taps + 2 * (begin * A_LANES + a_lane))
@@ -240,7 +248,7 @@ def make_mma_sync(spec):
                 offset, where = tap[0], tap[1]
                 for i in range(A_COPIES):
                     reached = short(edge[i] + where)
-                    a_slot = to + a_to + i * (A_APART * A_PITCH)
+                    a_slot = to + a_to + i * (A_APART * PITCH)
                     source = short(base[i] + offset)
                     copy_a(shared, start, a_slot, a_here, source, is_inside(reached, extent))
                 for i in range(B_COPIES):
@@ -248,7 +256,8 @@ def make_mma_sync(spec):
                     column = b_column[i if ALONG_K == 1 else 0]
                     known = row >= 0 and column >= 0
                     if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
-                        b_slot = to + b_to + i * (B_APART * B_PITCH)
+                        further = i * B_APART * PITCH if ALONG_K == 1 else place(i * B_APART) * SIZE
+                        b_slot = to + b_to + further
                         copy_b(shared, start, b_slot, b_here, short(row + column), known)
                 # The table's next entries, while products are under way.
                 for i in range(B_ROWS_HELD):
@@ -262,7 +271,7 @@ def make_mma_sync(spec):
                     if ALONG_K == 1:
                         load_b_along(b_part, shared, start + (stage + b_at + half * 32))
                     else:
-                        k_first = half * (8 * 4 // SIZE * B_PITCH)
+                        k_first = half * EIGHT_WORDS
                         load_b_across(b_part, shared, start, (stage + b_at + k_first) // SIZE)
                     multiply(acc, a_part, b_part)
         let_next_start()

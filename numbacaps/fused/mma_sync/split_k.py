@@ -33,6 +33,7 @@ from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k
 from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row, place_of_pixel
+from numbacaps.fused.mma_sync.rows import make_place
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
@@ -87,9 +88,10 @@ def make_mma_sync_split_k(spec):
     BK, STAGES, THREADS = map(specialized, (bk, tile.STAGES, tile.threads))
     a_each, c_each = spec.a_run // itemsize, spec.c_run // itemsize
     A_EACH, C_EACH = map(specialized, (a_each, c_each))
-    a_pitch, c_pitch = tile.pitches(itemsize)  # elements
-    A_PITCH, C_PITCH = map(specialized, (a_pitch, c_pitch))
-    C_FIRST, STAGE = map(specialized, (bk * a_pitch, bk * (a_pitch + c_pitch)))
+    place_a, place_c = make_place(tile.BM, itemsize), make_place(tile.BN, itemsize)
+    of_taps, of_columns = tile.stage(itemsize)
+    C_FIRST, STAGE = map(specialized, (of_taps, of_taps + of_columns))
+    A_EIGHT_WORDS, C_EIGHT_WORDS = map(specialized, (of_taps // 2, of_columns // 2))
     # Lanes side by side copy 32 bytes of a row, then of four rows, and on.
     abreast = 32 // itemsize
     ABREAST = specialized(abreast)
@@ -107,10 +109,9 @@ def make_mma_sync_split_k(spec):
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_HELD = map(specialized, (parts * down * 4, parts * beside * 2))
-    load_a = make_load_across_k(itemsize, terms, down, a_pitch, True)
-    load_b = make_load_across_k(itemsize, terms, beside // 2, c_pitch, False)
+    load_a = make_load_across_k(itemsize, terms, down, tile.BM, True)
+    load_b = make_load_across_k(itemsize, terms, beside // 2, tile.BN, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
-    EIGHT_WORDS = 8 * 4 // itemsize  # pixels
     SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
     OWN_COLUMNS = specialized(beside * 2)
     PENDING = specialized(tile.STAGES - 2)
@@ -136,7 +137,7 @@ def make_mma_sync_split_k(spec):
         a_first,  # where x and dy begin in their arrays
         c_first,
     ):
-        shared = cuda.shared.array(0, held, CHUNK)  # STAGES of (BK, A_PITCH), then (BK, C_PITCH)
+        shared = cuda.shared.array(0, held, CHUNK)  # STAGES of BK rows of taps, then of columns
         base = shared_array(PLACES, np.int64)  # of the pixels of two batches
         other = shared_array(PLACES, np.int64)
         edge = shared_array(PLACES, np.int32)
@@ -180,13 +181,14 @@ def make_mma_sync_split_k(spec):
             n = short(n0 + c_n + own * (C_GROUPS * ABREAST))
             c_offset[own] = table[at(c_columns + n)] if n < N else short(ABSENT)
         if IS_FLOAT32:
-            a_at = short(lane % 4 * A_PITCH + warp // ACROSS * WM + lane // 4)
-            b_at = short(C_FIRST + lane % 4 * C_PITCH + warp % ACROSS * WN + lane // 4)
+            a_at = short(place_a(lane % 4) + warp // ACROSS * WM + lane // 4)
+            b_at = short(C_FIRST + place_c(lane % 4) + warp % ACROSS * WN + lane // 4)
         else:
             a_at = short(
-                (lane // 16 * 8 + lane % 8) * A_PITCH + warp // ACROSS * WM + lane // 8 % 2 * 8
+                place_a(lane // 16 * 8 + lane % 8) + warp // ACROSS * WM + lane // 8 % 2 * 8
             )
-            b_at = short(C_FIRST + lane % 16 * C_PITCH + warp % ACROSS * WN + lane // 16 * 8)
+            b_at = short(C_FIRST + place_c(lane % 16) + warp % ACROSS * WN + lane // 16 * 8)
+        a_to, c_to = short(place_a(a_m) + a_k), short(C_FIRST + place_c(c_m) + c_n)
         for i in range(SUMS):
             acc[i] = ZERO
         wait_for_last()  # both arrays are there
@@ -217,25 +219,23 @@ def make_mma_sync_split_k(spec):
                 for i in range(C_COPIES):
                     c_from[i] = other[at(place + c_m + i * C_APART)]
                 for i in range(A_COPIES):
-                    m = short(a_m + i * A_APART)
                     for own in range(A_OWN):
                         reached = short(around[i] + tap[own])
                         inside = is_inside(reached, extent)
-                        a_to = to + m * A_PITCH + a_k + own * (A_GROUPS * ABREAST)
-                        copy_a(shared, start, a_to * SIZE, a, a_from[i] + a_offset[own], inside)
+                        slot = to + a_to + place_a(i * A_APART) + own * (A_GROUPS * ABREAST)
+                        copy_a(shared, start, slot * SIZE, a, a_from[i] + a_offset[own], inside)
                 for i in range(C_COPIES):
-                    m = short(c_m + i * C_APART)
                     for own in range(C_OWN):
                         # One test: of two, LLVM branches on the first, and loads in branches wait for each other.
                         known = (c_from[i] | np.int64(c_offset[own])) >= 0
-                        c_to = to + C_FIRST + m * C_PITCH + c_n + own * (C_GROUPS * ABREAST)
-                        copy_c(shared, start, c_to * SIZE, c, c_from[i] + c_offset[own], known)
+                        slot = to + c_to + place_c(i * C_APART) + own * (C_GROUPS * ABREAST)
+                        copy_c(shared, start, slot * SIZE, c, c_from[i] + c_offset[own], known)
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
                 for half in range(2):  # 8 words of pixels
-                    a_first = short(stage + a_at + half * (EIGHT_WORDS * A_PITCH))
-                    b_first = short(stage + b_at + half * (EIGHT_WORDS * C_PITCH))
+                    a_first = short(stage + a_at + half * A_EIGHT_WORDS)
+                    b_first = short(stage + b_at + half * C_EIGHT_WORDS)
                     load_a(a_part, shared, start, a_first)
                     load_b(b_part, shared, start, b_first)
                     multiply(acc, a_part, b_part)

@@ -6,6 +6,7 @@ from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.mma_sync.costs import Costs
+from numbacaps.fused.mma_sync.rows import pitches
 
 # Of the GPU that the choice is for, whatever GPU it is: splits decide the order of the sum.
 _MULTIPROCESSORS = 1 if SIMULATED else H100.multiprocessors
@@ -14,15 +15,16 @@ _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
 _WORDS = 16  # of 4 bytes: pixels of a stage, side by side as the products take them
 
 
-# H100, 2026-11-26; fitted together to 986 times of 29 drawn products, with every way of packing and every tile but that of 16 columns. The tile that they choose takes 0.6 %
-# (three terms) to 1.8 % (2 bytes) longer than the fastest of each, and times differ from the model by 12 to 18 % (root mean square).
+# Cycles, fitted to times of drawn products with every way of packing. 4 bytes: H100, 2026-11-26, 29 products, every tile but
+# that of 16 columns; the tile chosen takes 0.6 % longer than the fastest in three terms, times differ from the model by 12 to 18 %
+# (root mean square). 2 bytes: H200, 2026-11-30, 320 times of 20 products; 3 % longer, and 14 %.
 _COSTS = {  # by terms and bytes of an element
     (3, 4): Costs((0.106, 0.103, 0.120), {16: 0.46, 8: 1.08, 4: 1.80}),
     (1, 4): Costs((0.038, 0.040, 0.055), {16: 0.79, 8: 1.25, 4: 1.92}),
-    (1, 2): Costs((0.038, 0.046, 0.057), {16: 1.20, 8: 0.90, 4: 1.87, 2: 4.96}),
+    (1, 2): Costs((0.031, 0.037, 0.058), {16: 0.93, 8: 1.95, 4: 2.20, 2: 5.63}),
 }
 # Blocks more that a multiprocessor's last one takes the time of.
-_ALONE = {(3, 4): 0.36, (1, 4): 0.43, (1, 2): 0.76}
+_ALONE = {(3, 4): 0.36, (1, 4): 0.43, (1, 2): 0.30}
 _STAGE = 103  # of a block, besides copies and products
 _START = 9000  # and end, with the launch that adds splits
 _PACKING = 2500  # a launch more
@@ -55,13 +57,14 @@ class SplitKTile:
         """Pixels of a stage."""
         return _WORDS * 4 // itemsize
 
-    def pitches(self, itemsize):
-        """Elements from one pixel to the next in shared memory, of taps and of columns."""
-        return self.BM + 8, self.BN + 8
+    def stage(self, itemsize):
+        """Elements of a stage: of taps, and of columns."""
+        fours = self.pixels(itemsize) // 4
+        return tuple(fours * pitches(row, itemsize)[1] for row in (self.BM, self.BN))
 
     def shared_bytes(self, itemsize):
         """Shared memory that a block asks for: the stages."""
-        return self.STAGES * self.pixels(itemsize) * sum(self.pitches(itemsize)) * itemsize
+        return self.STAGES * sum(self.stage(itemsize)) * itemsize
 
     def share(self, side, elements, itemsize):
         """How threads share the copies of a stage that is ``side`` elements wide.

@@ -6,8 +6,10 @@ from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.mma_sync.costs import Costs
+from numbacaps.fused.mma_sync.rows import pitches
 
-_MANY_REGISTERS = 72  # of a thread
+# Registers of a thread that has places of 16 copies: with 64 the assembler spilled where copies are of 2 bytes.
+_MANY_REGISTERS = 72
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,7 @@ class Tile:
         """Words of a stage of the kernel: BN rows of k, or rows of BN columns for every k."""
         if along_k:
             return self.BN * self.pitch
-        return self.WORDS * (4 // itemsize) * self.b_pitch(itemsize)
-
-    def b_pitch(self, itemsize):
-        """Words from one k to the next, where rows are of columns."""
-        return self.BN * itemsize // 4 + (8 if itemsize == 4 else 4)
+        return self.WORDS * pitches(self.BN, itemsize)[1] // 4
 
     @property
     def most_copies(self):
