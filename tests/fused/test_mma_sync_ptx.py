@@ -21,7 +21,7 @@ from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.choose import Job, choose, choose_split_k, register_tile
 from numbacaps.fused.choose_input import choose_input
-from numbacaps.fused.mma_sync import split_k_tile, tile
+from numbacaps.fused.mma_sync import rows, split_k_tile, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import (
     ADD_AND_LOOK,
@@ -166,13 +166,32 @@ def test_the_kernel_s_gradient(which, kind, cc, paired, of_capability):
     of_capability(cc)
     dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
     one = split_k_tile.TILES[terms][_TILES[which]]
-    every = itertools.product(_runs(dtype), repeat=2)
-    for a_run, c_run in every if cc == (9, 0) else [(16, 16), (8, 4)]:
+    # Of all pairs of copies every third, others where results are paired: one takes more than a second.
+    some = itertools.islice(itertools.product(_runs(dtype), repeat=2), int(paired), None, 3)
+    for a_run, c_run in some if cc == (9, 0) else [(16, 16), (8, 4)]:
         runs = a_run // dtype.itemsize, c_run // dtype.itemsize
         if split_k_tile.copied_at_once(one, runs, dtype.itemsize) == runs:
             text = warp_split_k_ptx(dtype, terms, a_run, c_run, paired, one, cc)
             _check(text, dtype, cc, (a_run, c_run))
             assert cc == (9, 0) or not _spills(text, cc)
+
+
+@pytest.mark.parametrize("row", [16, 32, 64, 128])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_what_is_read_or_written_at_once_lies_on_different_banks(itemsize, row):
+    """32 bytes of four rows, but of short ones in 2 bytes; and 16 of eight rows, where ``ldmatrix`` reads them."""
+    of_row, of_four = (itemsize * pitch for pitch in rows.pitches(row, itemsize))
+    begins = [i // 4 * of_four + i % 4 * of_row for i in range(16)]
+    assert min(np.diff(begins)) >= row * itemsize and of_row % 16 == of_four % 16 == 0
+
+    def banks(first, count, nbytes):
+        words = np.add.outer(begins[first : first + count], np.arange(0, nbytes, 4)) // 4
+        return np.unique(words % 32).size
+
+    if itemsize == 4 or row >= 64:
+        assert all(banks(first, 4, 32) == 32 for first in range(0, 16, 4))
+    if itemsize == 2:
+        assert banks(0, 8, 16) == banks(8, 8, 16) == 32
 
 
 _ADDED = r"\badd(\.rn)?\.f32"  # as PTX adds up
@@ -329,7 +348,7 @@ def test_what_hoppers_rungs_wait_for_is_counted(dtype, monkeypatch):
 def test_split_k_by_tma_takes_longer_than_its_model_says(monkeypatch):
     job = _job(Geometry(1, 10, 52, 57, 57, 5, 5, 1, 16, 16, 16, 2, 2), "float16", "ieee")
     assert choose_split_k(job).rung == "mma_sync_split_k"
-    monkeypatch.setattr("numbacaps.fused.choose._SPLIT_K_LONGER", 0.7)
+    monkeypatch.setattr("numbacaps.fused.choose._SPLIT_K_LONGER", 0.5)
     assert choose_split_k(job).rung == "warp_specialized_split_k"
 
 
