@@ -53,9 +53,9 @@ _PACKING_AROUND = 20_000
 # Cycles of a multiprocessor that warp_specialized takes to write a byte of a pair of elements, and an element that has no pair
 # (H200, 2026-11-30: 0.2 to 1.6 at drawn products of 2 bytes).
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
-# Cycles that warp_specialized_split_k takes, over the cycles of its model. At drawn products and the workloads of
-# experiments.fused (H100 and H200) they are 1.1 to 2.1, 1.4 on average, and least for small products, so a little less is taken.
-_SPLIT_K_LONGER = 1.35
+# Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. By 27 rows of experiments.fused
+# (H200, 2026-11-30): 1.3 to 1.7 times from 25,000 cycles on, 1.1 to 1.3 of fewer in 2 bytes.
+_SPLIT_K_LONGER, _SPLIT_K_LESS = 1.45, 2_500
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 # Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
 _STORED = 1
@@ -500,7 +500,8 @@ def _warp_specialized_split_k(job, tile=None):
     how = job.size, job.dtype, job.terms, chosen, strips, why
     make = partial(WarpSpecializedSplitK, *job.operands[:3], *how, looked=job.looked)
     _, takes = split_k_tiles.choose_strips(chosen, *which)
-    return Choice("warp_specialized_split_k", make, chosen, _SPLIT_K_LONGER * takes, why)
+    takes = _SPLIT_K_LONGER * takes - _SPLIT_K_LESS
+    return Choice("warp_specialized_split_k", make, chosen, takes, why)
 
 
 def _mma_sync_split_k(job, tile=None):

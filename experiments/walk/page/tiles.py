@@ -10,7 +10,6 @@ import numpy as np
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.mma_sync import launcher as mma_sync
-from numbacaps.fused.mma_sync.rows import pitches
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
 
 _TF32_BYTES = 4
@@ -62,7 +61,7 @@ def _mma_sync(product, g):
     if how is None:
         return []
     tile, along_k = how.tile, mma_sync.runs_of(product, np.dtype(np.float32), ())[2]
-    right = [1, tile.pitch] if along_k else [pitches(tile.BN, _TF32_BYTES)[0], 1]
+    right = [1, tile.pitch] if along_k else [tile.b_pitches(_TF32_BYTES)[0], 1]
     return [
         {
             "name": "tensor cores (mma_sync)",

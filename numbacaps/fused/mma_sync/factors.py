@@ -10,7 +10,6 @@ from numbacaps.device.instructions import cut_tf32, load_matrices, load_matrices
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.device.tf32 import nearer
-from numbacaps.fused.mma_sync.rows import pitches
 
 
 def make_keep(itemsize, terms, count):
@@ -58,19 +57,18 @@ def make_load_along_k(itemsize, terms, blocks, pitch):
     return load
 
 
-def make_load_across_k(itemsize, terms, blocks, row, is_a):
+def make_load_across_k(itemsize, terms, blocks, four_rows, is_a):
     """``load(factors, shared, start, element)``: the same of rows, or columns of b, that lie across k.
 
     Parameters
     ----------
     itemsize, terms, blocks : int
-    row : int
-        Elements of a k's row (:mod:`numbacaps.fused.mma_sync.rows`).
+    four_rows : int
+        Elements from a k's row to that of the fourth k after it (:mod:`numbacaps.fused.mma_sync.rows`).
     is_a : bool
         The second of a thread's four words lies 8 rows on; of b it is that of the next words of k.
     """
     BLOCKS, SIZE, IS_FLOAT32 = specialized(blocks), itemsize, itemsize == 4
-    _, four_rows = pitches(row, itemsize)
     SECOND, THIRD = map(specialized, (8, four_rows) if is_a else (four_rows, 8))
     keep = make_keep(itemsize, terms, 4 * blocks)
 

@@ -36,7 +36,7 @@ from numbacaps.fused.mma_sync.copies import make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
 from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row
-from numbacaps.fused.mma_sync.rows import make_place, pitches
+from numbacaps.fused.mma_sync.rows import make_place
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
     A_COLUMN,
@@ -114,23 +114,26 @@ def make_mma_sync(spec):
     lanes = (bk if along_k else tile.BN) // b_each
     apart, rows = tile.threads // lanes, tile.BN if along_k else bk
     copies = -(-rows // apart)
-    # Lanes side by side copy a row of k; of columns 32 bytes, then of four rows: those are often neighbours in the kernel.
-    abreast, down_first = (lanes, 1) if along_k else (32 // spec.b_run, min(4, apart))
+    # Along k, lanes side by side copy a row. Across k they copy 32 bytes of a row, then of the next three rows: those often follow
+    # each other in the kernel.
+    by_fours = not along_k and apart >= 4
+    abreast, down_first = (32 // spec.b_run, 4) if by_fours else (lanes, 1)
     B_EACH, B_APART, B_ABREAST, B_DOWN = map(specialized, (b_each, apart, abreast, down_first))
     B_GROUPS = specialized(lanes // abreast)
     B_ROWS, B_COPIES = map(specialized, (rows, copies))
     B_HELD, B_ROWS_HELD = map(specialized, (copies, 1) if along_k else (1, copies))
     B_WHOLE = specialized(rows % apart == 0)
-    pitch, place = tile.pitch * 4, make_place(tile.BN, itemsize)
+    pitch, (row, four_rows) = tile.pitch * 4, tile.b_pitches(itemsize)
     PITCH, B_FIRST = map(specialized, (pitch, tile.BM * pitch))  # bytes
-    EIGHT_WORDS = specialized(8 * pitches(tile.BN, itemsize)[1])  # bytes of 8 words of k
+    place = make_place(row, four_rows)
+    EIGHT_WORDS = specialized(8 // itemsize * four_rows)  # elements of 8 words of k
     STAGE = specialized(tile.stage_bytes(along_k, itemsize))
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_PARTS = map(specialized, (parts * down * 4, parts * beside * 2))
     load_a = make_load_along_k(itemsize, terms, down, pitch)
     load_b_along = make_load_along_k(itemsize, terms, beside // 2, pitch)
-    load_b_across = make_load_across_k(itemsize, terms, beside // 2, tile.BN, False)
+    load_b_across = make_load_across_k(itemsize, terms, beside // 2, four_rows, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
     SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
     OWN_COLUMNS = specialized(beside * 2)
@@ -160,7 +163,7 @@ def make_mma_sync(spec):
     ):
         shared = cuda.shared.array(
             0, held, CHUNK
-        )  # STAGES of (BM, PITCH) words, then of the kernel's
+        )  # STAGES of BM rows of PITCH bytes, then of the kernel's rows
         acc = local_array(SUMS, np.float32)
         a_part = local_array(A_HELD, np.float32)
         b_part = local_array(B_PARTS, np.float32)
@@ -218,8 +221,11 @@ def make_mma_sync(spec):
         for i in range(SUMS):
             acc[i] = ZERO
         a_to = short(a_row * PITCH + a_lane * A_RUN)
-        to_b_row = b_row * PITCH if ALONG_K == 1 else place(b_row) * SIZE
-        b_to = short(B_FIRST + to_b_row + b_lane * B_RUN)
+        # Bytes along k, elements across it.
+        if ALONG_K == 1:
+            b_to = short(B_FIRST + b_row * PITCH + b_lane * B_RUN)
+        else:
+            b_to = short(B_FIRST // SIZE + place(b_row) + b_lane * B_EACH)
         # Where a lane reads its row of four matrices.
         a_at = short((warp // ACROSS * WM + lane % 16) * PITCH + lane // 16 * 16)
         if ALONG_K == 1:
@@ -229,11 +235,9 @@ def make_mma_sync(spec):
                 + lane // 8 % 2 * 16
             )
         elif IS_FLOAT32:
-            b_at = short(B_FIRST + place(lane % 4) * SIZE + (warp % ACROSS * WN + lane // 4) * 4)
+            b_at = short(B_FIRST // SIZE + place(lane % 4) + warp % ACROSS * WN + lane // 4)
         else:
-            b_at = short(
-                B_FIRST + place(lane % 16) * SIZE + (warp % ACROSS * WN + lane // 16 * 8) * 2
-            )
+            b_at = short(B_FIRST // SIZE + place(lane % 16) + warp % ACROSS * WN + lane // 16 * 8)
         wait_for_last()  # the operands are there
         begin = min(stages, first)  # splits are of the deepest product
         load_run(2, tap, table, taps + 2 * (begin * A_LANES + a_lane))
@@ -256,8 +260,10 @@ def make_mma_sync(spec):
                     column = b_column[i if ALONG_K == 1 else 0]
                     known = row >= 0 and column >= 0
                     if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
-                        further = i * B_APART * PITCH if ALONG_K == 1 else place(i * B_APART) * SIZE
-                        b_slot = to + b_to + further
+                        if ALONG_K == 1:
+                            b_slot = to + b_to + i * (B_APART * PITCH)
+                        else:
+                            b_slot = (to // SIZE + b_to + place(i * B_APART)) * SIZE
                         copy_b(shared, start, b_slot, b_here, short(row + column), known)
                 # The table's next entries, while products are under way.
                 for i in range(B_ROWS_HELD):
@@ -271,8 +277,8 @@ def make_mma_sync(spec):
                     if ALONG_K == 1:
                         load_b_along(b_part, shared, start + (stage + b_at + half * 32))
                     else:
-                        k_first = half * EIGHT_WORDS
-                        load_b_across(b_part, shared, start, (stage + b_at + k_first) // SIZE)
+                        first_element = stage // SIZE + b_at + half * EIGHT_WORDS
+                        load_b_across(b_part, shared, start, first_element)
                     multiply(acc, a_part, b_part)
         let_next_start()
         c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]

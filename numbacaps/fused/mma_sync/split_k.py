@@ -88,10 +88,11 @@ def make_mma_sync_split_k(spec):
     BK, STAGES, THREADS = map(specialized, (bk, tile.STAGES, tile.threads))
     a_each, c_each = spec.a_run // itemsize, spec.c_run // itemsize
     A_EACH, C_EACH = map(specialized, (a_each, c_each))
-    place_a, place_c = make_place(tile.BM, itemsize), make_place(tile.BN, itemsize)
+    a_pitches, c_pitches = tile.pitches(itemsize)
+    place_a, place_c = make_place(*a_pitches), make_place(*c_pitches)
     of_taps, of_columns = tile.stage(itemsize)
     C_FIRST, STAGE = map(specialized, (of_taps, of_taps + of_columns))
-    A_EIGHT_WORDS, C_EIGHT_WORDS = map(specialized, (of_taps // 2, of_columns // 2))
+    A_EIGHT_WORDS, C_EIGHT_WORDS = map(specialized, (of_taps // 2, of_columns // 2))  # half a stage
     # Lanes side by side copy 32 bytes of a row, then of four rows, and on.
     abreast = 32 // itemsize
     ABREAST = specialized(abreast)
@@ -109,8 +110,8 @@ def make_mma_sync_split_k(spec):
     down, beside, terms = tile.WM // 16, tile.WN // 8, spec.terms
     parts = 2 if terms == 3 else 1
     A_HELD, B_HELD = map(specialized, (parts * down * 4, parts * beside * 2))
-    load_a = make_load_across_k(itemsize, terms, down, tile.BM, True)
-    load_b = make_load_across_k(itemsize, terms, beside // 2, tile.BN, False)
+    load_a = make_load_across_k(itemsize, terms, down, a_pitches[1], True)
+    load_b = make_load_across_k(itemsize, terms, beside // 2, c_pitches[1], False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
     SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
     OWN_COLUMNS = specialized(beside * 2)

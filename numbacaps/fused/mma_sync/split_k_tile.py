@@ -15,9 +15,10 @@ _FEWEST_STAGES = 1 if SIMULATED else 4  # of a split
 _WORDS = 16  # of 4 bytes: pixels of a stage, side by side as the products take them
 
 
-# Cycles, fitted to times of drawn products with every way of packing. 4 bytes: H100, 2026-11-26, 29 products, every tile but
-# that of 16 columns; the tile chosen takes 0.6 % longer than the fastest in three terms, times differ from the model by 12 to 18 %
-# (root mean square). 2 bytes: H200, 2026-11-30, 320 times of 20 products; 3 % longer, and 14 %.
+# Cycles, fitted to times of drawn products with every way of packing. 4 bytes (H100, 2026-11-26): 29 products, every tile but
+# that of 16 columns. The tile that is chosen takes 0.6 to 1.8 % longer than the fastest; times differ from the model by 12 to 18 %,
+# root mean square. 2 bytes (H200, 2026-11-30): 20 products, every tile, the other constants as they are. The chosen tile takes 3 %
+# longer than the fastest; times differ by 14 %.
 _COSTS = {  # by terms and bytes of an element
     (3, 4): Costs((0.106, 0.103, 0.120), {16: 0.46, 8: 1.08, 4: 1.80}),
     (1, 4): Costs((0.038, 0.040, 0.055), {16: 0.79, 8: 1.25, 4: 1.92}),
@@ -60,7 +61,11 @@ class SplitKTile:
     def stage(self, itemsize):
         """Elements of a stage: of taps, and of columns."""
         fours = self.pixels(itemsize) // 4
-        return tuple(fours * pitches(row, itemsize)[1] for row in (self.BM, self.BN))
+        return tuple(fours * four_rows for _, four_rows in self.pitches(itemsize))
+
+    def pitches(self, itemsize):
+        """Of taps, and of columns: elements from a pixel to the next, and from four to the next four."""
+        return tuple(pitches(row, itemsize) for row in (self.BM, self.BN))
 
     def shared_bytes(self, itemsize):
         """Shared memory that a block asks for: the stages."""

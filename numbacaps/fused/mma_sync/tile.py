@@ -6,9 +6,10 @@ from numbacaps.device.gpu import H100
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused.mma_sync.costs import Costs
-from numbacaps.fused.mma_sync.rows import pitches
+from numbacaps.fused.mma_sync.rows import pitches, tight
 
-# Registers of a thread that has places of 16 copies: with 64 the assembler spilled where copies are of 2 bytes.
+# Registers of a thread that has places of 16 copies. With 64 ptxas spilled copies of 2 bytes (13.0, for 9.0, 2026-11-30); the next
+# number that a tile has is 73.
 _MANY_REGISTERS = 72
 
 
@@ -42,7 +43,14 @@ class Tile:
         """Words of a stage of the kernel: BN rows of k, or rows of BN columns for every k."""
         if along_k:
             return self.BN * self.pitch
-        return self.WORDS * pitches(self.BN, itemsize)[1] // 4
+        return self.WORDS * self.b_pitches(itemsize)[1] // 4
+
+    def b_pitches(self, itemsize):
+        """Elements from a k's row of columns to the next, and from four to the next four.
+
+        With more memory, blocks of 64 columns would not fit a multiprocessor BLOCKS at a time.
+        """
+        return pitches(self.BN, itemsize) if self.BN != 64 else tight(self.BN)
 
     @property
     def most_copies(self):
