@@ -127,11 +127,11 @@ _SOME = {
 }
 
 
-# The oldest GPU gets all, the others the smallest tile of each.
+# The oldest GPU gets all, the others the smallest tile with the shortest copies.
 _ON_GPUS = {
     f"{some}-{kind}-{which}-cc{number}": (some, kind, which, cc)
     for some, kind, which, (number, cc) in itertools.product(_SOME, _KINDS, _TILES, enumerate(_CCS))
-    if number == 0 or which == "last" and some != "narrow"
+    if number == 0 or which == "last" and some == "single"
 }
 
 
