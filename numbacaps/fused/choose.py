@@ -53,8 +53,9 @@ _PACKING_AROUND = 20_000
 # Cycles of a multiprocessor that warp_specialized takes to write a byte of a pair of elements, and an element that has no pair
 # (H200, 2026-11-30: 0.2 to 1.6 at drawn products of 2 bytes).
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
-# Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. By 27 rows of experiments.fused
-# (H200, 2026-11-30): 1.3 to 1.7 times from 25,000 cycles on, 1.1 to 1.3 of fewer in 2 bytes.
+# Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. Chosen by eye from 27 rows of
+# nine workloads of experiments.fused (H200, 0.8 to 1.7 times, least below 20,000 cycles). Of 7 drawn rows measured since
+# (H200, 2026-12-01) it is 1.35 to 1.9 times, so this still says too little.
 _SPLIT_K_LONGER, _SPLIT_K_LESS = 1.45, 2_500
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 # Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
