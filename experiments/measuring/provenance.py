@@ -2,8 +2,10 @@
 
 import datetime
 import hashlib
+import io
 import platform
 import re
+import tokenize
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,8 +53,11 @@ def method_sha256():
 
 
 def sources_name(paths):
-    """A short name for the text of some files, which changes when one of them does."""
-    return _sha256(paths)[:16]
+    """A short name for the code of some files of Python, which changes when that of one of them does.
+
+    Comments and blank lines are no code: who mends a comment makes no result older.
+    """
+    return _sha256(paths, _code_of)[:16]
 
 
 def is_current(record):
@@ -60,13 +65,26 @@ def is_current(record):
     return record.get("source_sha256") == source_sha256()
 
 
-def _sha256(paths):
+def _sha256(paths, contents=Path.read_bytes):
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(
-            path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + contents(path) + b"\0")
     return digest.hexdigest()
+
+
+def _code_of(path):
+    return _code(path.read_text("utf-8"))
+
+
+@cache
+def _code(text):
+    """The lines of a text without comments, as bytes."""
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip()).encode()
 
 
 def measured(results=RESULTS):

@@ -1,6 +1,6 @@
 """Which sources a row is a result of, and whether they are still as they were.
 
-A row's cell ``kernel_sources`` names the text of the files that the kernels are made of which its call
+A row's cell ``kernel_sources`` names the code of the files, but for comments, that the kernels are made of which its call
 launches. Beside ``NAME.csv`` lies ``NAME.sources.json``: the files of every name. So checking takes no GPU
 and no kernel, only the files. Files of the simulator are left out: no GPU runs them. A row without the cell counts as current as long as no file of
 ``numbacaps/`` differs from those that it was measured with.

@@ -34,13 +34,15 @@ def draw(rows):
     """
     found = found_ratios(rows)
     every = [value for some in found.values() for values in some.values() for value in values]
-    count, width = len({row["workload"] for row in rows}), 3.9
+    counts = [len(values) for some in found.values() for values in some.values()]
+    fewest, most, width = min(counts), max(counts), 3.9
+    count = f"{most}" if fewest == most else f"{fewest} to {most}"
     sheet = Sheet(
         0.9 + len(found) * (width + 0.55),
         5.9,
         "Speed over geometries drawn at random",
         (
-            f"{count} geometries; the library: one conv2d through the fold,",
+            f"{count} geometries a curve; the library: one conv2d through the fold,",
             "operands in place, its faster layout",
             "in the legend: 5th percentile / median of the library's time over ours",
         ),

@@ -724,8 +724,10 @@ def test_a_row_is_older_once_its_kernel_changes(checkout, monkeypatch):
     kernel = root / "numbacaps" / "kernel.py"
     kernel.write_text("2")
     assert load(path) == [] and len(records.read(path)) == 5
-    kernel.write_text("1")
+    kernel.write_text("1  # a comment\n\n# and one more\n")
     assert len(load(path)) == 5
+    kernel.write_text('"1  # no comment"\n')
+    assert load(path) == []
     kernel.unlink()
     assert load(path) == []
 

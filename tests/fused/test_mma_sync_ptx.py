@@ -172,12 +172,29 @@ def test_the_kernel_s_gradient(which, kind, cc, paired, of_capability):
         runs = tuple(copied // dtype.itemsize for copied in copies)
         if split_k_tile.copied_at_once(one, runs, dtype.itemsize) == runs:
             pairs.append(copies)
-    # Every pair once, with results in pairs or without: a variant takes more than a second.
+    # Of more than two, every pair of copies once, with results in pairs or without: a variant takes more than a second.
     for copies in pairs[int(paired) :: 2] if len(pairs) > 2 else pairs:
         text = warp_split_k_ptx(dtype, terms, *copies, paired, one, cc)
         _check(text, dtype, cc, copies)
         assert cc == (9, 0) or not _spills(text, cc)
     assert pairs or which == "narrow"
+
+
+_RESERVED = 1024  # bytes of shared memory that CUDA takes of each block
+_OF_ALL_BLOCKS = 228 * 1024  # of a multiprocessor of 9.0
+
+
+@pytest.mark.parametrize("terms, itemsize", [(1, 2), (1, 4), (3, 4)])
+def test_a_multiprocessor_has_shared_memory_for_its_blocks(terms, itemsize):
+    for one in tile.TILES[terms]:
+        for along_k in (False, True):
+            block = one.shared_bytes(along_k, itemsize) + _RESERVED
+            assert one.BLOCKS * block <= _OF_ALL_BLOCKS, str(one)
+    for one in split_k_tile.TILES[terms]:
+        asked, declared = one.shared_bytes(itemsize), 2 * one.threads * (8 + 8 + 4)
+        assert one.BLOCKS * (asked + declared + _RESERVED) <= _OF_ALL_BLOCKS, str(one)
+        # More than 48 KiB must be asked for, and the launcher counts what it asks for alone.
+        assert (asked + declared > 48 * 1024) == (asked > 48 * 1024), str(one)
 
 
 @pytest.mark.parametrize("row", [16, 32, 64, 128])

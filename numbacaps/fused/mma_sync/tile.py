@@ -8,8 +8,8 @@ from numbacaps.device.target import SIMULATED
 from numbacaps.fused.mma_sync.costs import Costs
 from numbacaps.fused.mma_sync.rows import pitches, tight
 
-# Registers of a thread that has places of 16 copies. With 64 ptxas spilled copies of 2 bytes (13.0, for 9.0, 2026-11-30); the next
-# number that a tile has is 73.
+# Registers of a thread that has places of 16 copies: between 64, the least that a tile has, and the next, 73. Of copies of 2 bytes
+# ptxas 13.5 for 9.0 spills 96 to 400 bytes with 64 registers and 0 to 260 with 80 (2026-12-01; 128 x 128 with 8 warps more in both).
 _MANY_REGISTERS = 72
 
 
