@@ -15,6 +15,7 @@ from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.addressing import find_pixel, numbers_of
 from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k
+from numbacaps.fused.mma_sync import choose_split_k_tile, choose_tile
 from numbacaps.fused.mma_sync.pixels import pixel_of_row
 from numbacaps.fused.mma_sync.table import Walk, make_table
 from numbacaps.fused.pack import Packing, finder
@@ -290,6 +291,17 @@ def test_splits_are_blocks_of_one_grid_and_count_their_pixels_in_32_bits():
         tile, splits, per_split, _ = mma_tiles.choose_tile(implicit_gemm.forward(g), M, G)
         assert G * splits <= _GRID and splits * per_split >= M
         assert per_split < mma_tiles._MOST_PIXELS + tile.BK
+
+
+def test_splits_of_warps_are_blocks_of_one_grid():
+    for G, M, most in ((1, 2**30, 2**16), (300, 2**22, 2**16), (_GRID, 2**20, 2**20)):
+        sizes = M, 4, 4, G, 1, (4, 4), 2, ()
+        _, _, splits, per_split, _ = choose_split_k_tile.choose_tile(*sizes, most=most)
+        assert G * splits <= _GRID and splits * per_split >= M and per_split <= most
+    assert choose_split_k_tile.choose_tile(*sizes, most=2**19) is None
+    long = choose_tile.Sizes((64, 64), 4, 2**20, 1000, 1, 2, 8, 8, True, 0, True)
+    _, _, splits = choose_tile.choose_tile(long, 2**20)
+    assert 1 < splits <= _GRID // 2000
 
 
 @pytest.mark.parametrize(("images", "reason"), [(2**31, "images; TMA's"), (1, "tiles or more")])

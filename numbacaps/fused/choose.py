@@ -21,6 +21,7 @@ from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
 from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
 from numbacaps.fused.mma_sync import tile as mma_sync_tiles
+from numbacaps.fused.mma_sync.choose_tile import packing_cycles
 from numbacaps.fused.pixel_packing import of_capsules, why_not_packed
 from numbacaps.fused.precision import TERMS, has_tensor_cores, has_warpgroups, terms_of
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
@@ -54,9 +55,9 @@ _PACKING_AROUND = 20_000
 # (H200, 2026-11-30: 0.2 to 1.6 at drawn products of 2 bytes).
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
 # Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. Chosen by eye from 27 rows of
-# nine workloads of experiments.fused (H200, 0.8 to 1.7 times, least below 20,000 cycles). Of 7 drawn rows measured since
-# (H200, 2026-12-01) it is 1.35 to 1.9 times, so this still says too little.
-_SPLIT_K_LONGER, _SPLIT_K_LESS = 1.45, 2_500
+# nine workloads of experiments.fused (H200, 0.8 to 1.7 times, least below 20,000 cycles) and 7 drawn rows (H200, 2026-12-01, 1.35 to
+# 1.9 times, most of them larger).
+_SPLIT_K_LONGER, _SPLIT_K_LESS = 1.65, 6_000
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 # Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
 _STORED = 1
@@ -272,7 +273,7 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     read = [of_capsules(product, job.G, job.dtype) for product in products]
     found = [unpacked(replace(job, product=one), tile) for one in read]
     nbytes = job.images * read[0].pixels.gathered[0] * job.dtype.itemsize
-    takes = mma_sync_tiles.packing_cycles(nbytes, multiprocessors())
+    takes = packing_cycles(nbytes, multiprocessors())
     takes += sum(one.predicted - _PACKS_KERNEL for one in found)
     # _write is in the products' own cycles.
     stored = _STORED + _WRITTEN_BYTE * job.dtype.itemsize - _write(job)
@@ -351,7 +352,7 @@ def mma_sync_together(jobs, tile=None):
     which = products, job.images, job.G, job.dtype, terms
     whole = sum(product.M(job.images) * product.N * job.G for product in products) >= job.result
     how, why = mma_sync.choose(*which, tile=forced, whole=whole)
-    _refuse(None if how else why or "a thread would have too many copies")
+    _refuse(None if how else why or "a thread has too few registers for its copies")
     if how.splits > 1 and not whole:
         raise NotPossible("splits are added all over the result, and other products write there")
     make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how, looked=job.looked)

@@ -25,7 +25,7 @@ from numbacaps.fused.choose import (
 )
 from numbacaps.fused.micro_batches import MicroBatchLauncher, begins, images_at_once
 from numbacaps.fused.mma_sync import launcher as mma_sync
-from numbacaps.fused.mma_sync.tile import LAUNCH
+from numbacaps.fused.mma_sync.choose_tile import LAUNCH
 from numbacaps.fused.precision import chosen_for, has_tensor_cores
 from numbacaps.fused.rung_3_register_tiles.columns import ColumnsLauncher
 from numbacaps.fused.rung_3_register_tiles.tile import TILES

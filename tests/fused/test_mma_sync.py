@@ -10,13 +10,14 @@ import numbacaps
 import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
+from numbacaps.device.compiled import as_argument, launch_stream
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.choose import Job, NotPossible
 from numbacaps.fused.choose import choose as choose_rung
 from numbacaps.fused.clear import ClearLauncher
-from numbacaps.fused.mma_sync import edges, launcher, split_k_tile, table, tile
+from numbacaps.fused.mma_sync import add_splits, edges, launcher, split_k_tile, table, tile
 from numbacaps.fused.mma_sync.launcher import MmaSyncLauncher, choose
 from numbacaps.fused.mma_sync.split_k_launcher import PACKINGS, MmaSyncSplitK, choose_split_k
 from numbacaps.fused.precision import has_tensor_cores
@@ -276,6 +277,21 @@ def test_every_tile(kind, case, rng):
         how, _ = choose_split_k(*which, one, packs)
         launch = MmaSyncSplitK(*which, how)
         run.check("backward_kernel", run.result("backward_kernel", launch))
+
+
+@pytest.mark.parametrize(
+    "splits", [1, 2, 9, 16, 40, 70] if SIMULATED else [1, 2, 9, 16, 40, 70, 333]
+)
+def test_splits_are_added_whoever_shares_them(splits, rng):
+    """One thread an element, or up to 32; the last has fewer splits than the others."""
+    size = 50
+    partial = rng.standard_normal((splits, size)).astype(np.float32)
+    have, room = nan((size,), np.dtype(np.float32)), to_device(partial.ravel())
+    add = add_splits.AddSplits(size, np.dtype(np.float32), splits)
+    nothing = as_argument(have)
+    add(as_argument(room), nothing, (nothing, nothing), launch_stream(0))
+    np.testing.assert_allclose(have.copy_to_host(), partial.sum(0, dtype=np.float64), atol=1e-4)
+    assert add_splits.parts_of(splits) <= max(1, splits // 8)
 
 
 # Through the public functions.

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import astuple, replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.choose import Job, choose, choose_split_k, register_tile
 from numbacaps.fused.choose_input import choose_input
-from numbacaps.fused.mma_sync import rows, split_k_tile, tile
+from numbacaps.fused.mma_sync import rows, split_k_launcher, split_k_tile, table, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import (
     ADD_AND_LOOK,
@@ -102,7 +103,7 @@ def _all_variants():
         dtype = dtype_of(kind.split("-")[0])
         one, runs = tile.TILES[_KINDS[kind]][_TILES[which]], _runs(dtype)
         for variant in itertools.product(runs, runs, (False, True), (False, True)):
-            if one.copies(variant[0] // dtype.itemsize, dtype.itemsize) <= one.most_copies:
+            if one.takes(*(run // dtype.itemsize for run in variant[:2]), dtype.itemsize):
                 yield kind, which, variant
 
 
@@ -143,18 +144,24 @@ def test_every_gpu(some, kind, which, cc, of_capability):
     assert not _spills(text, cc)
 
 
-_OF_TWO_BYTES = [one for one in tile.TILES[1] if one.copies(1, 2) <= one.most_copies]
+_LOADED_MULTIPLIED_STORED = (
+    r"ld\.global\.(nc\.)?[ub]16",
+    r"mma\.sync",
+    r"st\.(volatile\.)?shared\.[ub]16",
+)
+_OF_TWO_BYTES = [one for one in tile.TILES[1] if one.takes(1, 1, 2)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("one", _OF_TWO_BYTES, ids=str)
 def test_runs_of_two_bytes(one, dtype):
-    """No asynchronous copy takes them: threads load and store them."""
+    """No asynchronous copy takes them: threads load them before the products of a stage, and store them behind these."""
     text = warp_ptx(dtype_of(dtype), 1, 2, 2, True, False, one, (9, 0))
     _check(text, dtype_of(dtype), (9, 0), (2, 2))
     assert not re.search(r"cp\.async\.c[ag]\.", text)
-    assert re.search(r"ld\.global\.(nc\.)?[ub]16", text)
+    order = [re.search(what, text).start() for what in _LOADED_MULTIPLIED_STORED]
+    assert order == sorted(order)
 
 
 @pytest.mark.slow(but=["last-bfloat16-1-cc1-paired"])
@@ -188,13 +195,15 @@ _OF_ALL_BLOCKS = 228 * 1024  # of a multiprocessor of 9.0
 def test_a_multiprocessor_has_shared_memory_for_its_blocks(terms, itemsize):
     for one in tile.TILES[terms]:
         for along_k in (False, True):
-            block = one.shared_bytes(along_k, itemsize) + _RESERVED
-            assert one.BLOCKS * block <= _OF_ALL_BLOCKS, str(one)
+            _check_shared(one, one.shared_bytes(along_k, itemsize), one.BM * (4 + 4 + 8))
     for one in split_k_tile.TILES[terms]:
-        asked, declared = one.shared_bytes(itemsize), 2 * one.threads * (8 + 8 + 4)
-        assert one.BLOCKS * (asked + declared + _RESERVED) <= _OF_ALL_BLOCKS, str(one)
-        # More than 48 KiB must be asked for, and the launcher counts what it asks for alone.
-        assert (asked + declared > 48 * 1024) == (asked > 48 * 1024), str(one)
+        _check_shared(one, one.shared_bytes(itemsize), 2 * one.threads * (4 + 4 + 4))
+
+
+def _check_shared(one, asked, declared):
+    assert one.BLOCKS * (asked + declared + _RESERVED) <= _OF_ALL_BLOCKS, str(one)
+    # More than 48 KiB must be asked for, and the launcher counts what it asks for alone.
+    assert (asked + declared > 48 * 1024) == (asked > 48 * 1024), str(one)
 
 
 @pytest.mark.parametrize("row", [16, 32, 64, 128])
@@ -342,15 +351,13 @@ def test_residues_of_a_stride_are_one_launch(capability, of_capability):
     assert found == ["warp_specialized"] * 4 if capability == (9, 0) else ["mma_sync"]
 
 
-@pytest.mark.parametrize("batch", [1, 128, 1024])
+@pytest.mark.parametrize("batch", [128, 1024])
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
 def test_layers_of_the_published_network_stay_on_hoppers_rungs(dtype, precision, batch):
     """Small products: what TMA's rungs wait for, which is counted, does not send them to the warps' kernel."""
-    for name, layer in PUBLISHED.items():
+    for layer in PUBLISHED.values():
         g = replace(layer, N=batch)
         if g.D2 == g.C == 1:  # 9 products a sum, of one channel of one element
-            continue
-        if (name, batch) == ("layer 2", 1) and dtype != "float32":  # below
             continue
         found = choose(_job(g, dtype, precision)).rung
         assert found in ("warp_specialized", "swap_ab"), g
@@ -380,7 +387,7 @@ def test_split_k_by_tma_takes_longer_than_its_model_says(monkeypatch):
 
 def test_elements_that_are_written_alone_are_counted():
     """Of 15 columns a parent, none comes in a pair."""
-    g = Geometry(8, 15, 7, 35, 35, 1, 1, 1, 6, 4, 15)
+    g = Geometry(8, 24, 7, 35, 35, 1, 1, 1, 6, 4, 15)
     assert choose(_job(g, "float16", "ieee")).rung == "mma_sync"
     assert choose(_job(replace(g, D3=16), "float16", "ieee")).rung == "warp_specialized"
 
@@ -405,10 +412,30 @@ def test_copies_of_dy_are_as_short_as_a_tile_of_few_columns_can_share():
     assert split_k_tile.copied_at_once(wide, (8, 8), 2) == (8, 8)
 
 
-def test_a_thread_has_as_many_copies_as_registers_for_their_places():
-    for one in itertools.chain(*tile.TILES.values()):
-        registers = 65536 // (one.threads * one.BLOCKS)
-        assert one.most_copies == (8 if registers == 64 else 16)
+def test_a_thread_has_registers_for_its_copies():
+    """Of 2 bytes on both sides they fit two tiles; where the kernel's take more, all that have registers for their places."""
+    both = [one for one in tile.TILES[1] if one.takes(1, 1, 2)]
+    assert [(one.BM, one.BN) for one in both] == [(64, 64), (128, 32)]
+    assert {(one.BM, one.BN) for one in tile.TILES[1] if one.takes(1, 8, 2)} > {
+        (128, 128),
+        (32, 32),
+    }
+    for terms, itemsize in (1, 4), (3, 4), (1, 2):
+        assert all(one.takes(16 // itemsize, 1, itemsize) for one in tile.TILES[terms])
+
+
+def test_a_split_s_offsets_have_32_bits():
+    """Images of 2^29 elements: three of them lie within 2^31 elements, and a split takes one of all its own."""
+    image = 2**29 // 256
+    product = implicit_gemm.forward(Geometry(9, image, 1, 16, 16, 1, 1, 1, 1, 1, 1))
+    walk = table.Walk.of(product)
+    assert walk.gathered[0] == 2**29
+    most = partial(split_k_launcher.most_pixels, walk)
+    assert most(3) == 3 * 256 and most(9) == 256
+    how, _ = split_k_launcher.choose_split_k(product, 9, 1, image, dtype_of("float16"), 1, packs=())
+    assert how.per_split <= 256
+    larger = replace(walk, gathered=(2**30, *walk.gathered[1:]))
+    assert most(1) == 256 and split_k_launcher.most_pixels(larger, 2) < 1
 
 
 _ONE = Geometry(1, 16, 16, 56, 56, 3, 3, 1, 4, 4, 4, 1, 1)

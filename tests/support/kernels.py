@@ -287,7 +287,7 @@ WARP_HELPERS = {
         make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
     ),
     "add_splits": lambda dtype, cc: _of_dtypes(
-        warp_sums.make_add_splits(dtype), (np.float32, dtype), 2, cc
+        warp_sums.make_add_splits(dtype), (np.float32, dtype), 3, cc
     ),
     "col2im": lambda dtype, cc: _of_dtypes(
         make_col2im(dtype), (np.float32, dtype, np.int64), 2, cc
@@ -300,7 +300,7 @@ WARP_HELPERS = {
 _F4 = np.float32
 ADD_AND_LOOK = {
     wanted: lambda cc, wanted=wanted: _of_dtypes(
-        warp_sums.make_add_and_look(wanted), (_F4, _F4, _F4, _F4, np.int64), 2, cc
+        warp_sums.make_add_and_look(wanted), (_F4, _F4, _F4, _F4, np.int64), 3, cc
     )
     for wanted in SUMS
 } | {

@@ -1,5 +1,8 @@
 """The partial sums of a product's splits added, always in the same order; at the default, looked through as well.
 
+The next kernel may start when sums are written, not as soon as splits are loaded: its blocks would gather where no block of this one
+is, several on one multiprocessor.
+
 Parts of both signs can be infinite where the sum is not, so what three terms cannot tell shows in the sum alone.
 """
 
@@ -9,7 +12,7 @@ import numpy as np
 
 from numbacaps.device.compiled import Compiled, as_argument
 from numbacaps.device.dtypes import conversions
-from numbacaps.device.instructions import let_next_start, wait_for_last
+from numbacaps.device.instructions import let_next_start, shared_array, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.target import at, cuda
@@ -20,28 +23,47 @@ from numbacaps.fused.told import is_told
 _FLOAT32 = np.dtype(np.float32)
 _THREADS = 256
 _TOGETHER = 8  # sums that a thread loads at once
+_MOST_PARTS = 32  # with 8 elements for each: 32 bytes of a split
 # Launch bounds of add_and_look_kernel: 4 blocks fit a multiprocessor, so a thread has at most 64 registers.
 _BOUNDS = _THREADS, 4
 
 
+def parts_of(splits):
+    """Threads that share an element's sum, a power of 2: as many as have ``_TOGETHER`` splits each; ``splits`` is a number, or an array."""
+    shared = np.clip(splits // _TOGETHER, 1, _MOST_PARTS)
+    return 1 << np.log2(shared).astype(int)
+
+
+def loaded_at_once(splits):
+    """Splits of an element whose loads are under way at once."""
+    return _TOGETHER * parts_of(splits)
+
+
 @cuda.jit(device=True, inline="always")
-def _added(partial, splits, size):
-    """(a thread's element, its sum over all splits), once the splits are summed; past the end the sum is 0."""
+def _added(partial, splits, size, parts):
+    """(a thread's element, its sum over all splits, whether the thread is to write it), once the splits are summed."""
+    sums = shared_array(_THREADS, np.float32)
     some = cuda.local.array(_TOGETHER, np.float32)
-    i = cuda.blockIdx.x * _THREADS + cuda.threadIdx.x
-    total, split = np.float32(0), 0 if i < size else splits
+    thread = np.uint32(cuda.threadIdx.x)
+    abreast = np.uint32(np.uint32(_THREADS) // np.uint32(parts))
+    part, own = np.int64(np.uint32(thread // abreast)), np.int64(np.uint32(thread % abreast))
+    i = cuda.blockIdx.x * np.int64(abreast) + own
+    total, split = np.float32(0), part if i < size else splits
     wait_for_last()
-    while split + _TOGETHER <= splits:  # their loads are under way together
+    while split < splits:  # a part's splits are ``parts`` apart
+        # Past the end the last split is loaded, and not added: loads behind a branch would wait for each other.
         for ahead in range(_TOGETHER):
-            some[ahead] = partial[at((split + ahead) * size + i)]
+            other = min(split + ahead * parts, splits - 1)
+            some[ahead] = partial[at(other * size + i)]
         for ahead in range(_TOGETHER):
-            total += some[ahead]
-        split += _TOGETHER
-    while split < splits:
-        total += partial[at(split * size + i)]
-        split += 1
-    let_next_start()
-    return i, total
+            total += some[ahead] if split + ahead * parts < splits else np.float32(0)
+        split += _TOGETHER * parts
+    sums[at(thread)] = total
+    cuda.syncthreads()
+    if part == 0:
+        for other in range(1, parts):
+            total += sums[at(other * np.int64(abreast) + own)]
+    return i, total, part == 0 and i < size
 
 
 @cache
@@ -56,10 +78,12 @@ def make_add_splits(dtype):
         out,  # out  (size,)
         splits,
         size,
+        parts,
     ):
-        i, total = _added(partial, splits, size)
-        if i < size:
+        i, total, writes = _added(partial, splits, size, parts)
+        if writes:
             out[at(i)] = write(total)
+        let_next_start()
 
     return add_splits_kernel
 
@@ -79,12 +103,14 @@ def make_add_and_look(wanted):
         of,  # in   numbers_of(geometry)
         splits,
         size,
+        parts,
     ):
-        i, total = _added(partial, splits, size)
-        if i < size:
+        i, total, writes = _added(partial, splits, size, parts)
+        if writes:
             if not is_told(total):
                 total = np.float32(sum_at(i, a, b, of))
             out[at(i)] = total
+        let_next_start()
 
     return add_and_look_kernel
 
@@ -103,7 +129,8 @@ class AddSplits:
     """
 
     def __init__(self, size, dtype, splits, looked=None):
-        self._sizes, self.looks = (splits, size), looked is not None
+        parts = int(parts_of(splits))
+        self._sizes, self.looks = (splits, size, parts), looked is not None
         if looked:
             wanted, geometry = looked
             self._numbers = uploaded(numbers_of(geometry))
@@ -111,8 +138,8 @@ class AddSplits:
             kernel, types = make_add_and_look(wanted), (*[_FLOAT32] * 4, np.int64)
         else:
             kernel, types = make_add_splits(dtype), (_FLOAT32, dtype)
-        made = Compiled(kernel, types, 2, early=True)
-        self._launch = made.on(ceil_div(size, _THREADS), _THREADS)
+        made = Compiled(kernel, types, 3, early=True)
+        self._launch = made.on(ceil_div(size, _THREADS // parts), _THREADS)
 
     def __call__(self, partial, result, read, stream):
         """Launch it on arrays as arguments; ``read`` are the two that the pass reads."""

@@ -17,7 +17,7 @@ from numbacaps.device.instructions import short, unforeseen
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.edges import is_inside
-from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row, place_of_pixel
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, last_pixel, pixel_of_row, place_of_pixel
 from numbacaps.fused.mma_sync.sums import place_of_sum
 from numbacaps.fused.mma_sync.table import (
     A_G,
@@ -76,7 +76,7 @@ def make_sum_again(tile, bk, each):
         c_from += image0 * table[at(head + C_IMAGE)]
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
-        extent, first = extent_of(table, head), np.int64(split) * per_split * BK
+        last_one, first = last_pixel(table, head), np.int64(split) * per_split * BK
         last = min(first + per_split * BK, K)
         for i in range(OWN):
             down, beside = place_of_sum(i, BESIDE)
@@ -96,7 +96,7 @@ def make_sum_again(tile, bk, each):
                         lies = table[at(of_kernel + k)]
                         if lies >= 0:
                             value = ZERO  # over the edge lie zeros, and they multiply
-                            if is_inside(short(edge + table[at(tap + 1)]), extent):
+                            if is_inside(short(edge + table[at(tap + 1)]), last_one):
                                 value = a[at(base + table[at(tap)] + k % EACH)]
                             total += value * b[at(lies + column)]
                             if total != total:  # NaN, whatever is added
@@ -118,7 +118,7 @@ def make_sum_pixels_again(beside, each):
     def sum_pixels_again(b, b_from, a, c, table, a_start, c_start, row0, column0, first, last, own):
         taps, of_kernel = table[at(TAPS_AT)], table[at(KERNEL_AT)]
         b_columns, c_columns = table[at(B_COLUMNS_AT)], table[at(C_COLUMNS_AT)]
-        N, K, extent = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], extent_of(table, 0)
+        N, K, last_one = table[at(COLUMNS_OF_PRODUCT)], table[at(DEPTH)], last_pixel(table, 0)
         for i in range(own):
             down, beside = place_of_sum(i, BESIDE)
             k, n = row0 + down, column0 + beside
@@ -132,7 +132,7 @@ def make_sum_pixels_again(beside, each):
                     for m in range(first, last):
                         image, h, w, d1 = pixel_of_row(np.uint32(m), table, 0)
                         value = ZERO
-                        if is_inside(short(edge_of_pixel(h, w, table, 0) + where), extent):
+                        if is_inside(short(edge_of_pixel(h, w, table, 0) + where), last_one):
                             value = a[
                                 at(
                                     a_start

@@ -1,4 +1,8 @@
-"""A thread's copies to shared memory: asynchronous from 4 bytes on, an ordinary load and store of 2."""
+"""A thread's copies to shared memory: asynchronous from 4 bytes on; no asynchronous copy takes 2 bytes.
+
+What takes 2 bytes is loaded to registers before a stage is multiplied, and stored behind that. So all loads of a thread are under way at
+once, while the products are.
+"""
 
 import numpy as np
 
@@ -8,9 +12,15 @@ from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 
 
-def make_copy(run, dtype):
-    """``copy(shared, start, to, array, source, is_there)``: ``run`` bytes; zeros where nothing is there.
+def kept_of(run, copies):
+    """Elements that a thread keeps in registers while its copies of a stage, ``run`` bytes each, are under way; 1 where it keeps none."""
+    return 1 if run >= 4 else copies
 
+
+def make_copy(run, dtype):
+    """(begin, end) of a copy of ``run`` bytes, which writes zeros where nothing is there.
+
+    ``begin(kept, i, shared, start, to, array, source, is_there)`` is for a thread's copy i of a stage, then ``end(kept, i, shared, to)``.
     ``to`` counts bytes from where shared memory starts, ``source`` elements of the array.
     """
     RUN, SIZE, ASYNCHRONOUS = specialized(run), dtype.itemsize, run >= 4
@@ -18,10 +28,15 @@ def make_copy(run, dtype):
     ZERO = np.float32(0)
 
     @cuda.jit(device=True, inline="always")
-    def copy(shared, start, to, array, source, is_there):
+    def begin(kept, i, shared, start, to, array, source, is_there):
         if ASYNCHRONOUS:
             cp_async_cached(RUN, shared, start + to, array, source, is_there)
         else:
-            shared[at(to // SIZE)] = array[at(source)] if is_there else as_operand(ZERO)
+            kept[i] = array[at(source)] if is_there else as_operand(ZERO)
 
-    return copy
+    @cuda.jit(device=True, inline="always")
+    def end(kept, i, shared, to):
+        if not ASYNCHRONOUS:
+            shared[at(to // SIZE)] = kept[i]
+
+    return begin, end

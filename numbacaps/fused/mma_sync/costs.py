@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class Costs:
     """Cycles of a multiprocessor that is full of blocks, for 64 bytes of k, or of pixels.
 
-    H100, 2026-11-25; fitted to times of drawn products, 44 or 22 of each kind, with every way of packing and the tiles of those days. Where a
-    product was no part of the fit, the tile that they choose takes 4 to 13 % longer than the fastest: least in three terms, most for 2 bytes.
-    Tiles of few columns came later, and were chosen by the same costs: 2 % longer than the fastest (H200, 2026-11-30).
+    Those of float32 in :mod:`numbacaps.fused.mma_sync.choose_tile`: H100, 2026-11-25; fitted to times of drawn products, 44 or 22 of each
+    kind, with every way of packing and the tiles of those days. Where a product was no part of the fit, the tile that they choose takes 4 to 13 % longer
+    than the fastest, least in three terms. Tiles of few columns came later, and were chosen by the same costs: 2 % longer than the fastest (H200, 2026-11-30). How
+    the others were found stands beside them.
 
     Attributes
     ----------

@@ -17,6 +17,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
+from numbacaps.device.elements import from_element
 from numbacaps.device.instructions import (
     CHUNK,
     cp_async_commit,
@@ -25,6 +26,7 @@ from numbacaps.device.instructions import (
     load_run,
     local_array,
     shared_address,
+    shared_array,
     short,
     wait_for_last,
 )
@@ -32,28 +34,22 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.again import make_sum_again
-from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.copies import kept_of, make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k, make_load_along_k
-from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, last_pixel, pixel_of_row, place_of_pixel
 from numbacaps.fused.mma_sync.rows import make_place
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
 from numbacaps.fused.mma_sync.table import (
-    A_COLUMN,
-    A_D1,
     A_G,
     A_IMAGE,
-    A_ROW,
     ABSENT,
     B_COLUMNS_AT,
     B_G,
-    C_COLUMN,
     C_COLUMNS_AT,
-    C_D1,
     C_FIRST,
     C_G,
     C_IMAGE,
-    C_ROW,
     HEADER,
     KERNEL_AT,
     PIXEL_COLUMNS,
@@ -111,9 +107,11 @@ def make_mma_sync(spec):
     lanes = bk // a_each
     apart = tile.threads // lanes
     A_LANES, A_APART, A_COPIES = map(specialized, (lanes, apart, tile.BM // apart))
+    A_KEPT = specialized(kept_of(spec.a_run, tile.BM // apart))
     lanes = (bk if along_k else tile.BN) // b_each
     apart, rows = tile.threads // lanes, tile.BN if along_k else bk
     copies = -(-rows // apart)
+    B_KEPT = specialized(kept_of(spec.b_run, copies))
     # Along k, lanes side by side copy a row. Across k they copy 32 bytes of a row, then of the next three rows: those often follow
     # each other in the kernel.
     by_fours = not along_k and apart >= 4
@@ -145,7 +143,15 @@ def make_mma_sync(spec):
     ZERO = np.float32(0)
     BOUNDS = tuple(map(specialized, (tile.threads, tile.BLOCKS)))
     held = np.dtype(stored(spec.dtype))
-    copy_a, copy_b = make_copy(spec.a_run, spec.dtype), make_copy(spec.b_run, spec.dtype)
+    (begin_a, end_a), (begin_b, end_b) = (
+        make_copy(run, spec.dtype) for run in (spec.a_run, spec.b_run)
+    )
+
+    @cuda.jit(device=True, inline="always")
+    def slot_of_b(to, b_to, i):  # where copy i of the kernel goes, in bytes
+        if ALONG_K == 1:
+            return to + b_to + i * (B_APART * PITCH)
+        return (to // SIZE + b_to + place(i * B_APART)) * SIZE
 
     @kept_on_disk
     @cuda.jit(launch_bounds=BOUNDS)
@@ -164,6 +170,10 @@ def make_mma_sync(spec):
         shared = cuda.shared.array(
             0, held, CHUNK
         )  # STAGES of BM rows of PITCH bytes, then of the kernel's rows
+        # Of each row: where its pixel lies from the block's first image on, where that stands, where the result goes.
+        lies = shared_array(BM, np.int32)
+        stands = shared_array(BM, np.int32)
+        goes = shared_array(BM, np.int64)
         acc = local_array(SUMS, np.float32)
         a_part = local_array(A_HELD, np.float32)
         b_part = local_array(B_PARTS, np.float32)
@@ -172,16 +182,16 @@ def make_mma_sync(spec):
         b_column = local_array(B_HELD, np.int32)
         b_rows = local_array(B_ROWS_HELD, np.int32)
         tap = local_array(2, np.int32)
+        a_kept, b_kept = local_array(A_KEPT, held), local_array(B_KEPT, held)
         to_row = local_array(OWN_ROWS, np.int64)
         to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
         lane, warp = short(thread % 32), short(thread // 32)
         n0 = short(cuda.blockIdx.y * BN)
-        split = short(cuda.blockIdx.z % splits)
-        rest = cuda.blockIdx.z // splits
-        head = short(rest % products * HEADER)
-        g = rest // products
+        deep, cut, of = np.uint32(cuda.blockIdx.z), np.uint32(splits), np.uint32(products)
+        split, rest = short(deep % cut), np.uint32(deep // cut)
+        head, g = short(short(rest % of) * HEADER), short(rest // of)
         M, N, K = table[at(head)], table[at(head + 1)], table[at(head + 2)]
         m0 = short(cuda.blockIdx.x * BM)
         if m0 >= M:
@@ -193,27 +203,29 @@ def make_mma_sync(spec):
         a_image = table[at(head + A_IMAGE)]
         a_from = a_first + np.int64(g) * table[at(head + A_G)] + np.int64(image0) * a_image
         b_from = b_first + np.int64(g) * table[at(head + B_G)]
-        a_here, b_here = a[a_from:], b[b_from:]
-        extent = extent_of(table, head)
+        a_here, b_here = from_element(a, a_from), from_element(b, b_from)
+        end_of_array = last_pixel(table, head)
         taps, of_kernel = table[at(head + TAPS_AT)], table[at(head + KERNEL_AT)]
         b_columns, c_columns = table[at(head + B_COLUMNS_AT)], table[at(head + C_COLUMNS_AT)]
         a_lane, a_row = thread % A_LANES, thread // A_LANES
         b_lane = thread // (B_ABREAST * B_DOWN) % B_GROUPS * B_ABREAST + thread % B_ABREAST
         b_row = thread // (B_ABREAST * B_DOWN * B_GROUPS) * B_DOWN + thread // B_ABREAST % B_DOWN
-        for i in range(A_COPIES):
-            row = short(a_row + i * A_APART)
-            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), table, head)
-            base[i] = short(
-                image * a_image
-                + h * table[at(head + A_ROW)]
-                + w * table[at(head + A_COLUMN)]
-                + d1 * table[at(head + A_D1)]
-            )
-            stands = edge_of_pixel(h, w, table, head)
-            edge[i] = stands if m0 + row < M else short(NO_PIXEL)
+        if thread < BM:
+            is_there = m0 + thread < M
+            image, h, w, d1 = pixel_of_row(m_image + np.uint32(thread), table, head)
+            lies[at(thread)] = short(place_of_pixel(image, h, w, d1, table, head + A_IMAGE))
+            stands[at(thread)] = edge_of_pixel(h, w, table, head) if is_there else short(NO_PIXEL)
+            c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
+            c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
+            c_from += place_of_pixel(image, h, w, d1, table, head + C_IMAGE)
+            goes[at(thread)] = c_from if is_there else np.int64(ABSENT)
         for i in range(B_HELD):
             n = short(n0 + (b_row + i * B_APART if ALONG_K == 1 else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
+        cuda.syncthreads()
+        for i in range(A_COPIES):
+            base[i] = lies[at(short(a_row + i * A_APART))]
+            edge[i] = stands[at(short(a_row + i * A_APART))]
         b_table = short(of_kernel + (b_lane * B_EACH if ALONG_K == 1 else b_row))
         stages = short((K + BK - 1) // BK)
         first = short(split * per_split)
@@ -254,17 +266,17 @@ def make_mma_sync(spec):
                     reached = short(edge[i] + where)
                     a_slot = to + a_to + i * (A_APART * PITCH)
                     source = short(base[i] + offset)
-                    copy_a(shared, start, a_slot, a_here, source, is_inside(reached, extent))
+                    inside = is_inside(reached, end_of_array)
+                    begin_a(a_kept, i, shared, start, a_slot, a_here, source, inside)
                 for i in range(B_COPIES):
                     row = b_rows[0 if ALONG_K == 1 else i]
                     column = b_column[i if ALONG_K == 1 else 0]
                     known = row >= 0 and column >= 0
                     if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
-                        if ALONG_K == 1:
-                            b_slot = to + b_to + i * (B_APART * PITCH)
-                        else:
-                            b_slot = (to // SIZE + b_to + place(i * B_APART)) * SIZE
-                        copy_b(shared, start, b_slot, b_here, short(row + column), known)
+                        b_slot = slot_of_b(to, b_to, i)
+                        begin_b(
+                            b_kept, i, shared, start, b_slot, b_here, short(row + column), known
+                        )
                 # The table's next entries, while products are under way.
                 for i in range(B_ROWS_HELD):
                     b_rows[i] = table[at(b_table + (ahead + 1) * BK + i * B_APART)]
@@ -280,21 +292,16 @@ def make_mma_sync(spec):
                         first_element = stage // SIZE + b_at + half * EIGHT_WORDS
                         load_b_across(b_part, shared, start, first_element)
                     multiply(acc, a_part, b_part)
+            if ahead < last:
+                to = short(np.uint32(ahead - first) % STAGES * STAGE)
+                for i in range(A_COPIES):
+                    end_a(a_kept, i, shared, to + a_to + i * (A_APART * PITCH))
+                for i in range(B_COPIES):
+                    if B_WHOLE == 1 or b_row + i * B_APART < B_ROWS:
+                        end_b(b_kept, i, shared, slot_of_b(to, b_to, i))
         let_next_start()
-        c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
-        c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
-            row = short(warp // ACROSS * WM + i * 8 + lane // 4)
-            image, h, w, d1 = pixel_of_row(m_image + np.uint32(row), table, head)
-            to_row[i] = (
-                c_from
-                + np.int64(image) * table[at(head + C_IMAGE)]
-                + np.int64(h) * table[at(head + C_ROW)]
-                + w * table[at(head + C_COLUMN)]
-                + d1 * table[at(head + C_D1)]
-                if m0 + row < M
-                else np.int64(ABSENT)
-            )
+            to_row[i] = goes[at(short(warp // ACROSS * WM + i * 8 + lane // 4))]
         for j in range(OWN_COLUMNS):
             n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
             to_column[j] = table[at(c_columns + n)] if n < N else short(ABSENT)

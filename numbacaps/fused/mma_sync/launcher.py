@@ -16,10 +16,11 @@ from numbacaps.device.upload import uploaded
 from numbacaps.fused.epilogue import Epilogue
 from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.mma_sync.add_splits import AddSplits
+from numbacaps.fused.mma_sync.choose_tile import Sizes, choose_tile
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
 from numbacaps.fused.mma_sync.packing import MatrixPacking
 from numbacaps.fused.mma_sync.table import Walk, make_table, packed_walk, why_not
-from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES, Sizes, choose_tile
+from numbacaps.fused.mma_sync.tile import LARGEST_BM, TILES
 from numbacaps.fused.pixel_packing import (
     Layout,
     PixelPacking,
@@ -186,8 +187,10 @@ class MmaSyncLauncher(Launcher):
 
     @made_once
     def _unaligned(self):
-        """For arrays that copies of one element alone can read: in the smallest tile, a thread's copies are few."""
-        return self._made(1, 1, False, TILES[self.terms][-1])
+        """For arrays that copies of one element alone can read: in the last tile whose threads have registers for them."""
+        itemsize = self._dtype.itemsize
+        tile = next(tile for tile in reversed(TILES[self.terms]) if tile.takes(1, 1, itemsize))
+        return self._made(1, 1, False, tile)
 
     @property
     def looks(self):

@@ -66,6 +66,6 @@ def edge_of_pixel(row, column, table, head):
 
 
 @cuda.jit(device=True, inline="always")
-def extent_of(table, head):
-    """The size of the gathered array, as what a tap reaches is compared with it."""
-    return short((table[at(head + HEIGHT)] << 16) + table[at(head + WIDTH)])
+def last_pixel(table, head):
+    """The last row and column of the gathered array, as what a tap reaches is compared with them."""
+    return side_by_side(table[at(head + HEIGHT)] - 1, table[at(head + WIDTH)] - 1)

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from numbacaps.device.bfloat16 import stored
+from numbacaps.device.elements import from_element
 from numbacaps.device.instructions import (
     CHUNK,
     cp_async_commit,
@@ -29,10 +30,10 @@ from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.specialization import specialized
 from numbacaps.device.target import at, cuda
 from numbacaps.fused.mma_sync.again import make_sum_pixels_again
-from numbacaps.fused.mma_sync.copies import make_copy
+from numbacaps.fused.mma_sync.copies import kept_of, make_copy
 from numbacaps.fused.mma_sync.edges import NO_PIXEL, NOWHERE, is_inside
 from numbacaps.fused.mma_sync.factors import make_load_across_k
-from numbacaps.fused.mma_sync.pixels import edge_of_pixel, extent_of, pixel_of_row, place_of_pixel
+from numbacaps.fused.mma_sync.pixels import edge_of_pixel, last_pixel, pixel_of_row, place_of_pixel
 from numbacaps.fused.mma_sync.rows import make_place
 from numbacaps.fused.mma_sync.split_k_tile import SplitKTile
 from numbacaps.fused.mma_sync.sums import make_multiply, make_store
@@ -46,6 +47,9 @@ from numbacaps.fused.mma_sync.table import (
     C_G,
     C_IMAGE,
     KERNEL_AT,
+    PIXEL_COLUMNS,
+    PIXEL_D1,
+    PIXEL_ROWS,
     TAPS_AT,
 )
 from numbacaps.fused.told import all_told
@@ -99,9 +103,11 @@ def make_mma_sync_split_k(spec):
     A_LANES, C_LANES = map(specialized, (abreast // a_each, abreast // c_each))
     own, apart = tile.share(tile.BM, a_each, itemsize)
     A_OWN, A_APART, A_COPIES = map(specialized, (own, apart, bk // apart))
+    A_KEPT = specialized(kept_of(spec.a_run, own * bk // apart))
     A_GROUPS = specialized(tile.BM // abreast // own)
     own, apart = tile.share(tile.BN, c_each, itemsize)
     C_OWN, C_APART, C_COPIES = map(specialized, (own, apart, bk // apart))
+    C_KEPT = specialized(kept_of(spec.c_run, own * bk // apart))
     C_GROUPS = specialized(tile.BN // abreast // own)
     BATCH = specialized(
         tile.threads // bk
@@ -120,7 +126,9 @@ def make_mma_sync_split_k(spec):
     store = make_store(spec.result, spec.paired, down, beside)
     THREE = terms == 3
     sum_again = make_sum_pixels_again(beside, a_each) if THREE else None
-    copy_a, copy_c = make_copy(spec.a_run, spec.dtype), make_copy(spec.c_run, spec.dtype)
+    (begin_a, end_a), (begin_c, end_c) = (
+        make_copy(run, spec.dtype) for run in (spec.a_run, spec.c_run)
+    )
     held = np.dtype(stored(spec.dtype))
     ZERO = np.float32(0)
     BOUNDS = THREADS, specialized(tile.BLOCKS)
@@ -139,8 +147,9 @@ def make_mma_sync_split_k(spec):
         c_first,
     ):
         shared = cuda.shared.array(0, held, CHUNK)  # STAGES of BK rows of taps, then of columns
-        base = shared_array(PLACES, np.int64)  # of the pixels of two batches
-        other = shared_array(PLACES, np.int64)
+        # Of the pixels of two batches: where they lie from the split's first image on, in x and in dy, and where they stand.
+        base = shared_array(PLACES, np.int32)
+        other = shared_array(PLACES, np.int32)
         edge = shared_array(PLACES, np.int32)
         acc = local_array(SUMS, np.float32)
         a_part = local_array(A_HELD, np.float32)
@@ -148,9 +157,10 @@ def make_mma_sync_split_k(spec):
         a_offset = local_array(A_OWN, np.int32)
         tap = local_array(A_OWN, np.int32)
         c_offset = local_array(C_OWN, np.int32)
-        a_from = local_array(A_COPIES, np.int64)
+        a_from = local_array(A_COPIES, np.int32)
         around = local_array(A_COPIES, np.int32)
-        c_from = local_array(C_COPIES, np.int64)
+        c_from = local_array(C_COPIES, np.int32)
+        a_kept, c_kept = local_array(A_KEPT, held), local_array(C_KEPT, held)
         to_row = local_array(OWN_ROWS, np.int64)
         to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
@@ -158,15 +168,20 @@ def make_mma_sync_split_k(spec):
         lane, warp = short(thread % 32), short(thread // 32)
         k0 = short(cuda.blockIdx.x * BM)
         n0 = short(cuda.blockIdx.y * BN)
-        split = short(cuda.blockIdx.z % splits)
-        g = cuda.blockIdx.z // splits
+        deep, cut = np.uint32(cuda.blockIdx.z), np.uint32(splits)
+        split, g = short(deep % cut), short(deep // cut)
         M, N, K = table[at(0)], table[at(1)], table[at(2)]
-        extent = extent_of(table, 0)
+        end_of_array = last_pixel(table, 0)
         first = short(split * per_split)
         last = min(M, short(first + per_split))
         steps = short((last - first + BK - 1) // BK)
         a_start = a_first + np.int64(g) * table[at(A_G)]
         c_start = c_first + np.int64(g) * table[at(C_G)]
+        image_rows = table[at(PIXEL_ROWS)] * table[at(PIXEL_COLUMNS)] * table[at(PIXEL_D1)]
+        image0 = np.uint32(np.uint32(first) // np.uint32(image_rows))
+        m_image = short(first - image0 * image_rows)
+        a_here = from_element(a, a_start + np.int64(image0) * table[at(A_IMAGE)])
+        c_here = from_element(c, c_start + np.int64(image0) * table[at(C_IMAGE)])
         a_k = short(thread // (4 * A_LANES) % A_GROUPS * ABREAST + thread % A_LANES * A_EACH)
         a_m = short(thread // (4 * A_LANES * A_GROUPS) * 4 + thread // A_LANES % 4)
         c_n = short(thread // (4 * C_LANES) % C_GROUPS * ABREAST + thread % C_LANES * C_EACH)
@@ -199,17 +214,15 @@ def make_mma_sync_split_k(spec):
             ahead = short(step + STAGES - 1)
             after = np.uint32(ahead + 1)
             if np.uint32(after % BATCH) == 0:
-                m = short(first + after * BK + thread)
+                m = short(after * BK + thread)
+                is_there = first + m < last
                 place = short(np.uint32(after // BATCH) % 2 * THREADS + thread)
-                image, h, w, d1 = pixel_of_row(m, table, 0)
-                base[at(place)] = a_start + place_of_pixel(image, h, w, d1, table, A_IMAGE)
-                other[at(place)] = (
-                    c_start + place_of_pixel(image, h, w, d1, table, C_IMAGE)
-                    if m < last
-                    else np.int64(ABSENT)
-                )
+                image, h, w, d1 = pixel_of_row(m_image + m, table, 0)
+                base[at(place)] = short(place_of_pixel(image, h, w, d1, table, A_IMAGE))
+                of_c = short(place_of_pixel(image, h, w, d1, table, C_IMAGE))
+                other[at(place)] = of_c if is_there else short(ABSENT)
                 stands = edge_of_pixel(h, w, table, 0)
-                edge[at(place)] = stands if m < last else short(NO_PIXEL)
+                edge[at(place)] = stands if is_there else short(NO_PIXEL)
             if ahead >= 0 and ahead < steps:
                 to = short(np.uint32(ahead) % STAGES * STAGE)
                 place = short(np.uint32(ahead) % (2 * BATCH) * BK)
@@ -222,15 +235,17 @@ def make_mma_sync_split_k(spec):
                 for i in range(A_COPIES):
                     for own in range(A_OWN):
                         reached = short(around[i] + tap[own])
-                        inside = is_inside(reached, extent)
+                        inside = is_inside(reached, end_of_array)
                         slot = to + a_to + place_a(i * A_APART) + own * (A_GROUPS * ABREAST)
-                        copy_a(shared, start, slot * SIZE, a, a_from[i] + a_offset[own], inside)
+                        source, copy = short(a_from[i] + a_offset[own]), i * A_OWN + own
+                        begin_a(a_kept, copy, shared, start, slot * SIZE, a_here, source, inside)
                 for i in range(C_COPIES):
                     for own in range(C_OWN):
                         # One test: of two, LLVM branches on the first, and loads in branches wait for each other.
-                        known = (c_from[i] | np.int64(c_offset[own])) >= 0
+                        known = short(c_from[i] | c_offset[own]) >= 0
                         slot = to + c_to + place_c(i * C_APART) + own * (C_GROUPS * ABREAST)
-                        copy_c(shared, start, slot * SIZE, c, c_from[i] + c_offset[own], known)
+                        source, copy = short(c_from[i] + c_offset[own]), i * C_OWN + own
+                        begin_c(c_kept, copy, shared, start, slot * SIZE, c_here, source, known)
             cp_async_commit()
             if step >= 0:
                 stage = short(np.uint32(step) % STAGES * STAGE)
@@ -240,6 +255,16 @@ def make_mma_sync_split_k(spec):
                     load_a(a_part, shared, start, a_first)
                     load_b(b_part, shared, start, b_first)
                     multiply(acc, a_part, b_part)
+            if ahead >= 0 and ahead < steps:
+                to = short(np.uint32(ahead) % STAGES * STAGE)
+                for i in range(A_COPIES):
+                    for own in range(A_OWN):
+                        slot = to + a_to + place_a(i * A_APART) + own * (A_GROUPS * ABREAST)
+                        end_a(a_kept, i * A_OWN + own, shared, slot * SIZE)
+                for i in range(C_COPIES):
+                    for own in range(C_OWN):
+                        slot = to + c_to + place_c(i * C_APART) + own * (C_GROUPS * ABREAST)
+                        end_c(c_kept, i * C_OWN + own, shared, slot * SIZE)
         let_next_start()
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]

@@ -10,9 +10,10 @@ from numbacaps.device.instructions import CHUNK
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.launcher import SplitKLauncher
-from numbacaps.fused.mma_sync import split_k_tile
 from numbacaps.fused.mma_sync.add_splits import AddSplits
+from numbacaps.fused.mma_sync.choose_split_k_tile import choose_tile
 from numbacaps.fused.mma_sync.split_k import SplitKSpec, make_mma_sync_split_k
+from numbacaps.fused.mma_sync.split_k_tile import LARGEST_STAGE, copied_at_once
 from numbacaps.fused.mma_sync.table import (
     Walk,
     make_table,
@@ -83,13 +84,19 @@ def choose_split_k(product, images, G, size, dtype, terms, tile=None, packs=None
             reason = reason or why_not_packed(gathered[name], G, dtype)
         if reason:
             continue
+        most = most_pixels(walk, images)
+        if most < 1:
+            reason = (
+                f"images of {_image_of(walk)} elements; offsets in those of a split have 32 bits"
+            )
+            continue
         packed = [_rows_of(gathered[name], images, each) * G * itemsize for name in packing]
         sizes = M, N, walk.K, G, terms, _runs_of(product, each, packing), itemsize, packed
-        found = split_k_tile.choose_tile(*sizes, tile)
+        found = choose_tile(*sizes, tile, most=most)
         if found and (best is None or found[0] < best.predicted):
             best = SplitKHow(packing, *found[1:], found[0])
     if best is None:
-        return None, reason or "copies that are not shared evenly"
+        return None, reason or "copies that are not shared evenly, or too many blocks"
     return best, None
 
 
@@ -131,7 +138,7 @@ class MmaSyncSplitK(SplitKLauncher):
         self.partial_shape = {"partial": (room,)} if room else {}
         self._result = _SUMS if self.splits > 1 else dtype
         runs = _runs_of(product, each, how.packs)
-        self._runs = split_k_tile.copied_at_once(self.tile, runs, itemsize)
+        self._runs = copied_at_once(self.tile, runs, itemsize)
         self._whole = self._made(*self._runs, self._pairs)
         split = self.splits > 1
         self._finish = AddSplits(size, dtype, self.splits, looked) if split else None
@@ -195,6 +202,21 @@ def _walk_of(product, images, G, each, packs):
     *steps, g = pixel_rows(_as_gathered(product, G), images, round_up(product.N, each))
     columns = np.arange(product.N)
     return replace(walk, other=tuple(steps), in_other=columns, steps=(*walk.steps[:2], g))
+
+
+def _image_of(walk):
+    """Elements of an image of x or of dy, the larger."""
+    return max(walk.gathered[0], walk.other[0])
+
+
+def most_pixels(walk, images):
+    """Pixels that a split may have: those of its images lie fewer than 2^31 elements from where the first image begins."""
+    fitting = (2**31 - 1) // max(1, _image_of(walk))
+    p = walk.product.pixels
+    pixels = p.rows * p.columns * p.D1
+    # A split that begins within an image reaches one image more, and others by rounding up to whole stages.
+    more = 1 + ceil_div(LARGEST_STAGE, max(1, pixels))
+    return images * pixels if fitting >= images else (fitting - more) * pixels
 
 
 def _rows_of(gathered, images, each):

@@ -146,8 +146,8 @@ FAULTS = [
     Fault(
         "a tap past the end of the array is read",
         "numbacaps/fused/mma_sync/edges.py",
-        "~np.uint32(short(reached - size))",
-        "np.uint32(_BITS)",
+        "np.uint32(short(last - reached))",
+        "np.uint32(0)",
         f"{_MMA_SYNC} -k test_every_geometry[forward-float32-1-padded]",
     ),
     Fault(
