@@ -39,8 +39,11 @@ _SIDE_BY_SIDE = [
 ]
 _MARKED = ["--collect-only", "-q", "-m", "sanitize", "tests"]
 _SUMMARY = r"(?:ERROR|RACECHECK) SUMMARY: .*"
-# A line that names the kernel of an error, or the kind of an error in a copy by the host.
-_WHERE = r"^=========\s+(?:at (?:0x[0-9a-f]+ in )?(\S.*?)(?:\+0x[0-9a-f]+)?|(Host API .+?) at .*)$"
+# A line that names the kernel of an error, the kind of an error in a copy by the host, or a kernel's part in a race.
+_WHERE = (
+    r"^=========\s+(?:at (?:0x[0-9a-f]+ in )?(\S.*?)(?:\+0x[0-9a-f]+)?|(Host API .+?) at .*"
+    r"|(?:\w+: Race reported between|and) \w+ access at (\S.*?)\+0x[0-9a-f]+.*)$"
+)
 _PRINTED = 2000  # errors at most, of each process of a tool; compute-sanitizer's default is 100
 _NONE_LEFT = 5  # pytest's exit status where every test was left out
 _PATIENCE = 5  # seconds, for processes that were told to end
@@ -190,10 +193,10 @@ def together(runs):
 
 
 def places(outputs):
-    """How many errors a tool printed of each kernel, and of each kind in copies by the host; the largest number first."""
+    """How many errors, or accesses in races, a tool printed of each kernel, and errors of each kind in copies by the host; the largest number first."""
     found = Counter()
     for output in outputs:
-        found.update(one or other for one, other in re.findall(_WHERE, output, re.MULTILINE))
+        found.update("".join(names) for names in re.findall(_WHERE, output, re.MULTILINE))
     return dict(found.most_common(20))
 
 

@@ -70,6 +70,11 @@ def test_errors_are_told_by_kernel():
 """
     wanted = {"one_kernel(int, float*)": 4, "Host API uninitialized memory access": 2}
     assert record_gpu.places([output, output]) == wanted
+    race = """
+========= Error: Race reported between Write access at one_kernel(int, float*)+0x1b0
+=========     and Read access at other_kernel(int)+0x2c0 in other.py:7 [4 hazards]
+"""
+    assert record_gpu.places([race]) == {"one_kernel(int, float*)": 1, "other_kernel(int)": 1}
     assert "where" not in record_gpu.together([(0, output, 1)])
     assert record_gpu.together([(9, output, 1)])["where"]["one_kernel(int, float*)"] == 2
 
