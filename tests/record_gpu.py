@@ -193,7 +193,10 @@ def together(runs):
 
 
 def places(outputs):
-    """How many errors, or accesses in races, a tool printed of each kernel, and errors of each kind in copies by the host; the largest number first."""
+    """How many errors a tool printed of each kernel, and of each kind in copies by the host; the largest number first.
+
+    Of a race each access counts.
+    """
     found = Counter()
     for output in outputs:
         found.update("".join(names) for names in re.findall(_WHERE, output, re.MULTILINE))

@@ -1,6 +1,6 @@
 """An array from one of its elements on, for kernels.
 
-It stands beside :mod:`numbacaps.device.instructions`, which most kernels import: who changes it makes no result of theirs older.
+It is no part of :mod:`numbacaps.device.instructions`: most kernels import that, and a change there makes their recorded results older.
 """
 
 from numbacaps.device.target import SIMULATED

@@ -1,7 +1,7 @@
 """The partial sums of a product's splits added, always in the same order; at the default, looked through as well.
 
-The next kernel may start when sums are written, not as soon as splits are loaded: its blocks would gather where no block of this one
-is, several on one multiprocessor.
+The next kernel may start when the sums are written. If it started earlier, its blocks would share the few multiprocessors that have no
+block of this kernel.
 
 Parts of both signs can be infinite where the sum is not, so what three terms cannot tell shows in the sum alone.
 """
@@ -29,7 +29,7 @@ _BOUNDS = _THREADS, 4
 
 
 def parts_of(splits):
-    """Threads that share an element's sum, a power of 2: as many as have ``_TOGETHER`` splits each; ``splits`` is a number, or an array."""
+    """Threads that share the sum of one element: a power of 2, so that each has ``_TOGETHER`` splits or more. ``splits`` may be an array."""
     shared = np.clip(splits // _TOGETHER, 1, _MOST_PARTS)
     return 1 << np.log2(shared).astype(int)
 

@@ -20,8 +20,9 @@ _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
 # Cycles, fitted to times of drawn products with every way of packing. 4 bytes (H100, 2026-11-26): 29 products, every tile but
 # that of 16 columns. The tile that is chosen takes 0.6 to 1.8 % longer than the fastest; times differ from the model by 12 to 18 %,
-# root mean square. 2 bytes, and what all have in common (H200, 2026-12-01, chosen by hand): 18 products, every tile, up to 1,000
-# splits. The chosen tile takes 4 % longer than the fastest; times differ by 17 %.
+# root mean square; that was with other constants than those below, beside which these rows were not fitted anew. 2 bytes, and the
+# constants below (H200, 2026-12-01, chosen by hand): 18 products in float16, every tile, up to 1,000 splits. The chosen tile takes 4 %
+# longer than the fastest; times differ by 17 %.
 _COSTS = {  # by terms and bytes of an element
     (3, 4): Costs((0.106, 0.103, 0.120), {16: 0.46, 8: 1.08, 4: 1.80}),
     (1, 4): Costs((0.038, 0.040, 0.055), {16: 0.79, 8: 1.25, 4: 1.92}),
@@ -32,7 +33,7 @@ _ALONE = {(3, 4): 0.36, (1, 4): 0.43, (1, 2): 0}
 # What a stage waits, however many blocks are on a multiprocessor at once: where all copies are asynchronous, and where some are not.
 _WAIT = {(3, 4): (0, 0), (1, 4): (0, 0), (1, 2): (500, 1100)}
 _STAGE = 103  # of a block, besides copies and products
-_START = 3400
+_START = 3400  # of a launch, and its end
 _PACKING = 4600  # a launch more
 _ROUND = 2200  # of the launch that adds splits: loads that it has under way at once
 # Bytes read and written a cycle.

@@ -14,9 +14,10 @@ _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
 
-# Cycles. Those of float32 are of the fit that Costs names. Of 2 bytes, and what follows below, they were chosen by hand from times of
-# 18 drawn products, 16 with capsules of odd sizes, with every tile and way of packing (H200, 2026-12-01): forward or the input's gradient in the tile that they choose
-# takes 3.6 % longer than in the fastest; times differ from the model by 19 %, root mean square.
+# Cycles. The rows of float32 are of the fit that Costs names. The row of 2 bytes, and the constants below, were chosen by hand from
+# times of 18 drawn products in float16 (H200, 2026-12-01), 16 of them with capsules of odd sizes, with every tile and way of packing. The tile
+# that they choose takes 3.6 % longer than the fastest; times differ from the model by 19 %, root mean square. The rows of float32 were not
+# fitted anew beside these constants.
 _COSTS = {  # by terms and bytes of an element
     (3, 4): Costs((0.090, 0.112, 0.132), {16: 0.27, 8: 0.7, 4: 1.6}),
     (1, 4): Costs((0.012, 0.020, 0.027), {16: 1.0, 8: 1.5, 4: 2.4}),

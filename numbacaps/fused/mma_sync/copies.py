@@ -1,7 +1,7 @@
-"""A thread's copies to shared memory: asynchronous from 4 bytes on; no asynchronous copy takes 2 bytes.
+"""A thread's copies to shared memory: asynchronous (``cp.async``) from 4 bytes on.
 
-What takes 2 bytes is loaded to registers before a stage is multiplied, and stored behind that. So all loads of a thread are under way at
-once, while the products are.
+No asynchronous copy takes 2 bytes. Such an element is loaded to a register before the products of a stage, and stored after them. So all loads of
+a thread wait for memory at the same time, while the products run.
 """
 
 import numpy as np

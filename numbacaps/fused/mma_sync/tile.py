@@ -51,9 +51,15 @@ class Tile:
         return pitches(self.BN, itemsize) if self.BN != 64 else tight(self.BN)
 
     def takes(self, a_run, b_run, itemsize):
-        """Whether a thread has registers for its copies of a stage, which take so many elements of the gathered array and of the kernel.
+        """Whether a thread has enough registers to copy a stage.
 
-        It keeps its sums, two places of each copy of the gathered array, and what copies of 2 bytes have under way.
+        Registers hold its sums, two numbers for each copy of the gathered array, and elements of 2 bytes that are loaded but not yet stored.
+
+        Parameters
+        ----------
+        a_run, b_run : int
+            Elements that one copy takes: of the gathered array, of the kernel.
+        itemsize : int
         """
         copies = self.copies(a_run, itemsize)
         of_b = ceil_div(self.BN * self.WORDS * (4 // itemsize), b_run * self.threads)

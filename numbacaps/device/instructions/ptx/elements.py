@@ -12,7 +12,7 @@ _GLOBAL = 1  # the address space
 def from_element(typing_context, array, first):
     """A C-contiguous array in one dimension from element ``first`` on.
 
-    Where it begins is worked out once. Of a slice LLVM adds ``first`` to every index, and to that what the array begins with.
+    The address of that element is computed once. In a slice, LLVM would compute it anew for every index.
     """
 
     def codegen(context, builder, signature, arguments):
