@@ -6,10 +6,10 @@ import pytest
 import reference
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import to_device
-from numbacaps.device.target import cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.rung_4_wgmma.flat import flat_wgmma, make_flat_wgmma
 from tests.support.cases import nan, operands, oracle, sums
+from tests.support.ptx import ptx
 
 # Padding on every side and two blocks; groups, strides and two blocks of 8 columns.
 _CASES = {
@@ -51,7 +51,7 @@ def test_ptx():
     product = implicit_gemm.forward(Geometry(128, 4, 8, 11, 11, 3, 3, 1, 4, 16, 8, (2, 2)))
     kernel = make_flat_wgmma(product.pixels, product.N, product.K)
     array, table = types.Array(float32, 1, "C"), types.Array(int64, 1, "C")
-    text, _ = cuda.compile_ptx(kernel, (array, array, array, table), cc=(9, 0))
+    text = ptx(kernel, (array, array, array, table), cc=(9, 0))
     assert text.count("wgmma.mma_async.sync.aligned.m64n64k8") == 1
     assert "cp.async.cg.shared.global" in text and "cp.async.ca.shared.global" in text
     assert "__local_depot" not in text, "arrays were spilled to local memory"

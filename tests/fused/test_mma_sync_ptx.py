@@ -90,15 +90,13 @@ def _spills(text, cc):
     return sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
+def _some(variants):
+    """Every fifth, so that every value meets most others."""
+    return list(itertools.islice(variants, 0, None, 5))
+
+
 def _variants():
-    """(kind, tile, (a_run, b_run, along_k, paired)) whose copies have their places in registers.
-
-    Of all that there are every seventh, so that every value meets most others: a variant takes more than a second.
-    """
-    return itertools.islice(_all_variants(), 0, None, 7)
-
-
-def _all_variants():
+    """(kind, tile, (a_run, b_run, along_k, paired)) whose copies have their places in registers."""
     for kind, which in itertools.product(_KINDS, _TILES):
         dtype = dtype_of(kind.split("-")[0])
         one, runs = tile.TILES[_KINDS[kind]][_TILES[which]], _runs(dtype)
@@ -115,7 +113,7 @@ def _compile(kind, which, variant, cc):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "which", "variant"), list(_variants()))
+@pytest.mark.parametrize(("kind", "which", "variant"), _some(_variants()))
 def test_every_variant(kind, which, variant):
     _compile(kind, which, variant, (9, 0))
 
@@ -128,11 +126,13 @@ _SOME = {
 }
 
 
-# The oldest GPU gets all, the others the smallest tile with the shortest copies.
+# The oldest GPU gets every tile, the others the smallest.
 _ON_GPUS = {
     f"{some}-{kind}-{which}-cc{number}": (some, kind, which, cc)
-    for some, kind, which, (number, cc) in itertools.product(_SOME, _KINDS, _TILES, enumerate(_CCS))
-    if number == 0 or which == "last" and some == "single"
+    for (some, which), kind, (number, cc) in itertools.product(
+        zip(_SOME, _TILES, strict=True), _KINDS, enumerate(_CCS)
+    )
+    if number == 0 or which == "last"
 }
 
 
@@ -164,27 +164,44 @@ def test_runs_of_two_bytes(one, dtype):
     assert order == sorted(order)
 
 
-@pytest.mark.slow(but=["last-bfloat16-1-cc1-paired"])
-@pytest.mark.parametrize("paired", [False, True], ids=["single", "paired"])
-@pytest.mark.parametrize("cc", _CCS)
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("which", _TILES)
-def test_the_kernel_s_gradient(which, kind, cc, paired, of_capability):
-    of_capability(cc)
-    dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
+def _split_k_variants():
+    """(kind, tile, (copies of x, copies of dy), paired) whose copies are what the tile's threads can share."""
+    for kind, which in itertools.product(_KINDS, _TILES):
+        for variant in itertools.product(
+            itertools.product(_runs(dtype_of(kind.split("-")[0])), repeat=2), (False, True)
+        ):
+            if _is_shared(kind, which, variant[0]):
+                yield kind, which, variant
+
+
+def _is_shared(kind, which, copies):
+    dtype, one = dtype_of(kind.split("-")[0]), split_k_tile.TILES[_KINDS[kind]][_TILES[which]]
+    runs = tuple(copied // dtype.itemsize for copied in copies)
+    return split_k_tile.copied_at_once(one, runs, dtype.itemsize) == runs
+
+
+def _compile_split_k(kind, which, variant, cc):
+    (copies, paired), dtype, terms = variant, dtype_of(kind.split("-")[0]), _KINDS[kind]
     one = split_k_tile.TILES[terms][_TILES[which]]
-    every = itertools.product(_runs(dtype), repeat=2)
-    pairs = []
-    for copies in every if cc == (9, 0) else [(16, 16), (8, 4)]:
-        runs = tuple(copied // dtype.itemsize for copied in copies)
-        if split_k_tile.copied_at_once(one, runs, dtype.itemsize) == runs:
-            pairs.append(copies)
-    # Of more than two, every pair of copies once, with results in pairs or without: a variant takes more than a second.
-    for copies in pairs[int(paired) :: 2] if len(pairs) > 2 else pairs:
-        text = warp_split_k_ptx(dtype, terms, *copies, paired, one, cc)
-        _check(text, dtype, cc, copies)
-        assert cc == (9, 0) or not _spills(text, cc)
-    assert pairs or which == "narrow"
+    text = warp_split_k_ptx(dtype, terms, *copies, paired, one, cc)
+    _check(text, dtype, cc, copies)
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "which", "variant"), _some(_split_k_variants()))
+def test_every_variant_of_the_kernel_s_gradient(kind, which, variant):
+    _compile_split_k(kind, which, variant, (9, 0))
+
+
+@pytest.mark.slow(but=["single-float32-3-last-cc0"])
+@pytest.mark.parametrize(("some", "kind", "which", "cc"), _ON_GPUS.values(), ids=_ON_GPUS)
+def test_every_gpu_of_the_kernel_s_gradient(some, kind, which, cc, of_capability):
+    of_capability(cc)
+    *copies, _, paired = _SOME[some]
+    assert _is_shared(kind, which, copies)
+    text = _compile_split_k(kind, which, (copies, paired), cc)
+    assert not _spills(text, cc)
 
 
 _RESERVED = 1024  # bytes of shared memory that CUDA takes of each block

@@ -14,7 +14,6 @@ from numbacaps.algorithms.indices import make_index_functions
 from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.compiled import values
 from numbacaps.device.strided_copy import make_gather
-from numbacaps.device.target import cuda
 from numbacaps.fused import addressing, implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.epilogue import make_differentiate, why_not
@@ -62,6 +61,7 @@ from tests.support.kernels import (
     warpgroup_kernels,
 )
 from tests.support.nn_kernels import NN_FACTORIES
+from tests.support.ptx import ptx
 from tests.support.routing_kernels import ROUTING_FACTORIES
 
 pytestmark = pytest.mark.tiers("ptx")
@@ -89,8 +89,7 @@ def _ptx(kernel, dtype, cc):
     array, table = types.Array(_TYPES[dtype], 1, "C"), types.Array(int64, 1, "C")
     signature = [array] * kernel.arrays + [table] * kernel.tables + [int64] * kernel.integers
     signature[2:2] = [types.UniTuple(int64, kernel.words)] if kernel.words else []
-    text, _ = cuda.compile_ptx(kernel.kernel, tuple(signature), cc=cc)
-    return text
+    return ptx(kernel.kernel, tuple(signature), cc=cc)
 
 
 def _check(text, name, dtype):
@@ -140,7 +139,7 @@ def test_kernel_at_odd_sizes(name, case):
 @pytest.mark.parametrize("dtype", _TYPES)
 def test_gather(dtype, axes):
     array, sizes = types.Array(_TYPES[dtype], 1, "C"), types.UniTuple(int64, axes)
-    text, _ = cuda.compile_ptx(make_gather(), (array, array, int64, sizes, sizes), cc=(9, 0))
+    text = ptx(make_gather(), (array, array, int64, sizes, sizes), cc=(9, 0))
     _check(text, "gather", dtype)
 
 
@@ -183,7 +182,7 @@ def test_two_bytes_are_added_in_float32(dtype):
         "reduction": (half, half, words["reduction"], single, table),
         "add_splits": (single, half, int64, int64),
     }.items():
-        text, _ = cuda.compile_ptx(made[name].kernel, signature, cc=(9, 0))
+        text = ptx(made[name].kernel, signature, cc=(9, 0))
         _check(text, name, "float32")
         assert "ld.shared.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
@@ -193,7 +192,7 @@ def test_two_bytes_are_added_in_float32(dtype):
 def test_votes_of_two_bytes_are_added_in_float32(dtype):
     half = types.Array(_TWO_BYTES[dtype][0], 1, "C")
     for name, made in votes_kernels(_GEOMETRIES["primes"], dtype_of(dtype)).items():
-        text, _ = cuda.compile_ptx(made.kernel, (half, half, half, int64), cc=(9, 0))
+        text = ptx(made.kernel, (half, half, half, int64), cc=(9, 0))
         _check(text, name, "float32")
         assert "fma.rn.f32" in text and not re.search(r"(add|mul|fma)\S*f16", text)
 
@@ -392,13 +391,13 @@ def test_bulk_copies_of_two_bytes(case, dtype, which):
     signature = (kinds[0], kinds[1], words, kinds[1], *[int64] * 5)
     pack = packing(product, 64, 4, half).kernel
     numbers = types.UniTuple(int64, NUMBERS)
-    text, _ = cuda.compile_ptx(pack, (kinds[1], kinds[1], numbers), cc=(9, 0))
+    text = ptx(pack, (kinds[1], kinds[1], numbers), cc=(9, 0))
     _check(text, "pack", "float32")
     _check_early(text)
     assert "cvt.rna" not in text and "ld.global" in text
     tile = legal[_TILES[which]]
     kernel = bulk_kernel(product, tile, 1, dtype=half).kernel
-    text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+    text = ptx(kernel, signature, cc=(9, 0))
     _check(text, "bulk_wgmma", "float32")
     assert f"wgmma.mma_async.sync.aligned.m64n{tile.BN}k16.f32.{word}.{word}" in text
     in_fours = case == "caps2" and tile.PW % 4 == 0  # results of four pixels are stored at once
@@ -453,7 +452,7 @@ def test_sums_of_tiles(case, dtype, splits):
     pair = 4 // dtype_of(dtype).itemsize
     tile = t.choose_tile(product, 128, 1, 1, pair)[0]
     kernel, _ = tile_sums_kernel(product, tile, splits, dtype_of(dtype))
-    text, _ = cuda.compile_ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
+    text = ptx(kernel, (float32[::1], int64[::1], kind[::1]), cc=(9, 0))
     _check(text, "tile_sums", "float32")
     assert "griddepcontrol.wait" in text and "ld.global.v4.f32" in text
     assert not re.search(r"(add|mul|fma)\S*f16", text)
@@ -464,7 +463,7 @@ def test_sums_of_tiles_that_are_summed_again():
     tile = t.choose_tile(product, 128, 1, 3, 1)[0]
     kernel, _ = tile_sums_kernel(product, tile, 7, np.dtype(np.float32), "backward_kernel")
     arrays = float32[::1], int64[::1], *[float32[::1]] * 3, int64[::1]
-    text, _ = cuda.compile_ptx(kernel, arrays, cc=(9, 0))
+    text = ptx(kernel, arrays, cc=(9, 0))
     assert "__local_depot" not in text and not re.search(r"\b(atom|red)\.", text)
     assert "fma.rn.f64" in text and "ld.global.v4.f32" in text
 
@@ -614,7 +613,7 @@ def test_a_packed_kernel_is_counted_in_as_many_bits_as_it_takes(capsules, bits):
     packed = Packing(256, 16, (3, 3), columns, steps, 1, 1, 120, 6, 1, 4, 3)
     kernel = make_pack(packed.form, np.dtype(np.float32), False)
     signature = *(float32[::1],) * 2, types.UniTuple(int64, NUMBERS)
-    text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+    text = ptx(kernel, signature, cc=(9, 0))
     assert ".f64" not in text
     assert bool(re.search(r"(div|rem)\.s64|mul\.hi\.[su]64", text)) == (bits == 64)
     if bits == 32:  # by numbers that come at run time, too
@@ -661,7 +660,7 @@ def test_what_a_compiled_kernel_takes():
     array = SimpleNamespace(size=6, dtype=np.dtype(np.float64), device_ctypes_pointer=pointer)
     assert values((array, -3, (1, 2))) == [0, 0, 6, 8, 4096, 6, 8, -3, 1, 2]
     kernel = make_add_splits(2, np.dtype(np.float32))
-    text, _ = cuda.compile_ptx(kernel, (*(float32[::1],) * 2, int64, int64), cc=(9, 0))
+    text = ptx(kernel, (*(float32[::1],) * 2, int64, int64), cc=(9, 0))
     assert len(re.findall(r"\.param \.[bu]64", text)) == 2 * 7 + 2
 
 

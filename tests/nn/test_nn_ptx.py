@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from numbacaps.device.target import cuda
 from tests.support.kernels import lets_the_next_start_late
 from tests.support.nn_kernels import nn_kernels
+from tests.support.ptx import ptx
 
 pytestmark = pytest.mark.tiers("ptx")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tiers("ptx")
 @pytest.mark.parametrize("name", nn_kernels("float32"))
 def test_kernel(name, dtype, cc):
     found = nn_kernels(dtype)[name]
-    text, _ = cuda.compile_ptx(found.kernel, found.signature, cc=cc)
+    text = ptx(found.kernel, found.signature, cc=cc)
     assert "__local_depot" not in text, "arrays were spilled to local memory"
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
     if dtype == "float32":

@@ -21,6 +21,7 @@ from numbacaps.nn.resident.layout import layout_of
 from numbacaps.nn.resident.shared_memory import Region, SharedMemory
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
+from tests.support.ptx import ptx
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 
 _FLOAT32 = np.dtype(np.float32)
@@ -180,7 +181,7 @@ def test_kernel(name, precision, for_gradients, monkeypatch):
     layers, pipeline = layout.layers, layout.pipeline
     kernel = make_resident_forward(layout, placed[-1].layer.channels, for_gradients)
     array = types.Array(float32, 1, "C")
-    text, _ = cuda.compile_ptx(kernel, (array,) * 6 + (int64,), cc=(9, 0))
+    text = ptx(kernel, (array,) * 6 + (int64,), cc=(9, 0))
     assert "__local_depot" not in text, "arrays were spilled to local memory"
     assert not re.search(r"\.f64\b", text), "float64 crept in"
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
@@ -234,7 +235,7 @@ def test_sums_of_wide_tiles_stay_in_registers(channels, columns, squash, monkeyp
     which = layout_of(placed).forward, channels, True
     array = types.Array(float32, 1, "C")
     kinds = (array,) * 6 + (int64,)
-    text, _ = cuda.compile_ptx(make_resident_forward(*which), kinds, cc=(9, 0))
+    text = ptx(make_resident_forward(*which), kinds, cc=(9, 0))
     assert "__local_depot" not in text, "arrays were spilled to local memory"
 
 

@@ -23,6 +23,7 @@ from numbacaps.nn.resident.packed_kernels import PackedKernels, packings
 from numbacaps.nn.state import State, starts_of
 from reference import assert_close
 from tests.support.kernels import loaded, multiplied
+from tests.support.ptx import ptx
 from tests.support.resident_networks import NETWORKS, drawn, network, placed_layers
 
 _FLOAT32 = np.dtype(np.float32)
@@ -176,7 +177,7 @@ def test_kernel(name, precision, beginning, monkeypatch):
     kernel = make_resident_backward(layout, begin_with)
     array, labels = types.Array(float32, 1, "C"), types.Array(int64, 1, "C")
     kinds = (array, labels, *(array,) * 6, int64)
-    text, _ = cuda.compile_ptx(kernel, kinds, cc=(9, 0))
+    text = ptx(kernel, kinds, cc=(9, 0))
     assert "__local_depot" not in text, "arrays were spilled to local memory"
     assert not re.search(r"\.f64\b", text), "float64 crept in"
     assert not re.search(r"\b(atom|red)\.", text), "a sum has no fixed order"
@@ -216,7 +217,7 @@ def test_packing(name, precision, monkeypatch):
     placed = placed_layers(name, precision)
     kernel = make_pack_network(packings(placed, layout_of(placed), True, starts_of(placed)[1:]))
     array = types.Array(float32, 1, "C")
-    text, _ = cuda.compile_ptx(kernel, (array, array), cc=(9, 0))
+    text = ptx(kernel, (array, array), cc=(9, 0))
     assert "__local_depot" not in text and not re.search(r"\.f64\b", text)
     assert "cvt.rna.tf32.f32" in text
     assert text.index("griddepcontrol.wait;") < text.index("griddepcontrol.launch_dependents;")

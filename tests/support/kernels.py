@@ -14,7 +14,6 @@ from numbacaps.algorithms import indexed, naive
 from numbacaps.device.bfloat16 import stored
 from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.instructions import CHUNK
-from numbacaps.device.target import cuda
 from numbacaps.device.tensor_map import MAP_WORDS
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
@@ -65,6 +64,7 @@ from numbacaps.stages.strided_batched_matmul import choose_tile, make_strided_ba
 from numbacaps.votes.backward_input import make_votes_backward_input
 from numbacaps.votes.backward_kernel import make_votes_backward_kernel
 from numbacaps.votes.forward import make_votes
+from tests.support.ptx import ptx
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,7 @@ def mma_kernel(product, runs, tile, dtype):
 def _of_dtypes(kernel, dtypes, integers, cc):
     """PTX of a kernel that takes flat arrays of some dtypes, then 64-bit integers."""
     kinds = [types.Array(from_dtype(stored(np.dtype(dtype))), 1, "C") for dtype in dtypes]
-    text, _ = cuda.compile_ptx(kernel, (*kinds, *[types.int64] * integers), cc=cc)
-    return text
+    return ptx(kernel, (*kinds, *[types.int64] * integers), cc=cc)
 
 
 def warp_ptx(dtype, terms, a_run, b_run, along_k, paired, tile, cc):
