@@ -1,6 +1,7 @@
 """capsule_routing and its gradients against the reference's loops, in every form."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -153,6 +154,10 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
     want, form = support.want_dynamic, {}
     if em:
         want, form = support.want_em, {"routing": "em", "lam": 1.0}
+    which = g, np.dtype(np.float32), Options(**form)
+    parts = runner.Runner(*which, part=3, precision="ieee")
+    records = [prod(parts._of(N, "ieee").backward_shapes()["partial"]) for N in (3, 2)]
+    assert records[1] > records[0]
     wanted = want(g, given)
     for allocates in (True, False):
         if not allocates:
@@ -160,7 +165,7 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
             monkeypatch.setattr(workspace.Growth, "grown", none)
         arrays = {name: cuda.to_device(array) for name, array in given.items()}
         dy, x, w = (arrays.pop(name) for name in ("dy", "x", "w"))
-        options = support.window(g) | form | {"algorithm": "fused"}
+        options = support.window(g) | form | {"algorithm": "fused", "precision": "ieee"}
         found = numbacaps.capsule_routing_backward(x, w, dy, **arrays, **options)
         for name, gradient in wanted.gradients.items():
             support.close(getattr(found, name), gradient)
@@ -216,7 +221,7 @@ def test_teams_of_several_images(em, images, monkeypatch, rng):
     g = replace(support.CASES["window"], N=3)
     given = support.operands(g, rng, em=em)
     if em:
-        form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "fused"}
+        form = {"routing": "em", "lam": 1.0, "normalise": "all", "algorithm": "ieee"}
         support.check(g, given, support.want_em(g, given, normalise="all"), **form)
     else:
         support.check(g, given, support.want_dynamic(g, given), algorithm="ieee")
