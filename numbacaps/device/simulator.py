@@ -43,7 +43,16 @@ def complete(cuda, at_first=None):
         """Shared memory that was asked for at the launch, as a block finds it. Blocks of a cluster ask for none."""
         self._dynshared.view(np.uint8)[:] = FRESH
 
-    kernel.swapped_cuda_module = _swapped(cuda)
+    kernel.swapped_cuda_module, known = _swapped(cuda)
+    call = kernel.FakeCUDAKernel.__call__
+
+    def call_at_once(self, *arguments):
+        """Device functions are called millions of times, nearly all from where the name ``cuda`` is set."""
+        if self._device and id(self.fn.__globals__) in known:
+            return self.fn(*arguments)
+        return call(self, *arguments)
+
+    kernel.FakeCUDAKernel.__call__ = call_at_once
     kernelapi.threading = SimpleNamespace(
         current_thread=this_thread
     )  # kernelapi asks nothing else of it
@@ -54,7 +63,7 @@ def complete(cuda, at_first=None):
 
 
 def _swapped(cuda):
-    """Replaces the simulator's ``swapped_cuda_module``.
+    """(what replaces the simulator's ``swapped_cuda_module``, ids of the globals where ``cuda`` is set now).
 
     While a kernel runs, the name ``cuda`` in a function's globals must mean the launch's own module. Numba sets it at every call
     of a device function. Here it is set at the first call in a launch and set back when the launch ends.
@@ -83,7 +92,7 @@ def _swapped(cuda):
         replaced.append((names, meant))
         return of_launch
 
-    return swapped
+    return swapped, known
 
 
 def _shared_array(original):

@@ -126,13 +126,13 @@ _SOME = {
 }
 
 
-# The oldest GPU gets every tile, the others the smallest.
+# The oldest GPU gets every tile, the others the smallest, at float32's grade and of 2 bytes.
 _ON_GPUS = {
     f"{some}-{kind}-{which}-cc{number}": (some, kind, which, cc)
     for (some, which), kind, (number, cc) in itertools.product(
         zip(_SOME, _TILES, strict=True), _KINDS, enumerate(_CCS)
     )
-    if number == 0 or which == "last"
+    if number == 0 or which == "last" and kind in ("float32-3", "bfloat16-1")
 }
 
 
@@ -250,7 +250,7 @@ _ADDED = r"\badd(\.rn)?\.f32"  # as PTX adds up
 
 
 @pytest.mark.slow(but=["float32-cc0"])
-@pytest.mark.parametrize("cc", _CCS)
+@pytest.mark.parametrize("cc", [_CCS[0], (9, 0), _CCS[-1]])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
     of_capability(cc)
