@@ -1,35 +1,57 @@
 """PTX of kernels, for tests that read it.
 
 Numba's front end takes most of the time of a compilation, and is the same for kernels of one form
-(:mod:`numbacaps.device.specialization`). So here, too, it sees each form once; NVVM sees every kernel.
+(:mod:`numbacaps.device.specialization`). So here, too, it sees each form once, of all processes and runs of pytest: what it makes is
+kept beside what pytest keeps, by a name that says all it is made of. NVVM sees every kernel.
 """
+
+import gzip
+import json
+import os
+import sys
+import time
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
 
 from numbacaps.device.kernel_cache import _form
 from numbacaps.device.specialization import renumbered
 from numbacaps.device.target import SIMULATED, cuda
 
 if not SIMULATED:
+    from numba.cuda import dispatcher
     from numba.cuda.cudadrv import nvvm
 
-_texts = {}  # forms, with types and GPUs, to (LLVM's texts, how NVVM compiles them); placeholders count from 0
+_KEPT = Path(__file__).parents[2] / ".pytest_cache" / "ptx"
+_LONGEST = 7 * 24 * 3600  # seconds that a form is kept, whose sources may be gone
+_MADE_BY = sys.version, *map(version, ("numba", "numba-cuda", "llvmlite"))
 
 
 def ptx(kernel, signature, cc):
     """PTX of a kernel of ``cuda.jit`` for types of arguments and a compute capability, which the current device may not have."""
     bounds = kernel.targetoptions.get("launch_bounds") or ()
     form, constants = _form(kernel.py_func, bounds)
+    which = form, signature, cc, _current(), _MADE_BY
+    path = _KEPT / f"{sha256(repr(which).encode()).hexdigest()[:32]}.json.gz"
     own = [constant.number for constant in constants]
-    which = form, tuple(signature), cc
-    if which not in _texts:
-        text, _texts[which] = _compiled(kernel, signature, cc, own)
+    if not path.exists():
+        text, made = _compiled(kernel, signature, cc, own)
+        if own:
+            _write(path, made)
         return text
-    texts, options = _texts[which]
-    made = nvvm.compile_ir([renumbered(text, dict(enumerate(own))) for text in texts], **options)
-    return made.decode().strip("\0").strip()
+    texts, options = json.loads(gzip.decompress(path.read_bytes()))  # placeholders count from 0
+    texts = [renumbered(text, dict(enumerate(own))) for text in texts]
+    return nvvm.compile_ir(texts, **options).decode().strip("\0").strip()
+
+
+def _current():
+    """Compute capability that device functions are compiled for; None where there is no device, nor one that is pretended."""
+    found = dispatcher.get_current_device
+    return None if found.__module__.startswith("numba.") else found().compute_capability
 
 
 def _compiled(kernel, signature, cc, own):
-    """(PTX, what :data:`_texts` keeps) of a kernel that Numba compiles."""
+    """(PTX, what is kept) of a kernel that Numba compiles."""
     seen, compile_ir = [], nvvm.compile_ir
 
     def noted(texts, **options):
@@ -44,3 +66,19 @@ def _compiled(kernel, signature, cc, own):
     ((texts, options),) = seen
     numbers = {number: i for i, number in enumerate(own)}
     return text, ([renumbered(text, numbers) for text in texts], options)
+
+
+def _write(path, made):
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(gzip.compress(json.dumps(made).encode(), compresslevel=1))
+    temporary.replace(path)
+
+
+def _remove_old():
+    for path in _KEPT.glob("*"):
+        if path.stat().st_mtime < time.time() - _LONGEST:
+            path.unlink(missing_ok=True)
+
+
+_remove_old()
