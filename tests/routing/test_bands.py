@@ -94,7 +94,7 @@ def _error(found, wanted):
 @pytest.mark.sanitize
 def test_a_plan_routes_in_bands(rng):
     """With logits and couplings, twice; it takes less memory than the votes of the whole would."""
-    g = replace(CASES["rows"], H=20)
+    g = replace(CASES["rows"], H=14)
     given = support.operands_of_sums(g, rng)
     how = {"votes": "sum", "algorithm": "stored", "softmax_over": "children", **support.window(g)}
     wanted = support.want_dynamic(g, given, kind="sum", softmax_over="children")
@@ -114,7 +114,7 @@ def test_a_plan_routes_in_bands(rng):
         return plan.nbytes, plan.explain()
 
     whole, of_whole = planned(1)
-    with support.in_bands(2000):
+    with support.in_bands(1400):
         nbytes, said = planned(2)
     for found, want in zip((out, couplings), wanted.results):
         support.close(found.copy_to_host(), want.reshape(found.shape), ROUTING)
