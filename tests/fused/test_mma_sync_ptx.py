@@ -90,8 +90,8 @@ def _spills(text, cc):
     return sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
-def _some(variants):
-    """Every fifth, so that every value meets most others."""
+def _every_fifth(variants):
+    """Some of them; every value meets most others."""
     return list(itertools.islice(variants, 0, None, 5))
 
 
@@ -113,7 +113,7 @@ def _compile(kind, which, variant, cc):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "which", "variant"), _some(_variants()))
+@pytest.mark.parametrize(("kind", "which", "variant"), _every_fifth(_variants()))
 def test_every_variant(kind, which, variant):
     _compile(kind, which, variant, (9, 0))
 
@@ -165,13 +165,12 @@ def test_runs_of_two_bytes(one, dtype):
 
 
 def _split_k_variants():
-    """(kind, tile, (copies of x, copies of dy), paired) whose copies are what the tile's threads can share."""
+    """(kind, tile, (copies of x, copies of dy), paired) whose copies the tile's threads share evenly."""
     for kind, which in itertools.product(_KINDS, _TILES):
-        for variant in itertools.product(
-            itertools.product(_runs(dtype_of(kind.split("-")[0])), repeat=2), (False, True)
-        ):
-            if _is_shared(kind, which, variant[0]):
-                yield kind, which, variant
+        runs = _runs(dtype_of(kind.split("-")[0]))
+        for *copies, paired in itertools.product(runs, runs, (False, True)):
+            if _is_shared(kind, which, copies):
+                yield kind, which, copies, paired
 
 
 def _is_shared(kind, which, copies):
@@ -180,8 +179,8 @@ def _is_shared(kind, which, copies):
     return split_k_tile.copied_at_once(one, runs, dtype.itemsize) == runs
 
 
-def _compile_split_k(kind, which, variant, cc):
-    (copies, paired), dtype, terms = variant, dtype_of(kind.split("-")[0]), _KINDS[kind]
+def _compile_split_k(kind, which, copies, paired, cc):
+    dtype, terms = dtype_of(kind.split("-")[0]), _KINDS[kind]
     one = split_k_tile.TILES[terms][_TILES[which]]
     text = warp_split_k_ptx(dtype, terms, *copies, paired, one, cc)
     _check(text, dtype, cc, copies)
@@ -189,9 +188,9 @@ def _compile_split_k(kind, which, variant, cc):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "which", "variant"), _some(_split_k_variants()))
-def test_every_variant_of_the_kernel_s_gradient(kind, which, variant):
-    _compile_split_k(kind, which, variant, (9, 0))
+@pytest.mark.parametrize("kind, which, copies, paired", _every_fifth(_split_k_variants()))
+def test_every_variant_of_the_kernel_s_gradient(kind, which, copies, paired):
+    _compile_split_k(kind, which, copies, paired, (9, 0))
 
 
 @pytest.mark.slow(but=["single-float32-3-last-cc0"])
@@ -200,7 +199,7 @@ def test_every_gpu_of_the_kernel_s_gradient(some, kind, which, cc, of_capability
     of_capability(cc)
     *copies, _, paired = _SOME[some]
     assert _is_shared(kind, which, copies)
-    text = _compile_split_k(kind, which, (copies, paired), cc)
+    text = _compile_split_k(kind, which, copies, paired, cc)
     assert not _spills(text, cc)
 
 

@@ -113,9 +113,7 @@ def _check_early(text):
 
 
 # Every kernel is compiled once; of what a GPU without griddepcontrol gets, and of float64, a few cases stand for all.
-_QUICK = ["*-float32-cc2", "direct-*-cc0", "output_reduce-*-cc0"]
-
-
+_QUICK = ["*-float32-cc2", "direct-*-cc[02]", "output_reduce-*-cc[02]"]
 # Float64 is the same for all GPUs but for what only some have, which float32's kernels show.
 _OF_GPUS = [("float64", (9, 0)), *[("float32", cc) for cc in _CCS]]
 

@@ -186,7 +186,7 @@ def test_a_cluster_that_takes_nearly_all_shared_memory(monkeypatch):
     _check(found, "float32", (9, 0))
 
 
-# At float32's grade compute capability 9.0 gets every layer; one of them 8.0 too, and one is of one term.
+# Compute capability 9.0 gets every layer in three terms, and one in one term; 8.0 gets one layer.
 _ON_TENSOR_CORES = {
     f"{layer}-{form}-{precision}-cc{number}": (layer, form, precision, cc)
     for number, cc in enumerate([(9, 0), (8, 0)])

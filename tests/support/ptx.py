@@ -2,7 +2,8 @@
 
 Numba's front end takes most of the time of a compilation, and is the same for kernels of one form
 (:mod:`numbacaps.device.specialization`). So here, too, it sees each form once, of all processes and runs of pytest: what it makes is
-kept beside what pytest keeps, by a name that says all it is made of. NVVM sees every kernel.
+kept beside what pytest keeps, by a name that says all it is made of. NVVM sees every kernel. A kernel without specialization
+constants has a form of its own, and is not kept.
 """
 
 import gzip
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -21,10 +23,20 @@ from numbacaps.device.target import SIMULATED, cuda
 if not SIMULATED:
     from numba.cuda import dispatcher
     from numba.cuda.cudadrv import nvvm
+    from numba.cuda.cudadrv.error import CudaSupportError
 
-_KEPT = Path(__file__).parents[2] / ".pytest_cache" / "ptx"
+_ROOT = Path(__file__).parents[2]
+_KEPT = _ROOT / ".pytest_cache" / "ptx"
 _LONGEST = 7 * 24 * 3600  # seconds that a form is kept, whose sources may be gone
-_MADE_BY = sys.version, *map(version, ("numba", "numba-cuda", "llvmlite"))
+# A form's name tells the files that a kernel imports, and not those that have a say in how it is compiled.
+_COMPILING = b"".join(
+    path.read_bytes() for path in sorted((_ROOT / "numbacaps/device").glob("*.py"))
+)
+_MADE_BY = (
+    sys.version,
+    *map(version, ("numba", "numba-cuda", "llvmlite")),
+    sha256(_COMPILING).hexdigest(),
+)
 
 
 def ptx(kernel, signature, cc):
@@ -45,9 +57,11 @@ def ptx(kernel, signature, cc):
 
 
 def _current():
-    """Compute capability that device functions are compiled for; None where there is no device, nor one that is pretended."""
-    found = dispatcher.get_current_device
-    return None if found.__module__.startswith("numba.") else found().compute_capability
+    """Compute capability of the device that device functions are compiled for, which a test may pretend; None without one."""
+    try:
+        return dispatcher.get_current_device().compute_capability
+    except CudaSupportError:
+        return None
 
 
 def _compiled(kernel, signature, cc, own):
@@ -77,8 +91,9 @@ def _write(path, made):
 
 def _remove_old():
     for path in _KEPT.glob("*"):
-        if path.stat().st_mtime < time.time() - _LONGEST:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process was faster
+            if path.stat().st_mtime < time.time() - _LONGEST:
+                path.unlink()
 
 
 _remove_old()
