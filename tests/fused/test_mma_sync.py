@@ -447,6 +447,11 @@ _EDGES = {
         -(-(2**31) // (_BM // _IMAGE + 2)),
         "offsets in those of a tile have 32 bits",
     ),
+    "image of the result": (
+        lambda n: _walk(other=(n, 8, 4, 2)),
+        -(-(2**31) // (_BM // _IMAGE + 2)),
+        "offsets in those of a tile have 32 bits",
+    ),
     "step": (lambda n: _walk(steps=(n, 0, 0)), 2**31, "steps of 2\\^31"),
     "first": (lambda n: _walk(first=-n), 2**31, "steps of 2\\^31"),
     "kernel": (

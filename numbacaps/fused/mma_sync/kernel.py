@@ -133,11 +133,11 @@ def make_mma_sync(spec):
     load_b_along = make_load_along_k(itemsize, terms, beside // 2, pitch)
     load_b_across = make_load_across_k(itemsize, terms, beside // 2, four_rows, False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
-    SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
-    OWN_COLUMNS = specialized(beside * 2)
-    PENDING = specialized(tile.STAGES - 2)
+    SUMS, PENDING = map(specialized, (down * beside * 4, tile.STAGES - 2))
     multiply = make_multiply(spec.dtype, terms, down, beside)
-    store = make_store(spec.result, spec.paired, down, beside)
+    of_lane = make_store(spec.result, spec.paired, down, beside)
+    own_row, own_column, store = of_lane.row, of_lane.column, of_lane.store
+    OWN_ROWS, OWN_COLUMNS = map(specialized, (of_lane.rows, of_lane.columns))
     THREE = terms == 3
     sum_again = make_sum_again(tile, bk, a_each) if THREE else None
     ZERO = np.float32(0)
@@ -173,7 +173,7 @@ def make_mma_sync(spec):
         # Of each row: where its pixel lies from the block's first image on, where that stands, where the result goes.
         lies = shared_array(BM, np.int32)
         stands = shared_array(BM, np.int32)
-        goes = shared_array(BM, np.int64)
+        goes = shared_array(BM, np.int32)
         acc = local_array(SUMS, np.float32)
         a_part = local_array(A_HELD, np.float32)
         b_part = local_array(B_PARTS, np.float32)
@@ -183,7 +183,7 @@ def make_mma_sync(spec):
         b_rows = local_array(B_ROWS_HELD, np.int32)
         tap = local_array(2, np.int32)
         a_kept, b_kept = local_array(A_KEPT, held), local_array(B_KEPT, held)
-        to_row = local_array(OWN_ROWS, np.int64)
+        to_row = local_array(OWN_ROWS, np.int32)
         to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
@@ -215,10 +215,8 @@ def make_mma_sync(spec):
             image, h, w, d1 = pixel_of_row(m_image + np.uint32(thread), table, head)
             lies[at(thread)] = short(place_of_pixel(image, h, w, d1, table, head + A_IMAGE))
             stands[at(thread)] = edge_of_pixel(h, w, table, head) if is_there else short(NO_PIXEL)
-            c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
-            c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
-            c_from += place_of_pixel(image, h, w, d1, table, head + C_IMAGE)
-            goes[at(thread)] = c_from if is_there else np.int64(ABSENT)
+            of_c = short(place_of_pixel(image, h, w, d1, table, head + C_IMAGE))
+            goes[at(thread)] = of_c if is_there else short(ABSENT)
         for i in range(B_HELD):
             n = short(n0 + (b_row + i * B_APART if ALONG_K == 1 else b_lane * B_EACH))
             b_column[i] = table[at(b_columns + n)] if n < N else short(ABSENT)
@@ -301,12 +299,15 @@ def make_mma_sync(spec):
                         end_b(b_kept, i, shared, slot_of_b(to, b_to, i))
         let_next_start()
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
-            to_row[i] = goes[at(short(warp // ACROSS * WM + i * 8 + lane // 4))]
+            to_row[i] = goes[at(short(warp // ACROSS * WM + own_row(i, lane)))]
         for j in range(OWN_COLUMNS):
-            n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
+            n = short(n0 + warp % ACROSS * WN + own_column(j, lane))
             to_column[j] = table[at(c_columns + n)] if n < N else short(ABSENT)
-        store(c, acc, to_row, to_column)
+        c_from = np.int64(g) * table[at(head + C_G)] + table[at(head + C_FIRST)]
+        c_from += np.int64(split) * size + np.int64(image0) * table[at(head + C_IMAGE)]
+        store(from_element(c, c_from), acc, to_row, to_column, lane)
         if THREE:
+            cuda.syncwarp()  # lanes store for each other
             if not all_told(acc, SUMS):
                 sum_again(a, b, c, table, products, splits, per_split, size, a_first, b_first)
 

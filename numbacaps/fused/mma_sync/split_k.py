@@ -119,11 +119,11 @@ def make_mma_sync_split_k(spec):
     load_a = make_load_across_k(itemsize, terms, down, a_pitches[1], True)
     load_b = make_load_across_k(itemsize, terms, beside // 2, c_pitches[1], False)
     IS_FLOAT32, SIZE = itemsize == 4, itemsize
-    SUMS, OWN_ROWS = map(specialized, (down * beside * 4, tile.WM // 8))
-    OWN_COLUMNS = specialized(beside * 2)
-    PENDING = specialized(tile.STAGES - 2)
+    SUMS, PENDING = map(specialized, (down * beside * 4, tile.STAGES - 2))
     multiply = make_multiply(spec.dtype, terms, down, beside)
-    store = make_store(spec.result, spec.paired, down, beside)
+    of_lane = make_store(spec.result, spec.paired, down, beside)
+    own_row, own_column, store = of_lane.row, of_lane.column, of_lane.store
+    OWN_ROWS, OWN_COLUMNS = map(specialized, (of_lane.rows, of_lane.columns))
     THREE = terms == 3
     sum_again = make_sum_pixels_again(beside, a_each) if THREE else None
     (begin_a, end_a), (begin_c, end_c) = (
@@ -161,7 +161,7 @@ def make_mma_sync_split_k(spec):
         around = local_array(A_COPIES, np.int32)
         c_from = local_array(C_COPIES, np.int32)
         a_kept, c_kept = local_array(A_KEPT, held), local_array(C_KEPT, held)
-        to_row = local_array(OWN_ROWS, np.int64)
+        to_row = local_array(OWN_ROWS, np.int32)
         to_column = local_array(OWN_COLUMNS, np.int32)
         start = shared_address(shared)
         thread = short(cuda.threadIdx.x & 1023)  # known not to be negative
@@ -269,14 +269,14 @@ def make_mma_sync_split_k(spec):
         b_from = np.int64(g) * table[at(B_G)] + np.int64(split) * size
         of_kernel, b_columns = table[at(KERNEL_AT)], table[at(B_COLUMNS_AT)]
         for i in range(OWN_ROWS):  # before anything is stored: no load passes a store
-            k = short(k0 + warp // ACROSS * WM + i * 8 + lane // 4)
-            lies = table[at(of_kernel + k)] if k < K else short(ABSENT)
-            to_row[i] = b_from + lies if lies >= 0 else np.int64(ABSENT)
+            k = short(k0 + warp // ACROSS * WM + own_row(i, lane))
+            to_row[i] = table[at(of_kernel + k)] if k < K else short(ABSENT)
         for j in range(OWN_COLUMNS):
-            n = short(n0 + warp % ACROSS * WN + j // 2 * 8 + lane % 4 * 2 + j % 2)
+            n = short(n0 + warp % ACROSS * WN + own_column(j, lane))
             to_column[j] = table[at(b_columns + n)] if n < N else short(ABSENT)
-        store(b, acc, to_row, to_column)
+        store(from_element(b, b_from), acc, to_row, to_column, lane)
         if THREE:
+            cuda.syncwarp()  # lanes store for each other
             if not all_told(acc, SUMS):
                 row0, column0 = (
                     k0 + warp // ACROSS * WM + lane // 4,

@@ -150,8 +150,9 @@ def why_not(walks, images, rows_of_tile):
             return f"{walk.K} products of a sum; its table takes fewer than 2^24"
         if product.M(images) >= 2**31 - rows_of_tile:
             return f"{product.M(images)} rows of the product; it takes fewer than 2^31"
-        if (rows_of_tile // image + 2) * walk.gathered[0] >= 2**31:
-            return f"images of {walk.gathered[0]} elements; offsets in those of a tile have 32 bits"
+        for step in (walk.gathered[0], walk.other[0]):
+            if (rows_of_tile // image + 2) * step >= 2**31:
+                return f"images of {step} elements; offsets in those of a tile have 32 bits"
         if max(map(abs, (*walk.other, *walk.gathered, *walk.steps, walk.first))) >= 2**31:
             return "steps of 2^31 elements or more"
         farthest = walk.kernel.max(initial=0) + walk.in_kernel.max(initial=0)

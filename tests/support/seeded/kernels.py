@@ -151,6 +151,13 @@ FAULTS = [
         f"{_MMA_SYNC} -k test_every_geometry[forward-float32-1-padded]",
     ),
     Fault(
+        "lanes store each other's rows the wrong way round",
+        "numbacaps/fused/mma_sync/sums.py",
+        "array[at(to)] = write(two if is_even else one)",
+        "array[at(to)] = write(one if is_even else two)",
+        f"{_MMA_SYNC} -k test_every_geometry[forward-float32-1-primes]",
+    ),
+    Fault(
         "sums that three terms cannot tell stay as they are",
         "numbacaps/fused/told.py",
         "told &= is_told(acc[i])",
