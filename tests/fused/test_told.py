@@ -219,7 +219,8 @@ def test_what_auto_stands_for():
     three = "tf32x3" if has_tensor_cores() and not SIMULATED else "ieee"
     float32 = np.dtype(np.float32)
     assert chosen_for(float32, 64, 64) == three
-    assert chosen_for(float32, 2, 64) == "ieee"
+    assert chosen_for(float32, 3, 24) == three
+    assert chosen_for(float32, 3, 23) == chosen_for(float32, 2, 64) == "ieee"
     assert chosen_for(float32, 2, 2048) == three
     assert chosen_for(float32, 64, 8) == "ieee"
     assert chosen_for(np.dtype(np.float64), 64, 64) == "ieee"
