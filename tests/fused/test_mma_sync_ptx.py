@@ -405,7 +405,7 @@ def test_split_k_by_tma_takes_longer_than_its_model_says(monkeypatch):
 
 def test_elements_that_are_written_alone_are_counted():
     """Of 15 columns a parent, none comes in a pair."""
-    g = Geometry(8, 24, 7, 35, 35, 1, 1, 1, 6, 4, 15)
+    g = Geometry(8, 48, 7, 35, 35, 1, 1, 1, 6, 4, 15)
     assert choose(_job(g, "float16", "ieee")).rung == "mma_sync"
     assert choose(_job(replace(g, D3=16), "float16", "ieee")).rung == "warp_specialized"
 

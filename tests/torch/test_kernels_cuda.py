@@ -36,7 +36,8 @@ _FUNCTIONS = pytest.mark.parametrize(
         nt.capsule_votes,
         partial(nt.capsule_votes, sum_window=True),
         nt.capsule_routing,
-        partial(nt.capsule_routing, votes="sum"),
+        # Routing makes more of votes' errors: in three terms those of its gradients are beyond the bound below.
+        partial(nt.capsule_routing, votes="sum", precision="ieee"),
         _em,
         partial(_em, normalise="all"),
     ],
