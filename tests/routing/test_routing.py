@@ -150,7 +150,8 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
     monkeypatch.setattr(runner.Runner, "_budget", 3)
     runner.runners.clear()
     C = 128
-    if not SIMULATED:  # there a block has more teams, and of so few images the last part would want no more
+    if not SIMULATED:
+        # A block has more teams there, and so few images would want no more than one block.
         C = 512
         monkeypatch.setattr(shape, "teams_wanted", lambda shape: 300)
     g = Geometry(5, C, 2, 1, 1, 1, 1, 1, 1, 1, 1)
