@@ -17,8 +17,8 @@ from numbacaps.device.target import SIMULATED
 AUTO = "auto"
 PRECISIONS = (AUTO, "ieee", "tf32x3", "tf32")
 TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of float32
-# Below these, three terms are slower than ordinary arithmetic, or less exact: in sums of 24 to 30 products their largest error was 1.45
-# to 1.5 times that of ordinary arithmetic, of 12 to 14 products 1.9 to 2.3 times (7 drawn products, H200, 2026-12-01).
+# Below these, three terms are slower than ordinary arithmetic, or less exact. Their largest error was 1.9 to 2.3 times as large in sums of 12
+# to 14 products; in sums of 24 to 30, which are taken, 1.45 to 1.5 times (7 drawn products, H200, 2026-12-01).
 _FEWEST_COLUMNS, _FEWEST_SUMMED = 3, 24
 _MANY_SUMMED = 1024  # for which a split sum is faster whatever the columns; ordinary arithmetic gathers without splits
 

@@ -186,6 +186,7 @@ def _compile_split_k(kind, which, copies, paired, cc):
     one = split_k_tile.TILES[terms][_TILES[which]]
     text = warp_split_k_ptx(dtype, terms, *copies, paired, one, cc)
     _check(text, dtype, cc, copies)
+    assert ("shfl.sync" in text) == (not paired), "lanes exchange what is stored alone"
     return text
 
 

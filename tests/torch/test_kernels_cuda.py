@@ -92,7 +92,7 @@ def test_a_graph_replays_sums_in_bands(nbytes):
     """Of rows and of images."""
     with in_bands(nbytes):
         test_a_graph_replays_forward_and_backward_on_new_values(
-            partial(nt.capsule_routing, votes="sum")
+            partial(nt.capsule_routing, votes="sum", precision="ieee")
         )
 
 

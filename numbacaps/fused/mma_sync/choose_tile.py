@@ -14,7 +14,7 @@ _MOST_SPLITS = 64
 _MOST_ADDS = 1500  # steps of 8 that one sum takes, in three terms: each rounds
 
 
-# Cycles. The rows of float32 are of the fit that Costs names. The row of 2 bytes, and the constants below, were chosen by hand from
+# Cycles. The rows of float32 are of the fit that Costs names. The row of 2 bytes, and the constants behind ``_STORED``, were chosen by hand from
 # times of 18 drawn products in float16 (H200, 2026-12-01), 16 of them with capsules of odd sizes, with every tile and way of packing. The tile
 # that they choose takes 3.6 % longer than the fastest; times differ from the model by 19 %, root mean square. The rows of float32 were not
 # fitted anew beside these constants.
@@ -23,9 +23,8 @@ _COSTS = {  # by terms and bytes of an element
     (1, 4): Costs((0.012, 0.020, 0.027), {16: 1.0, 8: 1.5, 4: 2.4}),
     (1, 2): Costs((0.020, 0.024, 0.030), {16: 0.97, 8: 1.2, 4: 1.9, 2: 4.3}),
 }
-# Cycles, too: an element of the result by its bytes, stored in a pair or by itself. Chosen by eye from times of 10 drawn products whose results
-# are large beside their sums, forward, with every tile (H200, 2026-12-01): the tile that they choose takes 0.6 % longer than the fastest, and
-# times differ from the model by 15 %, root mean square.
+# Cycles, too: an element of the result by its bytes, stored in a pair or by itself. Chosen by eye from times of 10 drawn products, of which
+# 8 have large results, forward, with every tile (H200, 2026-12-01).
 _STORED = {4: (0.37, 0.40), 2: (0.22, 0.35)}
 _STAGE = 100  # of a block, besides copies and products
 _BEGIN = 700  # of a block, besides its stages
