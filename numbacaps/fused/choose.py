@@ -48,7 +48,7 @@ _SURELY = 1.2  # times as many cycles: more than the models of two rungs err by
 # Between TMA, with images as rows, and mma_sync: times as many cycles, and cycles besides. Forward products whose models were 1.1 to 1.2 times
 # apart were timed both ways (H200, 2026-12-01): of 14 drawn ones mma_sync took 0.32 to 1.16 of TMA's time, the geometric mean was 0.74.
 # Layer 5 of the published network, where both take about 10,000 cycles by the models, took 1.2 times as long by mma_sync in 2 bytes.
-_SURELY_SLOWER, _WAITED = 1.1, 1_000
+_TIMES_SLOWER, _CYCLES_SLOWER = 1.1, 1_000
 # Cycles that a product of TMA waits for itself, which the models of its rungs do not count. Most small drawn
 # products took about 4,500 cycles more than their model says, with the packing of the kernel (H200, 2026-11-30).
 _TMA_START = 2_000
@@ -424,7 +424,7 @@ def _without_lines(job):
     fastest = _on_hopper(job)
     found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation
-    slow = slow and _SURELY_SLOWER * found.predicted + _WAITED < fastest.predicted
+    slow = slow and _TIMES_SLOWER * found.predicted + _CYCLES_SLOWER < fastest.predicted
     if fastest and not slow:
         return fastest
     if found:
