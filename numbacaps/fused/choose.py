@@ -17,6 +17,7 @@ from numbacaps.device.target import SIMULATED
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.activation import Activation
 from numbacaps.fused.clear import ClearLauncher
+from numbacaps.fused.im2col_packing import im2col_cycles, of_matrix, why_not_im2col
 from numbacaps.fused.mma_sync import launcher as mma_sync
 from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
 from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
@@ -39,7 +40,7 @@ from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedSplitK,
 )
 from numbacaps.fused.rung_5_warp_specialized.lines import LinesLauncher, in_lines
-from numbacaps.fused.rung_5_warp_specialized.packed_launcher import PackedLauncher
+from numbacaps.fused.rung_5_warp_specialized.packed_launcher import Im2colLauncher, PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
 from numbacaps.fused.rung_6_swap_ab.launcher import SwapABLauncher
 
@@ -58,6 +59,8 @@ _PACKING_AROUND = 20_000
 # Cycles of a multiprocessor that warp_specialized takes to write a byte of a pair of elements, and an element that has no pair
 # (H200, 2026-11-30: 0.2 to 1.6 at drawn products of 2 bytes).
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
+# Part of these cycles that lines of a matrix by im2col do not take. Fitted by eye to times of 15 drawn products (H200, 2026-12-01).
+_LESS_IN_LINES = 0.6
 # Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. Chosen by eye from 27 rows of
 # nine workloads of experiments.fused (H200, 0.8 to 1.7 times, least below 20,000 cycles) and 7 drawn rows (H200, 2026-12-01, 1.35 to
 # 1.9 times, most of them larger).
@@ -269,9 +272,7 @@ def packed_in_lines_together(jobs, tile=None):
 def _packed(rung, launcher, jobs, unpacked, tile):
     """The choice of products whose pixels are packed, and which the rung ``unpacked`` computes then."""
     job = jobs[0]
-    if job.activation is not None:
-        raise NotPossible(f"{rung} takes no activation")
-    _refuse_without_wgmma(job, rung)
+    _refuse_laid_out(job, rung)
     _refuse(why_not_packed(job.product, job.G, job.dtype))
     products = [one.product for one in jobs]
     read = [of_capsules(product, job.G, job.dtype) for product in products]
@@ -287,6 +288,37 @@ def _packed(rung, launcher, jobs, unpacked, tile):
         PackedLauncher, launcher, products, *job.operands[1:], how, job.terms, job.looked
     )
     return Choice(rung, make, found[0].tile, takes, found[0].why)
+
+
+def _refuse_laid_out(job, rung):
+    """Refuse what TMA's kernel does not compute of an array that is laid out first."""
+    if job.activation is not None:
+        raise NotPossible(f"{rung} takes no activation")
+    _refuse_without_wgmma(job, rung)
+
+
+def _warp_specialized_im2col(job, tile=None):
+    return _im2col("warp_specialized_im2col", WarpSpecializedLauncher, job, _warp_specialized, tile)
+
+
+def _warp_specialized_lines_im2col(job, tile=None):
+    how = LinesLauncher, job, _warp_specialized_lines, tile
+    return _im2col("warp_specialized_lines_im2col", *how)
+
+
+def _im2col(rung, launcher, job, unpacked, tile):
+    """The choice of a product whose windows are laid out first, and which the rung ``unpacked`` computes then."""
+    _refuse_laid_out(job, rung)
+    _refuse(why_not_im2col(job.product, job.images, job.G, job.dtype))
+    read = of_matrix(job.product, job.G, job.dtype)
+    found = unpacked(replace(job, product=read), tile)
+    takes = im2col_cycles(job.product, job.images, job.G, job.dtype) + found.predicted
+    if launcher is LinesLauncher:  # it writes what lies side by side
+        results = job.product.M(job.images) * job.product.N * job.G
+        takes -= _LESS_IN_LINES * results * _write(job) / multiprocessors()
+    how = [(found.tile, found.why)]
+    which = launcher, [job.product], *job.operands[1:], how, job.terms, job.looked
+    return Choice(rung, partial(Im2colLauncher, *which), found.tile, takes, found.why)
 
 
 def _swap_ab(job, tile=None):
@@ -372,6 +404,8 @@ GATHERING = {
     "warp_specialized_lines": _warp_specialized_lines,
     "warp_specialized_packed": _warp_specialized_packed,
     "warp_specialized_lines_packed": _warp_specialized_lines_packed,
+    "warp_specialized_im2col": _warp_specialized_im2col,
+    "warp_specialized_lines_im2col": _warp_specialized_lines_im2col,
     "swap_ab": _swap_ab,
 }
 
@@ -401,7 +435,8 @@ def choose(job, rung=None, tile=None):
     if job.product.taps == 0:
         return _clear(job)
     chosen = choose_unpacked(job)
-    return packed_if_much_faster([job], [chosen]) or chosen
+    chosen = packed_if_much_faster([job], [chosen]) or chosen
+    return im2col_if_much_faster(job, [chosen]) or chosen
 
 
 def choose_unpacked(job):
@@ -451,6 +486,20 @@ def packed_if_much_faster(jobs, chosen):
     ways = [_possible(way, jobs) for way in (packed_together, packed_in_lines_together)]
     found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
     return found if found and much_faster(found.predicted + _PACKING_AROUND, chosen) else None
+
+
+def im2col_if_much_faster(job, chosen):
+    """im2col and TMA in place of what was chosen for the same product; None where that is as good."""
+    on_hopper = job.terms and has_warpgroups() and not SIMULATED
+    if not on_hopper or job.activation or job.product.K < _FEWEST_K:
+        return None
+    if not all(one.predicted for one in chosen):
+        return None
+    ways = [
+        _possible(way, job) for way in (_warp_specialized_im2col, _warp_specialized_lines_im2col)
+    ]
+    found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
+    return found if found and much_faster(found.predicted, chosen) else None
 
 
 def _clear(job):

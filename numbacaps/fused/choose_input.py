@@ -16,6 +16,7 @@ from numbacaps.fused.choose import (
     choose,
     choose_unpacked,
     forced_tile,
+    im2col_if_much_faster,
     mma_sync_together,
     much_faster,
     packed_if_much_faster,
@@ -130,10 +131,12 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         best = [together]
     ordinary = any(one.rung == "register_tiles" for one in best)
     by_columns = columns and (ordinary or wins(columns, best))
-    packed = packed_if_much_faster(jobs, [columns] if by_columns else best)
-    if packed:
-        return [*cleared, packed]
-    return [columns] if by_columns else [*cleared, *best]
+    best = [columns] if by_columns else best
+    packed = packed_if_much_faster(jobs, best)
+    best = [packed] if packed else best
+    matrix = im2col_if_much_faster(jobs[0], best) if len(jobs) == 1 else None
+    best = [matrix] if matrix else best
+    return best if best == [columns] else [*cleared, *best]
 
 
 def _possible(how, *arguments):

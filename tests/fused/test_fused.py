@@ -303,6 +303,27 @@ def test_packed_pixels(case, dtype, precision, rng):
     )
 
 
+@pytest.mark.slow(but=["groups-*-warp_specialized_im2col"])
+@pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
+@pytest.mark.sanitize
+@pytest.mark.parametrize("rung", ["warp_specialized_im2col", "warp_specialized_lines_im2col"])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "tf32"), ("float32", "tf32x3"), ("float16", "ieee"), ("bfloat16", "ieee")],
+)
+@pytest.mark.parametrize("case", _PACKED)
+def test_im2col(case, dtype, precision, rung, rng):
+    """Forward; and the gradient of x, of a window of one pixel."""
+    _skip_without_tf32()
+    g = _PACKED[case]
+    plan = _check_passes(g, dtype, precision, rng, (("forward", rung, None),))
+    assert f"forward: {rung}" in plan.explain()
+    one = replace(g, KH=1, KW=1, stride=(1, 1), padding=(0, 0))
+    rungs = tuple((wanted, rung, None) for wanted in ("forward", "backward_input"))
+    plan = _check_passes(one, dtype, precision, rng, rungs)
+    assert f"backward_input: {rung}" in plan.explain()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(SIMULATED, reason="TMA takes a GPU")
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])

@@ -20,7 +20,7 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.fused import choose_input as choosing
 from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.activation import Activation
-from numbacaps.fused.choose import Job, choose, choose_split_k, register_tile
+from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k, register_tile
 from numbacaps.fused.choose_input import choose_input
 from numbacaps.fused.mma_sync import rows, split_k_launcher, split_k_tile, table, tile
 from numbacaps.fused.precision import precisions
@@ -262,7 +262,7 @@ def test_packing_and_the_sum_of_splits(dtype, cc, of_capability):
         assert ("griddepcontrol" in text) == (cc >= (9, 0))
         adds = name in ("add_splits", "col2im")
         assert lets_the_next_start_late(text, *[_ADDED] * adds)
-        if not adds:
+        if not adds and name != "im2col":
             assert re.search(r"st\.global\.v(4\.|2\.b64)", text)  # 16 bytes
 
 
@@ -360,6 +360,33 @@ def test_large_products_of_odd_capsules_are_packed_for_hopper(dtype, precision, 
         rung = "warp_specialized_packed" if capability == (9, 0) else "mma_sync"
         assert choose(_job(g, dtype, precision)).rung == rung
         assert [one.rung for one in choose_input(jobs, g)] == [rung]
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_odd_capsules_in_many_columns_are_a_matrix_for_hopper(dtype, precision, of_capability):
+    """im2col costs little beside a product of many columns; beside one of few, more than it saves."""
+    g = Geometry(64, 33, 59, 21, 21, 7, 7, 1, 2, 3, 13, (2, 2), (3, 3), (2, 2))
+    for capability in (9, 0), (8, 0), (10, 0):
+        of_capability(capability)
+        rung = "warp_specialized_im2col" if capability == (9, 0) else "mma_sync"
+        assert choose(_job(g, dtype, precision)).rung == rung
+        assert choose(_job(replace(g, P=1), dtype, precision)).rung == "mma_sync"
+    of_capability((9, 0))
+    few = replace(g, N=2, D1=13, D2=13)  # 26 of the 64 rows of a product would be images
+    assert choose(_job(few, dtype, precision)).rung == "warp_specialized_lines_im2col"
+    with pytest.raises(NotPossible, match="takes no activation"):
+        choose(
+            replace(_job(g, dtype, precision), activation=Activation(0.1, 13)),
+            "warp_specialized_im2col",
+        )
+
+
+@pytest.mark.parametrize(("dtype", "precision"), _EVERY)
+def test_the_gradient_of_a_window_of_one_may_be_a_matrix(dtype, precision):
+    """Of larger windows the taps of a channel do not follow those of the one before it."""
+    g = Geometry(64, 40, 80, 6, 6, 1, 1, 1, 7, 13, 13)
+    assert _of_the_input(g, dtype, precision) == ["warp_specialized_im2col"]
+    assert "im2col" not in _of_the_input(replace(g, KH=3, KW=3), dtype, precision)[0]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
@@ -500,24 +527,24 @@ def _default_of_the_input(g, monkeypatch, forced=()):
     return FusedPasses(g, np.dtype(np.float32), "auto", rungs=forced).input_launchers
 
 
-_FEW_COLUMNS = Geometry(32, 1, 17, 6, 6, 3, 3, 1, 15, 2, 11, (3, 3), (1, 1))  # 2, of 187 products
+_FEW_COLUMNS = Geometry(32, 1, 8, 6, 6, 3, 3, 1, 15, 2, 11, (3, 3), (1, 1))  # 2, of 88 products
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_few_columns_of_many_residues_are_columns_of_taps_in_three_terms(
     capability, of_capability, monkeypatch
 ):
-    """Eighteen columns of 187 products. Where that is not worth it, ordinary arithmetic stays: no other kernel is for two."""
+    """Eighteen columns of 88 products. Where that is not worth it, ordinary arithmetic stays: no other kernel is for two."""
     of_capability(capability)
-    for g in (_FEW_COLUMNS, Geometry(128, 2, 4, 28, 28, 5, 5, 1, 2, 1, 8, (3, 3), (1, 1))):
+    for g in (_FEW_COLUMNS, Geometry(128, 2, 4, 28, 28, 5, 3, 1, 2, 1, 8, (3, 3), (1, 1))):
         (chosen,) = _default_of_the_input(g, monkeypatch)
         assert chosen.rung == "col2im" and chosen.tile in tile.TILES[3]
     others = (
-        replace(_FEW_COLUMNS, P=4, stride=(1, 1)),  # one launch
+        replace(_FEW_COLUMNS, KH=1, KW=1, stride=(1, 1)),  # one launch
         replace(
             _FEW_COLUMNS, N=2048, H=96, W=96
         ),  # columns of 2.6 GB take longer to add than launches
-        Geometry(32, 1, 8, 28, 28, 3, 3, 1, 1, 1, 8, (1, 1), (2, 2)),
+        Geometry(32, 1, 1, 28, 28, 3, 3, 1, 1, 1, 8, (1, 1), (2, 2)),
     )
     for g in others:
         found = {one.rung for one in _default_of_the_input(g, monkeypatch)}

@@ -123,6 +123,9 @@ def test_every_kernel_of_three_terms_looks_through_its_results():
         cases.append((replace(_DX, D1=4, D2=4, D3=4), "warp_specialized_lines"))
         cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_packed"))
         cases.append((replace(_DX, D1=7, D2=7, D3=7), "warp_specialized_lines_packed"))
+        one = replace(_DX, KH=1, KW=1, D1=7, D2=7, D3=7)
+        cases.append((one, "warp_specialized_im2col"))
+        cases.append((one, "warp_specialized_lines_im2col"))
     for (g, rung), precision in product(cases, ("auto", "tf32x3")):
         text = _plan(g, precision, {"backward_input": rung}).explain()
         text = text[text.index("backward_input") : text.index("backward_kernel")]
@@ -221,7 +224,7 @@ def test_what_auto_stands_for():
     assert chosen_for(float32, 64, 64) == three
     assert chosen_for(float32, 3, 24) == three
     assert chosen_for(float32, 3, 23) == chosen_for(float32, 2, 64) == "ieee"
-    assert chosen_for(float32, 2, 2048) == three
+    assert chosen_for(float32, 2, 95) == "ieee" and chosen_for(float32, 1, 96) == three
     assert chosen_for(float32, 64, 8) == "ieee"
     assert chosen_for(np.dtype(np.float64), 64, 64) == "ieee"
     assert chosen_for(np.dtype(np.float16), 64, 64) == "ieee"

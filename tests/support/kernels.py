@@ -21,6 +21,7 @@ from numbacaps.fused.anew import SUMS
 from numbacaps.fused.clear import make_clear
 from numbacaps.fused.col2im import make_col2im, make_col2im_and_look
 from numbacaps.fused.epilogue import fit
+from numbacaps.fused.im2col import make_im2col
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.again import make_sum_again, make_sum_pixels_again
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
@@ -282,6 +283,7 @@ def warp_split_k_ptx(dtype, terms, a_run, c_run, paired, tile, cc):
 # What runs before the warps' kernels and behind them: PTX for a dtype and a compute capability.
 WARP_HELPERS = {
     "pack_pixels": lambda dtype, cc: _of_dtypes(make_pack_pixels(dtype), (dtype, dtype), 16, cc),
+    "im2col": lambda dtype, cc: _of_dtypes(make_im2col(dtype), (dtype, dtype, np.int32), 17, cc),
     "pack_matrix": lambda dtype, cc: _of_dtypes(
         make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
     ),
@@ -308,7 +310,7 @@ ADD_AND_LOOK = {
     )
 }
 # Compiled in test_mma_sync_ptx.
-WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix}
+WARPS = {make_mma_sync, make_mma_sync_split_k, make_pack_pixels, make_pack_matrix, make_im2col}
 WARPS |= {warp_sums.make_add_splits, make_col2im, make_clear}
 WARPS |= {warp_sums.make_add_and_look, make_col2im_and_look}
 WARPS |= {make_sum_again, make_sum_pixels_again}  # inside of the first two

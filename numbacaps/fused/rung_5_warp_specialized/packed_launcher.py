@@ -1,7 +1,8 @@
-"""The launcher of the persistent kernel for capsules that TMA cannot copy: their pixels are packed first.
+"""The launchers of the persistent kernel for capsules that TMA cannot copy: what it gathers is laid out first.
 
-Packed, an array is what it would be if its capsules had 32 bytes; so the kernel is the one for such capsules
-(:meth:`numbacaps.fused.pixel_packing.Layout.capsules`).
+Laid out, an array is what it would be if its capsules had 32 bytes; so the kernel is the one for such capsules. Either the
+channels of each pixel lie side by side (:meth:`numbacaps.fused.pixel_packing.Layout.capsules`), or all that the pixel's
+window reads (:mod:`numbacaps.fused.im2col`).
 """
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from numbacaps.device.compiled import aligned
 from numbacaps.device.instructions import CHUNK
 from numbacaps.fused.epilogue import Epilogue
+from numbacaps.fused.im2col_packing import Im2col, in_rows, of_matrix
 from numbacaps.fused.launcher import Launcher
 from numbacaps.fused.pixel_packing import (
     Layout,
@@ -17,6 +19,8 @@ from numbacaps.fused.pixel_packing import (
     round_up,
     seen_as,
 )
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
+from numbacaps.made_once import made_once
 
 _WORDS = np.dtype(np.float32)
 
@@ -24,7 +28,8 @@ _WORDS = np.dtype(np.float32)
 class PackedLauncher(Launcher):
     """The products of a gathering pass, of pixels that are packed once for all of them.
 
-    The workspace has the packed kernel of each product, then the pixels.
+    The workspace has the packed kernel of each product, then the pixels. :class:`Im2colLauncher` says what is otherwise
+    where not pixels are packed.
 
     Parameters
     ----------
@@ -42,21 +47,33 @@ class PackedLauncher(Launcher):
         Whose results of three terms are looked through.
     """
 
-    packs_alone = False  # pixels lie beside it
+    packs_alone = False  # what is laid out lies beside it
+    word = "packed"
+    _read = staticmethod(of_capsules)  # the product as it reads what is laid out
+
+    @staticmethod
+    def _of_kernel(product):
+        """The product whose kernel is packed."""
+        return product
+
+    @staticmethod
+    def _packing(product, images, G, dtype):
+        layout = Layout.capsules(product, images, G, dtype)
+        return PixelPacking(product, images, G, dtype, layout)
 
     def __init__(self, launcher, products, images, G, dtype, how, terms, looked=None):
         self._parts, self._begins, self.packed = [], [], 0
         for product, (tile, why) in zip(products, how):
-            follows, read = bool(self._parts), of_capsules(product, G, dtype)
-            which = product, images, G, dtype, tile, why, terms
+            follows, read = bool(self._parts), self._read(product, G, dtype)
+            which = self._of_kernel(product), images, G, dtype, tile, why, terms
             made = launcher(*which, follows=follows, read=read, looked=looked)
             self._parts.append(made)
             self._begins.append(self.packed)
-            self.packed += round_up(self._parts[-1].packed, CHUNK // _WORDS.itemsize)
-        self._dtype, self._pixels_at, first = dtype, self.packed, products[0]
-        layout = Layout.capsules(first, images, G, dtype)
-        self._pixels = PixelPacking(first, images, G, dtype, layout)
-        self.packed += self._pixels.elements * dtype.itemsize // _WORDS.itemsize
+            self.packed += round_up(made.packed, CHUNK // _WORDS.itemsize)
+        self._dtype, self._begin = dtype, self.packed
+        self._lay_out = self._packing(products[0], images, G, dtype)
+        self.packed += self._lay_out.elements * dtype.itemsize // _WORDS.itemsize
+        self._products, self._of_each = products, (images, G, dtype)
         self.epilogue = Epilogue()
 
     def ready_for(self, *arrays):
@@ -69,20 +86,32 @@ class PackedLauncher(Launcher):
             part.pack(kernel, seen_as(packed, self._dtype, begin), stream)
 
     def multiply(self, gathered, kernel, packed, result, activated, stream, ahead=False):
-        """Pack the pixels, and launch the products on arrays as arguments."""
+        """Lay the gathered array out, and launch the products on arrays as arguments."""
         if not aligned(CHUNK, result):
-            for part in self._parts:
-                arrays = gathered, kernel, packed, result, activated
-                part.by_ordinary_arithmetic.multiply(*arrays, stream)
+            for ordinary in self._by_ordinary_arithmetic:
+                ordinary.multiply(gathered, kernel, packed, result, activated, stream)
             return
-        pixels = seen_as(packed, self._dtype, self._pixels_at)
-        self._pixels(gathered, pixels, 0, stream)
+        laid_out = seen_as(packed, self._dtype, self._begin)
+        self._lay_out(gathered, laid_out, 0, stream)
         for part, begin in zip(self._parts, self._begins):
             room = seen_as(packed, _WORDS, begin)
-            arrays = pixels, kernel, room, result, result
+            arrays = laid_out, kernel, room, result, result
             part.multiply(*arrays, stream, ahead=True, unpacked=gathered)
+
+    @made_once
+    def _by_ordinary_arithmetic(self):
+        """The products for a result that TMA's kernel cannot write."""
+        return [RegisterTilesLauncher(product, *self._of_each) for product in self._products]
 
     def __str__(self):
         rung, _ = str(self._parts[0]).split(" ", 1)
         parts = (str(part).removeprefix(rung).strip() for part in self._parts)
-        return f"{rung}_packed " + "; ".join(parts)
+        return f"{rung}_{self.word} " + "; ".join(parts)
+
+
+class Im2colLauncher(PackedLauncher):
+    """The same of the matrix of all that windows read, of one product; its parameters are those of :class:`PackedLauncher`."""
+
+    word = "im2col"
+    _read, _of_kernel = staticmethod(of_matrix), staticmethod(in_rows)
+    _packing = Im2col

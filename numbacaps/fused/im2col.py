@@ -1,0 +1,122 @@
+"""The gathered array as a matrix: the row of every pixel and d1 has all that its window reads (im2col).
+
+Where a capsule's row is no multiple of 16 bytes, no wide copy can take it, and a pixel that several windows cover is copied by each
+of them in short pieces. Here the pieces are copied once, side by side; behind that a product has a window of one pixel and rows of
+any length. It costs writing and reading the matrix, so it pays where many columns of the kernel share it.
+
+The matrix lies in parts of 32 bytes, as capsules of such a size would (:mod:`numbacaps.fused.im2col_packing`).
+"""
+
+from functools import cache
+
+import numpy as np
+
+from numbacaps.device.bfloat16 import stored
+from numbacaps.device.dtypes import conversions
+from numbacaps.device.elements import from_element
+from numbacaps.device.instructions import short, wait_for_last
+from numbacaps.device.kernel_cache import kept_on_disk
+from numbacaps.device.target import at, cuda
+
+PART = 32  # bytes
+THREADS = 256
+BLOCKS = 4  # fit a multiprocessor: a thread has at most 64 registers
+_EACH = 8  # rows of a thread: their loads wait together
+
+
+def rows_of_block(itemsize):
+    """Rows of the matrix that a block writes."""
+    return THREADS * itemsize // PART * _EACH
+
+
+@cache
+def make_im2col(dtype):
+    """Kernel that writes the matrix, in parts: (N, parts, rows of an image, k of a part).
+
+    A block has some rows and several parts of them, one after another, so that what neighbouring parts read of a
+    line is in L1. A thread has one k of a part, and a few rows.
+    """
+    K, EACH, BLOCK = PART // dtype.itemsize, _EACH, rows_of_block(dtype.itemsize)
+    APART = THREADS // K  # rows from one of a thread's to the next
+    held = np.dtype(stored(dtype))
+    _, as_element = conversions(dtype)
+    ZERO = np.float32(0)
+
+    @kept_on_disk
+    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
+    def im2col_kernel(
+        source,  # in   the gathered array
+        matrix,  # out
+        taps,  # in   of every k: from a pixel's place to what it reads, rows down, columns across
+        rows,  # of all images
+        of_image,  # rows
+        columns,  # of pixels
+        G,
+        D1,
+        by_image,  # elements of source from one image, row, column, g and d1 of pixels to the next
+        by_row,
+        by_column,
+        by_g,
+        by_d1,
+        down,  # rows and columns of source from one row and column of pixels to the next
+        across,
+        H,  # rows and columns of source
+        W,
+        parts,
+        of_block,  # parts
+        origin,  # where the matrix begins in its array
+    ):
+        begins = cuda.shared.array(BLOCK, np.int32)  # where a row's pixel lies in source
+        ends = cuda.shared.array(BLOCK, np.int32)  # where a row's first part lies in matrix
+        at_row = cuda.shared.array(
+            BLOCK, np.int32
+        )  # the row and column of source at which it begins
+        at_column = cuda.shared.array(BLOCK, np.int32)
+        begin = cuda.local.array(EACH, np.int32)
+        end = cuda.local.array(EACH, np.int32)
+        h = cuda.local.array(EACH, np.int32)
+        w = cuda.local.array(EACH, np.int32)
+        some = cuda.local.array(EACH, held)
+        thread = short(cuda.threadIdx.x)
+        groups = np.uint32(np.uint32(parts + of_block - 1) // np.uint32(of_block))
+        turn = np.uint32(cuda.blockIdx.x)
+        first, part = short(turn // groups * BLOCK), short(turn % groups * of_block)
+        here = short(min(np.int64(BLOCK), rows - first))
+        if thread < here:
+            row = np.uint32(first + thread)
+            image = np.uint32(row // np.uint32(of_image))
+            r = np.uint32(row % np.uint32(of_image))
+            q, d1 = np.uint32(r // np.uint32(D1)), np.uint32(r % np.uint32(D1))
+            pixel, g = np.uint32(q // np.uint32(G)), np.uint32(q % np.uint32(G))
+            i, j = np.uint32(pixel // np.uint32(columns)), np.uint32(pixel % np.uint32(columns))
+            place = np.int64(image) * by_image + np.int64(i) * by_row + np.int64(j) * by_column
+            begins[thread] = short(place + np.int64(g) * by_g + np.int64(d1) * by_d1)
+            ends[thread] = short((np.int64(image) * parts * of_image + r) * K)
+            at_row[thread], at_column[thread] = short(i * down), short(j * across)
+        k, mine = short(np.uint32(thread) % K), short(np.uint32(thread) // K)
+        tap, last = short(part * (3 * K) + k), short(min(np.int64(part + of_block), parts))
+        far, low, right = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
+        to, step = short(part * of_image * K + k), short(of_image * K)
+        written = from_element(matrix, origin)
+        wait_for_last()  # and lets nothing start before it ends: its blocks fill the multiprocessors
+        cuda.syncthreads()
+        for e in range(EACH):
+            one = min(short(mine + e * APART), short(here - 1))
+            begin[e], end[e], h[e], w[e] = begins[one], ends[one], at_row[one], at_column[one]
+        while part < last:
+            for e in range(EACH):
+                is_row = np.uint32(h[e] + low) < np.uint32(H)
+                is_inside = is_row and np.uint32(w[e] + right) < np.uint32(W)
+                place = np.uint32(begin[e] + far) if is_inside else np.uint32(0)
+                value = source[at(place)]
+                some[e] = value if is_inside else as_element(ZERO)
+            part = short(part + 1)
+            if part < last:  # asked for before the stores
+                tap = short(tap + 3 * K)
+                far, low, right = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
+            for e in range(EACH):
+                if mine + e * APART < here:
+                    written[at(np.uint32(end[e] + to))] = some[e]
+            to = short(to + step)
+
+    return im2col_kernel
