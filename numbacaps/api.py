@@ -64,7 +64,7 @@ def capsule_conv2d(
         Most bytes that ``"staged"`` and ``"cublas"`` may allocate for their intermediates; half of
         the free device memory by default. The result does not depend on it (of ``"staged"``, not
         a bit of it). ``"fused"`` allocates copies of the kernel, sums of splits, copies of what it gathers where that
-        pays, and columns of the input's gradient, 480 MiB at most; the other algorithms nothing.
+        pays, and the matrix of all windows or columns of the input's gradient, 480 MiB at most; the other algorithms nothing.
     out : array (N, P, OH, OW, *T3), optional
         Where to write the result: C-contiguous, in the same place and of the same dtype as ``x``,
         apart from the inputs in memory.

@@ -272,7 +272,7 @@ def packed_in_lines_together(jobs, tile=None):
 def _packed(rung, launcher, jobs, unpacked, tile):
     """The choice of products whose pixels are packed, and which the rung ``unpacked`` computes then."""
     job = jobs[0]
-    _refuse_laid_out(job, rung)
+    _refuse_activation_or_other_gpu(job, rung)
     _refuse(why_not_packed(job.product, job.G, job.dtype))
     products = [one.product for one in jobs]
     read = [of_capsules(product, job.G, job.dtype) for product in products]
@@ -290,8 +290,8 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     return Choice(rung, make, found[0].tile, takes, found[0].why)
 
 
-def _refuse_laid_out(job, rung):
-    """Refuse what TMA's kernel does not compute of an array that is laid out first."""
+def _refuse_activation_or_other_gpu(job, rung):
+    """Refuse what TMA's kernel does not compute where the gathered array is laid out first."""
     if job.activation is not None:
         raise NotPossible(f"{rung} takes no activation")
     _refuse_without_wgmma(job, rung)
@@ -308,7 +308,7 @@ def _warp_specialized_lines_im2col(job, tile=None):
 
 def _im2col(rung, launcher, job, unpacked, tile):
     """The choice of a product whose windows are laid out first, and which the rung ``unpacked`` computes then."""
-    _refuse_laid_out(job, rung)
+    _refuse_activation_or_other_gpu(job, rung)
     _refuse(why_not_im2col(job.product, job.images, job.G, job.dtype))
     read = of_matrix(job.product, job.G, job.dtype)
     found = unpacked(replace(job, product=read), tile)
@@ -495,9 +495,11 @@ def im2col_if_much_faster(job, chosen):
         return None
     if not all(one.predicted for one in chosen):
         return None
-    ways = [
-        _possible(way, job) for way in (_warp_specialized_im2col, _warp_specialized_lines_im2col)
-    ]
+    writes = im2col_cycles(job.product, job.images, job.G, job.dtype)
+    if not much_faster(writes, chosen):  # without a search for a tile
+        return None
+    rungs = _warp_specialized_im2col, _warp_specialized_lines_im2col
+    ways = [_possible(rung, job) for rung in rungs]
     found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
     return found if found and much_faster(found.predicted, chosen) else None
 

@@ -1,8 +1,8 @@
 """The gathered array as a matrix: the row of every pixel and d1 has all that its window reads (im2col).
 
-Where a capsule's row is no multiple of 16 bytes, no wide copy can take it, and a pixel that several windows cover is copied by each
-of them in short pieces. Here the pieces are copied once, side by side; behind that a product has a window of one pixel and rows of
-any length. It costs writing and reading the matrix, so it pays where many columns of the kernel share it.
+Where a capsule's row is no multiple of 16 bytes, no wide copy can take it, and every tile of a product gathers its windows in short
+pieces. Here the pieces of a window are brought together once, for all tiles of columns. Behind that a product has a window of one
+pixel, and rows of any length. It costs writing and reading the matrix, so it pays where many columns of the kernel share it.
 
 The matrix lies in parts of 32 bytes, as capsules of such a size would (:mod:`numbacaps.fused.im2col_packing`).
 """
@@ -58,65 +58,64 @@ def make_im2col(dtype):
         by_column,
         by_g,
         by_d1,
-        down,  # rows and columns of source from one row and column of pixels to the next
-        across,
+        stride_down,  # rows and columns of source from one row and column of pixels to the next
+        stride_across,
         H,  # rows and columns of source
         W,
         parts,
         of_block,  # parts
-        origin,  # where the matrix begins in its array
+        first,  # where the matrix begins in its array
     ):
-        begins = cuda.shared.array(BLOCK, np.int32)  # where a row's pixel lies in source
-        ends = cuda.shared.array(BLOCK, np.int32)  # where a row's first part lies in matrix
-        at_row = cuda.shared.array(
-            BLOCK, np.int32
-        )  # the row and column of source at which it begins
+        pixel_at = cuda.shared.array(BLOCK, np.int32)  # where a row's pixel lies in source
+        part_at = cuda.shared.array(BLOCK, np.int32)  # where a row's first part lies in matrix
+        at_row = cuda.shared.array(BLOCK, np.int32)  # the row and column of source there
         at_column = cuda.shared.array(BLOCK, np.int32)
-        begin = cuda.local.array(EACH, np.int32)
-        end = cuda.local.array(EACH, np.int32)
+        from_pixel = cuda.local.array(EACH, np.int32)
+        to_part = cuda.local.array(EACH, np.int32)
         h = cuda.local.array(EACH, np.int32)
         w = cuda.local.array(EACH, np.int32)
         some = cuda.local.array(EACH, held)
         thread = short(cuda.threadIdx.x)
         groups = np.uint32(np.uint32(parts + of_block - 1) // np.uint32(of_block))
         turn = np.uint32(cuda.blockIdx.x)
-        first, part = short(turn // groups * BLOCK), short(turn % groups * of_block)
-        here = short(min(np.int64(BLOCK), rows - first))
+        row0, part = short(turn // groups * BLOCK), short(turn % groups * of_block)
+        here = short(min(np.int64(BLOCK), rows - row0))
         if thread < here:
-            row = np.uint32(first + thread)
+            row = np.uint32(row0 + thread)
             image = np.uint32(row // np.uint32(of_image))
             r = np.uint32(row % np.uint32(of_image))
             q, d1 = np.uint32(r // np.uint32(D1)), np.uint32(r % np.uint32(D1))
             pixel, g = np.uint32(q // np.uint32(G)), np.uint32(q % np.uint32(G))
             i, j = np.uint32(pixel // np.uint32(columns)), np.uint32(pixel % np.uint32(columns))
             place = np.int64(image) * by_image + np.int64(i) * by_row + np.int64(j) * by_column
-            begins[thread] = short(place + np.int64(g) * by_g + np.int64(d1) * by_d1)
-            ends[thread] = short((np.int64(image) * parts * of_image + r) * K)
-            at_row[thread], at_column[thread] = short(i * down), short(j * across)
+            pixel_at[thread] = short(place + np.int64(g) * by_g + np.int64(d1) * by_d1)
+            part_at[thread] = short((np.int64(image) * parts * of_image + r) * K)
+            at_row[thread], at_column[thread] = short(i * stride_down), short(j * stride_across)
         k, mine = short(np.uint32(thread) % K), short(np.uint32(thread) // K)
         tap, last = short(part * (3 * K) + k), short(min(np.int64(part + of_block), parts))
-        far, low, right = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
+        offset, down, across = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
         to, step = short(part * of_image * K + k), short(of_image * K)
-        written = from_element(matrix, origin)
+        written = from_element(matrix, first)
         wait_for_last()  # and lets nothing start before it ends: its blocks fill the multiprocessors
         cuda.syncthreads()
         for e in range(EACH):
             one = min(short(mine + e * APART), short(here - 1))
-            begin[e], end[e], h[e], w[e] = begins[one], ends[one], at_row[one], at_column[one]
+            from_pixel[e], to_part[e] = pixel_at[one], part_at[one]
+            h[e], w[e] = at_row[one], at_column[one]
         while part < last:
             for e in range(EACH):
-                is_row = np.uint32(h[e] + low) < np.uint32(H)
-                is_inside = is_row and np.uint32(w[e] + right) < np.uint32(W)
-                place = np.uint32(begin[e] + far) if is_inside else np.uint32(0)
-                value = source[at(place)]
+                is_row = np.uint32(h[e] + down) < np.uint32(H)
+                is_inside = is_row and np.uint32(w[e] + across) < np.uint32(W)
+                there = np.uint32(from_pixel[e] + offset) if is_inside else np.uint32(0)
+                value = source[at(there)]
                 some[e] = value if is_inside else as_element(ZERO)
             part = short(part + 1)
             if part < last:  # asked for before the stores
                 tap = short(tap + 3 * K)
-                far, low, right = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
+                offset, down, across = taps[at(tap)], taps[at(tap + K)], taps[at(tap + 2 * K)]
             for e in range(EACH):
                 if mine + e * APART < here:
-                    written[at(np.uint32(end[e] + to))] = some[e]
+                    written[at(np.uint32(to_part[e] + to))] = some[e]
             to = short(to + step)
 
     return im2col_kernel

@@ -10,13 +10,13 @@ from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.im2col import BLOCKS, PART, THREADS, make_im2col, rows_of_block
 
-MOST_BYTES = 480 << 20  # of the matrix
+MOST_BYTES = 480 << 20  # of the matrix; up to three times its elements are counted in 32 bits
 _PARTS = 16  # of a block; fewer where multiprocessors would have no block otherwise
-# Cycles of a multiprocessor to write an element, besides those of a byte of it; and of the launch.
-# Fitted by eye to times of 21 drawn products (H200, 2026-12-01).
-_WRITTEN, _WRITTEN_BYTE = 0.15, 0.06
+# Cycles of a multiprocessor to write an element, besides those of a byte of it; to read a byte of the gathered array; and of the launch.
+# Fitted by eye to times of 20 drawn products (H200, 2026-12-01).
+_WRITTEN, _WRITTEN_BYTE, _READ_BYTE = 0.15, 0.06, 0.04
 _LAUNCH = 4500
-_FAR = 2**29  # rows, columns, and what a tap reaches of them: fewer
+_FAR = 2**29  # rows and columns, and how far taps reach, are below this
 _OUTSIDE = -2 * _FAR  # rows down, of a k that is filled up
 _ONE = np.zeros(1, np.int64)  # the tap of a window of one pixel
 
@@ -48,8 +48,9 @@ def elements(product, images, G, dtype):
 
 def im2col_cycles(product, images, G, dtype):
     """Estimated cycles of writing the matrix."""
-    each = _WRITTEN + _WRITTEN_BYTE * dtype.itemsize
-    return _LAUNCH + elements(product, images, G, dtype) * each / multiprocessors()
+    written = elements(product, images, G, dtype) * (_WRITTEN + _WRITTEN_BYTE * dtype.itemsize)
+    read = images * product.pixels.gathered[0] * dtype.itemsize * _READ_BYTE
+    return _LAUNCH + (written + read) / multiprocessors()
 
 
 def of_matrix(product, G, dtype):
@@ -110,8 +111,8 @@ def why_not_im2col(product, images, G, dtype):
     )
     if max(*reached, product.tap_rows.max(), product.tap_columns.max()) >= _FAR:
         return f"{_FAR} rows or columns, or more"
-    if max(_rows(product, G) + THREADS, p.gathered[0]) * images >= 2**31:
-        return "2^31 rows of the matrix, or elements of the array, or more"
+    if images * p.gathered[0] >= 2**31:
+        return "2^31 elements of the array, or more"
     if elements(product, images, G, dtype) * dtype.itemsize > MOST_BYTES:
         return f"a matrix of more than {MOST_BYTES} bytes"
     return None

@@ -20,8 +20,9 @@ TERMS = {"tf32": 1, "tf32x3": 3}  # products of the tensor cores for one of floa
 # Below these, three terms are slower than ordinary arithmetic, or less exact. Their largest error was 1.9 to 2.3 times as large in sums of 12
 # to 14 products; in sums of 24 to 30, which are taken, 1.45 to 1.5 times (7 drawn products, H200, 2026-12-01).
 _FEWEST_COLUMNS, _FEWEST_SUMMED = 3, 24
-# For which three terms are faster whatever the columns. With one column or two, and sums of 110 to 900 products, they took 0.21 to 0.97 of
-# the time of ordinary arithmetic, and once 1.18; their largest error was smaller (15 drawn products, H200, 2026-12-01).
+# From which three terms are taken whatever the columns. With one column or two, and sums of 110 to 900 products, they took 0.21 to 0.97 of
+# the time of ordinary arithmetic, and once 1.18; their largest error was smaller (15 drawn products, H200, 2026-12-01). Sums of 96 to 110
+# products, and other GPUs, were not timed.
 _MANY_SUMMED = 96
 
 

@@ -313,7 +313,7 @@ def test_packed_pixels(case, dtype, precision, rng):
 )
 @pytest.mark.parametrize("case", _PACKED)
 def test_im2col(case, dtype, precision, rung, rng):
-    """Forward; and the gradient of x, of a window of one pixel."""
+    """Forward; and the gradient of x, of a window of one pixel, and of one parent with any window."""
     _skip_without_tf32()
     g = _PACKED[case]
     plan = _check_passes(g, dtype, precision, rng, (("forward", rung, None),))
@@ -321,6 +321,9 @@ def test_im2col(case, dtype, precision, rung, rng):
     one = replace(g, KH=1, KW=1, stride=(1, 1), padding=(0, 0))
     rungs = tuple((wanted, rung, None) for wanted in ("forward", "backward_input"))
     plan = _check_passes(one, dtype, precision, rng, rungs)
+    assert f"backward_input: {rung}" in plan.explain()
+    one = replace(g, P=1, stride=(1, 1))
+    plan = _check_passes(one, dtype, precision, rng, (("backward_input", rung, None),))
     assert f"backward_input: {rung}" in plan.explain()
 
 

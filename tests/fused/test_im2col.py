@@ -12,7 +12,7 @@ from numbacaps.fused import im2col_packing, implicit_gemm
 from numbacaps.fused.im2col_packing import Im2col, elements, in_rows, of_matrix, why_not_im2col
 from numbacaps.fused.pixel_packing import seen_as
 from numbacaps.fused.precision import has_tensor_cores
-from tests.support.cases import nan
+from tests.support.cases import nan, oracle
 
 _GEOMETRIES = {
     "odd capsules": Geometry(2, 3, 2, 5, 4, 3, 2, 1, 2, 5, 3, (2, 1), (1, 0), (1, 2)),
@@ -20,6 +20,13 @@ _GEOMETRIES = {
     "many parts": Geometry(1, 7, 2, 4, 4, 3, 3, 1, 1, 7, 1, (1, 1), (1, 1)),
     "several g": Geometry(2, 2, 3, 4, 5, 1, 3, 3, 2, 3, 2, (1, 2)),
     "a window of one": Geometry(2, 3, 2, 3, 3, 1, 1, 1, 2, 3, 2, (2, 2)),
+    "a window of one column": Geometry(2, 3, 2, 5, 3, 3, 1, 1, 2, 3, 2, (1, 1), (1, 0)),
+}
+# Of the gradient of x; the last one has residues whose first tap is not the kernel's first.
+_GRADIENTS = {
+    "one parent": Geometry(2, 3, 1, 5, 4, 3, 2, 2, 2, 3, 5, (1, 1), (1, 0), (1, 2)),
+    "windows of one": Geometry(2, 3, 4, 3, 4, 1, 1, 1, 2, 3, 5),
+    "residues": Geometry(1, 1, 1, 9, 3, 4, 1, 1, 2, 2, 3, (2, 1)),
 }
 _BEGIN = 16  # elements before the matrix
 
@@ -58,39 +65,52 @@ def test_rows_are_what_windows_read(name, dtype):
     assert have.tobytes() == np.ascontiguousarray(want).tobytes()
 
 
-@pytest.mark.tiers("simulator", "gpu")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", _GEOMETRIES)
-def test_the_product_that_reads_the_matrix_is_the_convolution(name, dtype):
-    """Its pixels and taps say where the matrix's rows lie, and in_rows where the kernel's do."""
-    g, dtype = _GEOMETRIES[name], np.dtype(dtype)
-    rng = np.random.default_rng(0)
-    x, w = (rng.integers(-9, 10, shape) for shape in (g.input_shape, g.kernel_shape))
-    product = implicit_gemm.forward(g)
+def _product_of(x, w, want, g, product, dtype):
+    """Write into ``want``, flat, what a product of the matrix and of the kernel as it is packed gives; all of integers."""
     read, flat = of_matrix(product, g.G, dtype), in_rows(product)
-    p, matrix = read.pixels, _matrix(x, g, dtype.itemsize).ravel()
+    p, taps = product.pixels, np.split(product.table, np.arange(1, 4) * product.K)[:3]
     of_row = np.split(read.table, [read.K])[0]
     kernel = np.split(flat.table, np.arange(1, 5) * flat.K)
     of_tap, of_column, to_column = kernel[3], *np.split(kernel[4], 2)
-    want = np.full(np.prod(g.output_shape), 1 << 40)
-    rows = (range(size) for size in (g.N, p.rows, p.columns, p.D1))
-    for image, row, column, d1 in np.stack(np.meshgrid(*rows, indexing="ij"), -1).reshape(-1, 4):
+    offsets, down, across = taps
+    matrix = np.zeros(elements(product, g.N, g.G, dtype), np.int64)
+    sizes = g.N, p.rows, p.columns, p.D1, g.G
+    places = np.stack(np.meshgrid(*map(range, sizes), indexing="ij"), -1).reshape(-1, 5)
+    for image, row, column, d1, one in places:
         place = np.array([image, row, column, d1])
-        for one in range(g.G):
-            k = matrix[place @ p.gathered + one * p.steps[0] + of_row]
-            b = w.ravel()[one * p.steps[1] + of_tap[:, None] + of_column]
-            assert not k[flat.K :].any()
-            want[place @ p.other + p.first + one * p.steps[2] + to_column] = k[: flat.K] @ b
-    expected = implicit_gemm_of(x, w, g)
-    np.testing.assert_array_equal(want.reshape(g.output_shape), expected)
+        h, v = row * p.top[0] + p.top[1] + down, column * p.left[0] + p.left[1] + across
+        is_inside = (h >= 0) & (h < p.extent[0]) & (v >= 0) & (v < p.extent[1])
+        begin = place @ p.gathered + one * p.steps[0]
+        q = read.pixels
+        at = place @ q.gathered + one * q.steps[0] + of_row
+        matrix[at[: product.K]] = np.where(is_inside, x.take(begin + offsets, mode="clip"), 0)
+    for image, row, column, d1, one in places:
+        place = np.array([image, row, column, d1])
+        k = matrix[place @ read.pixels.gathered + one * read.pixels.steps[0] + of_row]
+        b = w[one * p.steps[1] + of_tap[:, None] + of_column]
+        want[place @ p.other + p.first + one * p.steps[2] + to_column] = k[: flat.K] @ b
 
 
-def implicit_gemm_of(x, w, g):
-    """The convolution, of integers."""
-    matrix = _matrix(x, replace(g), 32)  # parts of one element
-    rows = matrix[..., 0].transpose(4, 0, 2, 3, 5, 1)  # G, N, OH, OW, D1, K
-    kernel = w.transpose(4, 1, 2, 3, 5, 0, 6).reshape(g.G, -1, g.P, g.D3)
-    return np.einsum("gnhwak,gkpc->nphwgac", rows, kernel)
+@pytest.mark.tiers("simulator", "gpu")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", [*_GEOMETRIES, *_GRADIENTS])
+def test_the_product_that_reads_the_matrix_is_the_convolution(name, dtype):
+    """Its pixels and taps say where the matrix's rows lie, and in_rows where the kernel's do."""
+    dtype, rng = np.dtype(dtype), np.random.default_rng(0)
+    g = _GEOMETRIES.get(name) or _GRADIENTS[name]
+    x, w, dy = (
+        rng.integers(-9, 10, shape).astype(float)
+        for shape in (g.input_shape, g.kernel_shape, g.output_shape)
+    )
+    is_gradient = name in _GRADIENTS
+    out, dx, _ = oracle(g, x, w, dy)
+    want, gathered = (dx, dy) if is_gradient else (out, x)
+    products = implicit_gemm.backward_input(g) if is_gradient else [implicit_gemm.forward(g)]
+    have = np.zeros(want.size, np.int64)
+    for product in (one for one in products if one.taps):
+        assert why_not_im2col(product, g.N, g.G, dtype) is None
+        _product_of(gathered.ravel().astype(int), w.ravel().astype(int), have, g, product, dtype)
+    np.testing.assert_array_equal(have.reshape(want.shape), want)
 
 
 @pytest.mark.tiers("simulator", "gpu")
@@ -106,4 +126,7 @@ def test_what_is_not_laid_out(monkeypatch):
     far = implicit_gemm.forward(replace(g, padding=(2**29, 0), H=8))
     assert "rows or columns" in why_not_im2col(far, g.N, g.G, dtype)
     large = implicit_gemm.forward(replace(g, N=2**20, H=64, W=64))
-    assert "2^31 rows" in why_not_im2col(large, 2**20, g.G, dtype)
+    assert "2^31 elements" in why_not_im2col(large, 2**20, g.G, dtype)
+    rows_apart = implicit_gemm.backward_input(Geometry(1, 2, 1, 8, 8, 3, 3, 1, 1, 3, 2, (1, 2)))[0]
+    assert len(rows_apart.tap_columns) > 1
+    assert "do not follow" in why_not_im2col(rows_apart, 1, 1, dtype)

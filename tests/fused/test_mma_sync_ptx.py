@@ -383,10 +383,14 @@ def test_odd_capsules_in_many_columns_are_a_matrix_for_hopper(dtype, precision, 
 
 @pytest.mark.parametrize(("dtype", "precision"), _EVERY)
 def test_the_gradient_of_a_window_of_one_may_be_a_matrix(dtype, precision):
-    """Of larger windows the taps of a channel do not follow those of the one before it."""
-    g = Geometry(64, 40, 80, 6, 6, 1, 1, 1, 7, 13, 13)
+    """Of larger windows, and several parents, the taps of a channel do not follow those of the one before it."""
+    four = Geometry(64, 23, 48, 4, 4, 1, 1, 1, 7, 7, 7)
+    g = four if dtype == "float32" else Geometry(64, 40, 80, 6, 6, 1, 1, 1, 7, 13, 13)
     assert _of_the_input(g, dtype, precision) == ["warp_specialized_im2col"]
     assert "im2col" not in _of_the_input(replace(g, KH=3, KW=3), dtype, precision)[0]
+    assert _of_the_input(Geometry(20, 9, 1, 57, 14, 3, 3, 1, 12, 60, 9), "float16") == [
+        "warp_specialized_lines_im2col"
+    ]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])

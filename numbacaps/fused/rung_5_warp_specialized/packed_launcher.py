@@ -1,4 +1,4 @@
-"""The launchers of the persistent kernel for capsules that TMA cannot copy: what it gathers is laid out first.
+"""The launchers of the persistent kernel that lay the gathered array out first: for capsules that TMA cannot copy, or reads slowly.
 
 Laid out, an array is what it would be if its capsules had 32 bytes; so the kernel is the one for such capsules. Either the
 channels of each pixel lie side by side (:meth:`numbacaps.fused.pixel_packing.Layout.capsules`), or all that the pixel's
@@ -28,8 +28,8 @@ _WORDS = np.dtype(np.float32)
 class PackedLauncher(Launcher):
     """The products of a gathering pass, of pixels that are packed once for all of them.
 
-    The workspace has the packed kernel of each product, then the pixels. :class:`Im2colLauncher` says what is otherwise
-    where not pixels are packed.
+    The workspace has the packed kernel of each product, then the pixels. :class:`Im2colLauncher` overrides what differs for
+    a matrix.
 
     Parameters
     ----------
@@ -58,6 +58,7 @@ class PackedLauncher(Launcher):
 
     @staticmethod
     def _packing(product, images, G, dtype):
+        """The launch that lays the gathered array out."""
         layout = Layout.capsules(product, images, G, dtype)
         return PixelPacking(product, images, G, dtype, layout)
 
@@ -110,7 +111,7 @@ class PackedLauncher(Launcher):
 
 
 class Im2colLauncher(PackedLauncher):
-    """The same of the matrix of all that windows read, of one product; its parameters are those of :class:`PackedLauncher`."""
+    """:class:`PackedLauncher` for the im2col matrix of one product; its parameters are the same."""
 
     word = "im2col"
     _read, _of_kernel = staticmethod(of_matrix), staticmethod(in_rows)
