@@ -4,43 +4,42 @@ Where a capsule's row is no multiple of 16 bytes, no wide copy can take it, and 
 pieces. Here the pieces of a window are brought together once, for all tiles of columns. Behind that a product has a window of one
 pixel, and rows of any length. It costs writing and reading the matrix, so it pays where many columns of the kernel share it.
 
-The matrix lies in parts of 32 bytes, as capsules of such a size would (:mod:`numbacaps.fused.im2col_packing`).
+The matrix lies in parts of 32 bytes, as capsules of such a size would (:mod:`numbacaps.fused.im2col_packing`). What is copied are
+words of 2, 4 or 8 bytes, whatever is in them: neighbouring elements of a capsule's row, as many as come out even.
 """
 
 from functools import cache
 
 import numpy as np
 
-from numbacaps.device.bfloat16 import stored
-from numbacaps.device.dtypes import conversions
 from numbacaps.device.elements import from_element
 from numbacaps.device.instructions import short, wait_for_last
 from numbacaps.device.kernel_cache import kept_on_disk
 from numbacaps.device.target import at, cuda
 
 PART = 32  # bytes
+WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}  # by their bytes
 THREADS = 256
 BLOCKS = 4  # fit a multiprocessor: a thread has at most 64 registers
-_EACH = 8  # rows of a thread: their loads wait together
+# Rows of a thread, by the bytes of a word: their loads wait together. More words of 8 bytes would not fit its registers.
+_EACH = {2: 8, 4: 8, 8: 4}
 
 
-def rows_of_block(itemsize):
-    """Rows of the matrix that a block writes."""
-    return THREADS * itemsize // PART * _EACH
+def rows_of_block(word):
+    """Rows of the matrix that a block writes, of words of so many bytes."""
+    return THREADS * word // PART * _EACH[word]
 
 
 @cache
-def make_im2col(dtype):
-    """Kernel that writes the matrix, in parts: (N, parts, rows of an image, k of a part).
+def make_im2col(word):
+    """Kernel that writes the matrix, in parts: (N, parts, rows of an image, k of a part), of words of so many bytes.
 
     A block has some rows and several parts of them, one after another, so that what neighbouring parts read of a
-    line is in L1. A thread has one k of a part, and a few rows.
+    line is in L1. A thread has one k of a part, and a few rows. k, and where anything lies, count words.
     """
-    K, EACH, BLOCK = PART // dtype.itemsize, _EACH, rows_of_block(dtype.itemsize)
+    K, EACH, BLOCK = PART // word, _EACH[word], rows_of_block(word)
     APART = THREADS // K  # rows from one of a thread's to the next
-    held = np.dtype(stored(dtype))
-    _, as_element = conversions(dtype)
-    ZERO = np.float32(0)
+    held, ZERO = WORDS[word], WORDS[word](0)
 
     @kept_on_disk
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
@@ -53,7 +52,7 @@ def make_im2col(dtype):
         columns,  # of pixels
         G,
         D1,
-        by_image,  # elements of source from one image, row, column, g and d1 of pixels to the next
+        by_image,  # words of source from one image, row, column, g and d1 of pixels to the next
         by_row,
         by_column,
         by_g,
@@ -108,7 +107,7 @@ def make_im2col(dtype):
                 is_inside = is_row and np.uint32(w[e] + across) < np.uint32(W)
                 there = np.uint32(from_pixel[e] + offset) if is_inside else np.uint32(0)
                 value = source[at(there)]
-                some[e] = value if is_inside else as_element(ZERO)
+                some[e] = value if is_inside else ZERO
             part = short(part + 1)
             if part < last:  # asked for before the stores
                 tap = short(tap + 3 * K)

@@ -4,21 +4,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from numbacaps.device.compiled import Compiled, as_argument
+from numbacaps.device.compiled import Compiled, aligned, as_argument
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
-from numbacaps.fused.im2col import BLOCKS, PART, THREADS, make_im2col, rows_of_block
+from numbacaps.fused.im2col import BLOCKS, PART, THREADS, WORDS, make_im2col, rows_of_block
+from numbacaps.fused.pixel_packing import seen_as
+from numbacaps.made_once import made_once
 
 MOST_BYTES = 480 << 20  # of the matrix; up to three times its elements are counted in 32 bits
 _PARTS = 16  # of a block; fewer where multiprocessors would have no block otherwise
-# Cycles of a multiprocessor to write an element, besides those of a byte of it; to read a byte of the gathered array; and of the launch.
+# Cycles of a multiprocessor to write a word, besides those of a byte of it; to read a byte of the gathered array; and of the launch.
 # Fitted by eye to times of 20 drawn products (H200, 2026-12-01).
 _WRITTEN, _WRITTEN_BYTE, _READ_BYTE = 0.15, 0.06, 0.04
 _LAUNCH = 4500
 _FAR = 2**29  # rows and columns, and how far taps reach, are below this
 _OUTSIDE = -2 * _FAR  # rows down, of a k that is filled up
 _ONE = np.zeros(1, np.int64)  # the tap of a window of one pixel
+
+
+def _run(product, dtype):
+    """Elements of the largest word that a capsule's row is a whole number of."""
+    return max(word // dtype.itemsize for word in WORDS if product.D * dtype.itemsize % word == 0)
 
 
 def _parts(product, dtype):
@@ -48,7 +55,9 @@ def elements(product, images, G, dtype):
 
 def im2col_cycles(product, images, G, dtype):
     """Estimated cycles of writing the matrix."""
-    written = elements(product, images, G, dtype) * (_WRITTEN + _WRITTEN_BYTE * dtype.itemsize)
+    run = _run(product, dtype)
+    each = _WRITTEN + _WRITTEN_BYTE * run * dtype.itemsize
+    written = elements(product, images, G, dtype) / run * each
     read = images * product.pixels.gathered[0] * dtype.itemsize * _READ_BYTE
     return _LAUNCH + (written + read) / multiprocessors()
 
@@ -126,6 +135,8 @@ class Im2col:
     product : numbacaps.fused.implicit_gemm.Product
     images, G : int
     dtype : numpy.dtype
+    run : int, optional
+        Elements of a word; by default as many as come out even.
 
     Attributes
     ----------
@@ -133,24 +144,38 @@ class Im2col:
         Of the matrix.
     """
 
-    def __init__(self, product, images, G, dtype):
-        p, (parts, of_part) = product.pixels, _parts(product, dtype)
+    def __init__(self, product, images, G, dtype, run=None):
+        self._of, self._run = (product, images, G, dtype), run or _run(product, dtype)
+        self._word = self._run * dtype.itemsize
         self.elements = elements(product, images, G, dtype)
-        rows = images * _rows(product, G)
-        blocks = ceil_div(rows, rows_of_block(dtype.itemsize))
+        parts, of_part = _parts(product, dtype)[0], PART // self._word
+        read = product.in_runs(self._run)
+        p, rows = read.pixels, images * _rows(product, G)
+        blocks = ceil_div(rows, rows_of_block(self._word))
         of_block = min(_PARTS, ceil_div(blocks * parts, BLOCKS * multiprocessors()), parts)
-        self._table = uploaded(_taps(product, parts, of_part))
+        self._table = uploaded(_taps(read, parts, of_part))
         image, row, column, d1 = p.gathered
         places = image, row, column, p.steps[0], d1
         sizes = rows, _rows(product, G), p.columns, G, p.D1
         self._numbers = *sizes, *places, p.top[0], p.left[0], *p.extent, parts, of_block
-        made = Compiled(make_im2col(dtype), (dtype, dtype, np.int32), 17, early=True)
+        held = np.dtype(WORDS[self._word])
+        made = Compiled(make_im2col(self._word), (held, held, np.int32), 17, early=True)
         self._launch = made.on(blocks * ceil_div(parts, of_block), THREADS)
         self._taps = as_argument(self._table)
 
     def __call__(self, source, matrix, first, stream):
-        """Launch it on arrays as arguments; it writes from element ``first`` on."""
-        self._launch(stream, (*source, *matrix, *self._taps, *self._numbers, first))
+        """Launch it on arrays as arguments; it writes from element ``first`` on, a whole word."""
+        if not aligned(self._word, source):
+            self._of_elements(source, matrix, first, stream)
+            return
+        held = np.dtype(WORDS[self._word])
+        arrays = *seen_as(source, held), *seen_as(matrix, held), *self._taps
+        self._launch(stream, (*arrays, *self._numbers, first // self._run))
+
+    @made_once
+    def _of_elements(self):
+        """The same for an array that does not begin at a whole word."""
+        return Im2col(*self._of, run=1)
 
 
 def _taps(product, parts, of_part):

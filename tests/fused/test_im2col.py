@@ -20,6 +20,8 @@ _GEOMETRIES = {
     "many parts": Geometry(1, 7, 2, 4, 4, 3, 3, 1, 1, 7, 1, (1, 1), (1, 1)),
     "several g": Geometry(2, 2, 3, 4, 5, 1, 3, 3, 2, 3, 2, (1, 2)),
     "a window of one": Geometry(2, 3, 2, 3, 3, 1, 1, 1, 2, 3, 2, (2, 2)),
+    "words of 4 and 8 bytes": Geometry(2, 3, 2, 5, 6, 3, 3, 1, 2, 2, 3, (2, 1), (1, 0), (1, 2)),
+    "words of 8 bytes": Geometry(2, 3, 2, 5, 4, 2, 3, 2, 3, 4, 3, (1, 2), (0, 1)),
     "a window of one column": Geometry(2, 3, 2, 5, 3, 3, 1, 1, 2, 3, 2, (1, 1), (1, 0)),
 }
 # Of the gradient of x; the last one has residues whose first tap is not the kernel's first.

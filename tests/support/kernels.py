@@ -21,7 +21,7 @@ from numbacaps.fused.anew import SUMS
 from numbacaps.fused.clear import make_clear
 from numbacaps.fused.col2im import make_col2im, make_col2im_and_look
 from numbacaps.fused.epilogue import fit
-from numbacaps.fused.im2col import make_im2col
+from numbacaps.fused.im2col import WORDS, make_im2col
 from numbacaps.fused.mma_sync import add_splits as warp_sums
 from numbacaps.fused.mma_sync.again import make_sum_again, make_sum_pixels_again
 from numbacaps.fused.mma_sync.kernel import Spec, make_mma_sync
@@ -280,10 +280,16 @@ def warp_split_k_ptx(dtype, terms, a_run, c_run, paired, tile, cc):
     return _of_dtypes(make_mma_sync_split_k(spec), (dtype, dtype, dtype, np.int32), 5, cc)
 
 
+def _im2col(word, cc):
+    kinds = WORDS[word], WORDS[word], np.int32
+    return _of_dtypes(make_im2col(word), kinds, 17, cc)
+
+
 # What runs before the warps' kernels and behind them: PTX for a dtype and a compute capability.
 WARP_HELPERS = {
     "pack_pixels": lambda dtype, cc: _of_dtypes(make_pack_pixels(dtype), (dtype, dtype), 16, cc),
-    "im2col": lambda dtype, cc: _of_dtypes(make_im2col(dtype), (dtype, dtype, np.int32), 17, cc),
+    "im2col": lambda dtype, cc: _im2col(dtype.itemsize, cc),
+    "im2col of pairs": lambda dtype, cc: _im2col(2 * dtype.itemsize, cc),
     "pack_matrix": lambda dtype, cc: _of_dtypes(
         make_pack_matrix(dtype), (dtype, dtype, np.int32), 4, cc
     ),
