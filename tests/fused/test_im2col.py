@@ -8,6 +8,7 @@ import pytest
 from numbacaps import Geometry
 from numbacaps.device.bfloat16 import dtype_of, to_device
 from numbacaps.device.compiled import as_argument, launch_stream
+from numbacaps.device.target import SIMULATED
 from numbacaps.fused import im2col_packing, implicit_gemm
 from numbacaps.fused.im2col_packing import Im2col, elements, in_rows, of_matrix, why_not_im2col
 from numbacaps.fused.pixel_packing import seen_as
@@ -64,6 +65,22 @@ def test_rows_are_what_windows_read(name, dtype):
     room = room.copy_to_host()
     assert np.isnan(room[: _BEGIN * dtype.itemsize // 4]).all()
     have = room.view(dtype)[_BEGIN : _BEGIN + want.size].reshape(want.shape)
+    assert have.tobytes() == np.ascontiguousarray(want).tobytes()
+
+
+@pytest.mark.tiers("gpu")
+@pytest.mark.skipif(SIMULATED, reason="the simulator's arrays have no addresses")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_array_that_does_not_begin_at_a_whole_word(dtype):
+    if not has_tensor_cores():
+        pytest.skip("this GPU has no products of warps, and lays nothing out")
+    g, dtype = _GEOMETRIES["words of 8 bytes"], np.dtype(dtype)
+    x = (np.arange(np.prod(g.input_shape)) % 251 - 125).reshape(g.input_shape).astype(dtype)
+    writing, want = Im2col(implicit_gemm.forward(g), g.N, g.G, dtype), _matrix(x, g, dtype.itemsize)
+    apart = to_device(np.concatenate([np.zeros(1, dtype), x.ravel()]))[1:]
+    room = nan(want.size * dtype.itemsize // 4, np.float32)
+    writing(as_argument(apart), seen_as(as_argument(room), dtype), 0, launch_stream(0))
+    have = room.copy_to_host().view(dtype).reshape(want.shape)
     assert have.tobytes() == np.ascontiguousarray(want).tobytes()
 
 
