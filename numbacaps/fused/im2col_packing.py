@@ -1,6 +1,7 @@
 """The launcher of :mod:`numbacaps.fused.im2col`, and the product as it reads that matrix: of a window of one pixel."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from numbacaps.made_once import made_once
 
 MOST_BYTES = 480 << 20  # of the matrix; up to three times its elements are counted in 32 bits
 _PARTS = 16  # of a block; fewer where multiprocessors would have no block otherwise
-# Cycles of a multiprocessor to write a word, besides those of a byte of it; to read a byte of the gathered array; and of the launch.
+# Cycles of a multiprocessor to write a word, besides those of a byte of it; to read a byte of the gathered array, of its pixels that windows reach; and of the launch.
 # Fitted by eye to times of 20 drawn products (H200, 2026-12-01).
 _WRITTEN, _WRITTEN_BYTE, _READ_BYTE = 0.15, 0.06, 0.04
 _LAUNCH = 4500
@@ -58,7 +59,11 @@ def im2col_cycles(product, images, G, dtype):
     run = _run(product, dtype)
     each = _WRITTEN + _WRITTEN_BYTE * run * dtype.itemsize
     written = elements(product, images, G, dtype) / run * each
-    read = images * product.pixels.gathered[0] * dtype.itemsize * _READ_BYTE
+    p, taps = product.pixels, (len(product.tap_rows), len(product.tap_columns))
+    sizes = zip(p.extent, (p.rows, p.columns), taps)
+    pixels = prod(min(size, count * reached) for size, count, reached in sizes)  # that are read
+    capsules = images * product.channels * G * p.D1
+    read = capsules * pixels * product.D * dtype.itemsize * _READ_BYTE
     return _LAUNCH + (written + read) / multiprocessors()
 
 

@@ -159,6 +159,9 @@ def test_a_last_part_whose_children_are_shared_by_more_blocks(em, monkeypatch, r
     want, form = support.want_dynamic, {}
     if em:
         want, form = support.want_em, {"routing": "em", "lam": 1.0}
+    else:
+        # Otherwise parents of 512 children are so long that rounding x and w alone changes gradients by 2e-4.
+        given["x"] /= 16
     which = g, np.dtype(np.float32), Options(**form)
     parts = runner.Runner(*which, part=3, precision="ieee")
     records = [prod(parts._of(N, "ieee").backward_shapes()["partial"]) for N in (3, 2)]
