@@ -16,6 +16,7 @@ from experiments.measuring.drawing import drawn
 from numbacaps import Geometry, nn
 from numbacaps.algorithms.fused import FusedPasses
 from numbacaps.device import gpu
+from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.nn.resident.layout import layout_of
 
 package = import_module("numbacaps.warmup")
@@ -89,6 +90,25 @@ def test_presets_take_most_kernels_that_drawn_convolutions_take(monkeypatch):
     known = set().union(*map(_kernels, presets))
     taken = [one for number in range(100) for one in _kernels(drawn(20261127, number))]
     assert sum(one in known for one in taken) >= 0.85 * len(taken)
+
+
+@pytest.mark.tiers("ptx")
+@pytest.mark.parametrize(
+    ("name", "rung"),
+    [
+        ("13, 2x2, stride 3", "warp_specialized_im2col"),
+        ("10, few channels, 5x5, stride 2", "warp_specialized_lines_im2col"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "auto"), ("float32", "tf32"), ("float16", "ieee"), ("bfloat16", "ieee")],
+)
+def test_presets_take_im2col(name, rung, dtype, precision, monkeypatch):
+    monkeypatch.setattr(gpu, "current", lambda: gpu.H100)
+    monkeypatch.setattr(FusedPasses, "_launchers", lambda passes, wanted, chosen: chosen)
+    passes = FusedPasses(package.PRESETS["capsules"][name], dtype_of(dtype), precision)
+    assert [one.rung for one in passes.forward_launchers] == [rung]
 
 
 def test_each_convolution_is_asked_for_once():

@@ -62,6 +62,9 @@ PRESETS = {
         "5, 1x1, stride 2": _alike(5, 128, 16, 16, 14, 1, 2),
         "7 to one parent, 3x3": _alike(7, 128, 16, 1, 14, 3, 1),
         "14 to two parents, 3x3, stride 2": _alike(14, 128, 8, 2, 14, 3, 2),
+        # By im2col at every precision: element by element, with images as rows; and two elements at a time, in lines.
+        "13, 2x2, stride 3": _alike(13, 64, 20, 31, 6, 2, 3),
+        "10, few channels, 5x5, stride 2": _alike(10, 32, 3, 52, 14, 5, 2),
         # Every network begins with one.
         "of an image, 5x5, stride 2": _square(128, 1, 8, 28, 2, 1, 1, 16, K=5),
     },
