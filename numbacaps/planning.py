@@ -8,8 +8,9 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.device.target import check_target
 from numbacaps.device.workspace import check_limit
 from numbacaps.forms import DTYPE_NAMES, is_taken
-from numbacaps.fused.choose import GATHERING, SPLIT_K
+from numbacaps.fused.choose import GATHERING
 from numbacaps.fused.choose_input import RUNGS
+from numbacaps.fused.choose_split_k import SPLIT_K
 from numbacaps.geometry import Pair, is_int
 from numbacaps.limits import check_limits
 from numbacaps.messages import did_you_mean, shown

@@ -14,7 +14,8 @@ from numbacaps import ALGORITHMS, Geometry, capsule_conv2d, capsule_conv2d_backw
 from numbacaps.device.target import SIMULATED, cuda
 from numbacaps.fused import implicit_gemm
 from numbacaps.fused.addressing import find_pixel, numbers_of
-from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k
+from numbacaps.fused.choose import Job, NotPossible, choose
+from numbacaps.fused.choose_split_k import choose_split_k
 from numbacaps.fused.mma_sync import choose_split_k_tile, choose_tile
 from numbacaps.fused.mma_sync.pixels import pixel_of_row
 from numbacaps.fused.mma_sync.table import Walk, make_table

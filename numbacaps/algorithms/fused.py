@@ -17,8 +17,9 @@ from numbacaps.device.dtypes import sum_dtype
 from numbacaps.device.launch import runs
 from numbacaps.device.target import current_device
 from numbacaps.fused import implicit_gemm
-from numbacaps.fused.choose import Job, choose, choose_split_k
+from numbacaps.fused.choose import Job, choose
 from numbacaps.fused.choose_input import choose_input, columns_of_few, is_ordinary
+from numbacaps.fused.choose_split_k import choose_split_k
 from numbacaps.fused.precision import AUTO, chosen_for
 from numbacaps.made_once import made_once
 

@@ -1,8 +1,9 @@
 """Which rung of the ladder computes a product, with which tile, and why.
 
-:func:`choose` answers for the products that gather one operand (forward and the input's gradient),
-:func:`choose_split_k` for the kernel's gradient, whose sum is cut into splits. Both return one shape of answer, a
-:class:`Choice`. A rung, and a tile of it, can be forced: for timing one against the other.
+:func:`choose` answers for the products that gather one operand, forward and the input's gradient;
+:mod:`numbacaps.fused.choose_split_k` for the kernel's gradient, and :mod:`numbacaps.fused.choose_input` for how the products
+of the input's gradient go together. All return one shape of answer, a :class:`Choice`. A rung, and a tile of it, can be
+forced: for timing one against the other.
 """
 
 from collections.abc import Callable
@@ -19,25 +20,19 @@ from numbacaps.fused.activation import Activation
 from numbacaps.fused.clear import ClearLauncher
 from numbacaps.fused.im2col_packing import im2col_cycles, of_matrix, why_not_im2col
 from numbacaps.fused.mma_sync import launcher as mma_sync
-from numbacaps.fused.mma_sync import split_k_launcher as mma_sync_split_k
-from numbacaps.fused.mma_sync import split_k_tile as mma_sync_split_k_tiles
 from numbacaps.fused.mma_sync import tile as mma_sync_tiles
 from numbacaps.fused.mma_sync.choose_tile import packing_cycles
 from numbacaps.fused.pixel_packing import of_capsules, why_not_packed
-from numbacaps.fused.precision import TERMS, has_tensor_cores, has_warpgroups, terms_of
+from numbacaps.fused.precision import has_tensor_cores, has_warpgroups, terms_of
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
 from numbacaps.fused.rung_3_register_tiles.launcher import (
     RegisterTilesLauncher,
-    RegisterTilesSplitK,
 )
-from numbacaps.fused.rung_4_wgmma import split_k_tile as mma_tiles
 from numbacaps.fused.rung_4_wgmma import tile as wgmma_tiles
-from numbacaps.fused.rung_4_wgmma.launcher import MmaSplitK, WgmmaLauncher
-from numbacaps.fused.rung_5_warp_specialized import split_k_tile as split_k_tiles
+from numbacaps.fused.rung_4_wgmma.launcher import WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import tile as warp_specialized_tiles
 from numbacaps.fused.rung_5_warp_specialized.launcher import (
     WarpSpecializedLauncher,
-    WarpSpecializedSplitK,
 )
 from numbacaps.fused.rung_5_warp_specialized.lines import LinesLauncher, in_lines
 from numbacaps.fused.rung_5_warp_specialized.packed_launcher import Im2colLauncher, PackedLauncher
@@ -61,10 +56,6 @@ _PACKING_AROUND = 20_000
 _WRITTEN_BYTE, _WRITTEN_ALONE = 0.1, 0.8
 # Part of these cycles that lines of a matrix by im2col do not take. Fitted by eye to times of 15 drawn products (H200, 2026-12-01).
 _LESS_IN_LINES = 0.6
-# Cycles that warp_specialized_split_k takes, over the cycles of its model, and what is less of them. Chosen by eye from 27 rows of
-# nine workloads of experiments.fused (H200, 0.8 to 1.7 times, least below 20,000 cycles) and 7 drawn rows (H200, 2026-12-01, 1.35 to
-# 1.9 times, most of them larger).
-_SPLIT_K_LONGER, _SPLIT_K_LESS = 1.65, 6_000
 _FEWEST_K = 16  # products of a sum for which it is worth to pack the kernel
 # Cycles of a multiprocessor for an element of the result besides its bytes, where pixels are packed.
 _STORED = 1
@@ -128,7 +119,7 @@ class Choice:
     Attributes
     ----------
     rung : str
-        A key of :data:`GATHERING` or :data:`SPLIT_K`.
+        A key of :data:`GATHERING` or of :data:`numbacaps.fused.choose_split_k.SPLIT_K`.
     launcher : callable
         ``launcher()`` compiles the kernel and makes it ready.
     tile : object
@@ -166,7 +157,7 @@ def register_tile(job, tile=None, rung="register_tiles"):
     ``rung`` is named where there is none.
     """
     if tile is not None:
-        return _one_of(register_tiles.TILES, tile, rung), "asked for"
+        return one_of(register_tiles.TILES, tile, rung), "asked for"
     rows, itemsize = job.product.M(job.images) * job.G, sum_dtype(job.dtype).itemsize
     # A narrow tile, which short sums may take, keeps wide groups of an activation apart.
     summed = register_tiles.SHORT if job.activation else job.product.K
@@ -186,10 +177,10 @@ def _wgmma(job, tile=None):
         raise NotPossible("wgmma takes a GPU of compute capability 9.0")
     if tile is not None:
         chosen, why = _tile_of(wgmma_tiles.WarpgroupTile, tile), "asked for"
-        _refuse(wgmma_tiles.why_not(chosen, job.product, job.dtype))
+        refuse(wgmma_tiles.why_not(chosen, job.product, job.dtype))
     else:
         chosen, why = wgmma_tiles.choose_tile(*job.operands, multiprocessors())
-        _refuse(None if chosen else why)
+        refuse(None if chosen else why)
     make = partial(WgmmaLauncher, *job.operands, chosen, why, job.activation, job.follows)
     return Choice("wgmma", make, chosen, None, why)
 
@@ -224,14 +215,14 @@ def _persistent(rung, launcher, job, read, images, tile):
     terms, counted = job.terms, warp_specialized_tiles.counted(read, job.dtype)
     if not counted:
         raise NotPossible("capsules' rows of 2-byte elements do not come in pairs")
-    _refuse_many_images(job)
+    refuse_many_images(job)
     if tile is not None:
         chosen, why = _tile_of(warp_specialized_tiles.BulkTile, tile), "asked for"
-        _refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
+        refuse(warp_specialized_tiles.why_not(chosen, counted, job.G, terms))
     else:
         which = counted, images, job.G, terms, multiprocessors()
         chosen, why = warp_specialized_tiles.choose_tile(*which)
-        _refuse(None if chosen else why)
+        refuse(None if chosen else why)
     if warp_specialized_tiles.tiles_of(chosen, counted, images, job.G) >= _MOST_COUNTED:
         raise NotPossible(f"{_MOST_COUNTED} tiles or more, which are counted in 32 bits")
     how = chosen, why, terms, job.activation, job.follows
@@ -273,7 +264,7 @@ def _packed(rung, launcher, jobs, unpacked, tile):
     """The choice of products whose pixels are packed, and which the rung ``unpacked`` computes then."""
     job = jobs[0]
     _refuse_activation_or_other_gpu(job, rung)
-    _refuse(why_not_packed(job.product, job.G, job.dtype))
+    refuse(why_not_packed(job.product, job.G, job.dtype))
     products = [one.product for one in jobs]
     read = [of_capsules(product, job.G, job.dtype) for product in products]
     found = [unpacked(replace(job, product=one), tile) for one in read]
@@ -309,7 +300,7 @@ def _warp_specialized_lines_im2col(job, tile=None):
 def _im2col(rung, launcher, job, unpacked, tile):
     """The choice of a product whose windows are laid out first, and which the rung ``unpacked`` computes then."""
     _refuse_activation_or_other_gpu(job, rung)
-    _refuse(why_not_im2col(job.product, job.images, job.G, job.dtype))
+    refuse(why_not_im2col(job.product, job.images, job.G, job.dtype))
     read = of_matrix(job.product, job.G, job.dtype)
     found = unpacked(replace(job, product=read), tile)
     takes = im2col_cycles(job.product, job.images, job.G, job.dtype) + found.predicted
@@ -328,12 +319,12 @@ def _swap_ab(job, tile=None):
         raise NotPossible("swap_ab takes a GPU of compute capability 9.0")
     which = job.product, job.images, job.G
     if tile is not None:
-        _refuse(swap_ab_tiles.why_never(*which))
+        refuse(swap_ab_tiles.why_never(*which))
         chosen, why, takes = _tile_of(swap_ab_tiles.SwappedTile, tile), "asked for", None
-        _refuse(swap_ab_tiles.why_not(chosen, job.product, swap_ab_tiles.Slots.of(job.product)))
+        refuse(swap_ab_tiles.why_not(chosen, job.product, swap_ab_tiles.Slots.of(job.product)))
     else:
         chosen, why, takes = swap_ab_tiles.choose_tile(*which, multiprocessors())
-        _refuse(None if chosen else why)
+        refuse(None if chosen else why)
         takes += _TMA_START
     make = partial(SwapABLauncher, *job.operands, chosen, why)
     return Choice("swap_ab", make, chosen, takes, why)
@@ -347,7 +338,7 @@ def _tile_of(kind, tile):
     return kind(*tile)
 
 
-def _one_of(tiles, tile, rung):
+def one_of(tiles, tile, rung):
     """The tile of these that has the sizes; None if none is asked for."""
     if tile is None:
         return None
@@ -359,15 +350,17 @@ def _one_of(tiles, tile, rung):
 
 def forced_tile(terms, tile, rung="mma_sync"):
     """The tile of the warps' kernel that has the sizes; None if none is asked for. ``rung`` is named where there is none."""
-    return _one_of(mma_sync_tiles.TILES[terms], tile, rung)
+    return one_of(mma_sync_tiles.TILES[terms], tile, rung)
 
 
-def _refuse_many_images(job):
+def refuse_many_images(job):
+    """NotPossible of more images than TMA's coordinates count."""
     if job.images >= _MOST_COUNTED:
         raise NotPossible(f"{job.images} images; TMA's coordinates have 32 bits")
 
 
-def _refuse(why):
+def refuse(why):
+    """NotPossible if there is a reason."""
     if why:
         raise NotPossible(why)
 
@@ -388,7 +381,7 @@ def mma_sync_together(jobs, tile=None):
     which = products, job.images, job.G, job.dtype, terms
     whole = sum(product.M(job.images) * product.N * job.G for product in products) >= job.result
     how, why = mma_sync.choose(*which, tile=forced, whole=whole)
-    _refuse(None if how else why or "a thread has too few registers for its copies")
+    refuse(None if how else why or "a thread has too few registers for its copies")
     if how.splits > 1 and not whole:
         raise NotPossible("splits are added all over the result, and other products write there")
     make = partial(mma_sync.MmaSyncLauncher, *which, job.result, how, looked=job.looked)
@@ -445,7 +438,7 @@ def choose_unpacked(job):
     few = job.product.K < _FEWEST_K or job.activation
     if few or not job.terms or not has_warpgroups() or SIMULATED:
         return chosen
-    lines = _possible(_warp_specialized_lines, job)
+    lines = possible(_warp_specialized_lines, job)
     if not lines:
         return chosen
     # What both wait for must not make one look fast.
@@ -457,7 +450,7 @@ def choose_unpacked(job):
 def _without_lines(job):
     """What is chosen where a product's rows are images."""
     fastest = _on_hopper(job)
-    found = _possible(_mma_sync, job) if job.terms and not SIMULATED else None
+    found = possible(_mma_sync, job) if job.terms and not SIMULATED else None
     slow = fastest and found and not job.activation
     slow = slow and _TIMES_SLOWER * found.predicted + _CYCLES_SLOWER < fastest.predicted
     if fastest and not slow:
@@ -465,7 +458,7 @@ def _without_lines(job):
     if found:
         return found
     if job.precision == "tf32" and job.product.K >= _FEWEST_K:
-        found = _possible(_wgmma, job)
+        found = possible(_wgmma, job)
         if found:
             return found
     return _register_tiles(job)
@@ -483,7 +476,7 @@ def packed_if_much_faster(jobs, chosen):
         return None
     if not all(one.predicted for one in chosen):
         return None
-    ways = [_possible(way, jobs) for way in (packed_together, packed_in_lines_together)]
+    ways = [possible(way, jobs) for way in (packed_together, packed_in_lines_together)]
     found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
     return found if found and much_faster(found.predicted + _PACKING_AROUND, chosen) else None
 
@@ -499,7 +492,7 @@ def im2col_if_much_faster(job, chosen):
     if not much_faster(writes, chosen):  # without a search for a tile
         return None
     rungs = _warp_specialized_im2col, _warp_specialized_lines_im2col
-    ways = [_possible(rung, job) for rung in rungs]
+    ways = [possible(rung, job) for rung in rungs]
     found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
     return found if found and much_faster(found.predicted, chosen) else None
 
@@ -514,113 +507,16 @@ def _on_hopper(job):
     """The choice of the rungs whose copies are TMA's and whose rows are images; None where none of them is possible."""
     if not job.terms or not has_warpgroups() or SIMULATED:
         return None
-    fast = _possible(_warp_specialized, job)
-    small = _possible(_swap_ab, job) if job.precision == "tf32" else None
+    fast = possible(_warp_specialized, job)
+    small = possible(_swap_ab, job) if job.precision == "tf32" else None
     if small and not (fast and fast.predicted < small.predicted):
         return small
     return fast
 
 
-def _possible(rung, job):
-    """A rung's choice, or None."""
+def possible(how, *arguments):
+    """A choice, or None where that is not possible."""
     try:
-        return rung(job)
+        return how(*arguments)
     except NotPossible:
         return None
-
-
-def _register_tiles_split_k(job, tile=None):
-    if tile is not None:
-        raise NotPossible("register_tiles_split_k chooses its tile itself")
-    chosen, why, *_ = RegisterTilesSplitK.cut(*job.operands)
-    make = partial(RegisterTilesSplitK, *job.operands[:3], job.size, job.dtype)
-    return Choice("register_tiles_split_k", make, chosen, None, why)
-
-
-def _mma_split_k(job, tile=None):
-    if job.precision != "tf32" or tile is not None:
-        raise NotPossible("mma_split_k takes float32 at precision 'tf32', and chooses its tile")
-    chosen, _, _, why = mma_tiles.choose_tile(job.product, job.product.M(job.images), job.G)
-    make = partial(MmaSplitK, *job.operands[:3], job.size, job.dtype)
-    return Choice("mma_split_k", make, chosen, None, why)
-
-
-def _warp_specialized_split_k(job, tile=None):
-    if not job.terms or not has_warpgroups() or tile is not None:
-        raise NotPossible(
-            "warp_specialized_split_k takes tensor cores of 9.0, and chooses its tile"
-        )
-    _refuse_many_images(job)
-    pair = 4 // job.dtype.itemsize
-    which = job.product, job.images, job.G, job.terms
-    chosen, strips, why = split_k_tiles.choose_tile(*which, pair=pair)
-    _refuse(None if chosen else why)
-    how = job.size, job.dtype, job.terms, chosen, strips, why
-    make = partial(WarpSpecializedSplitK, *job.operands[:3], *how, looked=job.looked)
-    _, takes = split_k_tiles.choose_strips(chosen, *which)
-    takes = _SPLIT_K_LONGER * takes - _SPLIT_K_LESS
-    return Choice("warp_specialized_split_k", make, chosen, takes, why)
-
-
-def _mma_sync_split_k(job, tile=None):
-    terms = job.terms
-    if not terms:
-        raise NotPossible(f"mma_sync_split_k takes no {job.dtype} at precision {job.precision!r}")
-    if not has_tensor_cores():
-        raise NotPossible("mma_sync_split_k takes a GPU of compute capability 8.0 or later")
-    forced = _one_of(mma_sync_split_k_tiles.TILES[terms], tile, "mma_sync_split_k")
-    which = job.product, job.images, job.G, job.size, job.dtype, terms
-    how, why = mma_sync_split_k.choose_split_k(*which, forced)
-    _refuse(None if how else why)
-    make = partial(mma_sync_split_k.MmaSyncSplitK, *which, how, job.looked)
-    return Choice("mma_sync_split_k", make, how.tile, how.predicted, how.why)
-
-
-# The rungs of the kernel's gradient.
-SPLIT_K = {
-    "register_tiles_split_k": _register_tiles_split_k,
-    "mma_split_k": _mma_split_k,
-    "mma_sync_split_k": _mma_sync_split_k,
-    "warp_specialized_split_k": _warp_specialized_split_k,
-}
-
-
-def choose_split_k(job, rung=None, tile=None):
-    """The same for the kernel's gradient; ``rung`` is a key of :data:`SPLIT_K`."""
-    if rung is not None:
-        return SPLIT_K[rung](job, tile)
-    on_tensor_cores = job.precision in TERMS
-    found = _possible(_mma_sync_split_k, job) if job.terms and not SIMULATED else None
-    if has_warpgroups() and not SIMULATED and (on_tensor_cores or job.dtype.itemsize == 2):
-        slow = on_tensor_cores and split_k_tiles.why_slow(job.product, job.images, job.G)
-        fast = None if slow else _possible(_warp_specialized_split_k, job)
-        if fast and not (found and found.predicted < fast.predicted):
-            return fast
-    if found:
-        return found
-    return _mma_split_k(job) if job.precision == "tf32" else _register_tiles_split_k(job)
-
-
-def split_k_beside(geometries, dtype, precision):
-    """Launchers of kernels' gradients that run at the same time and share the GPU; None where one cannot.
-
-    Parameters
-    ----------
-    geometries : sequence of numbacaps.geometry.Geometry
-        Of as many images, with G of 1.
-    dtype : numpy.dtype
-    precision : str
-        ``"tf32"`` or ``"tf32x3"``.
-
-    Returns
-    -------
-    list of WarpSpecializedSplitK, or None
-    """
-    products, terms = [implicit_gemm.forward(g) for g in geometries], TERMS[precision]
-    sizes = [g.C * g.H * g.W * g.E1 + g.P * g.L * g.E3 for g in geometries]
-    found = split_k_tiles.choose_beside(products, sizes, geometries[0].N, terms)
-    # Not early: where a few blocks find a multiprocessor and wait on it, the others come later still (measured).
-    return found and [
-        WarpSpecializedSplitK(product, g.N, 1, g.P * g.Q * g.E2, dtype, terms, *how, early=False)
-        for product, g, how in zip(products, geometries, found)
-    ]

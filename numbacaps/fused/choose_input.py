@@ -22,6 +22,7 @@ from numbacaps.fused.choose import (
     packed_if_much_faster,
     packed_in_lines_together,
     packed_together,
+    possible,
     register_tile,
 )
 from numbacaps.fused.micro_batches import MicroBatchLauncher, begins, images_at_once
@@ -68,7 +69,7 @@ def columns_of_few(jobs, geometry):
     if chosen_for(jobs[0].dtype, product.N, product.K) != "tf32x3":
         return None
     looked = "backward_input", geometry
-    columns = _possible(_columns, replace(jobs[0], precision="tf32x3", looked=looked), geometry)
+    columns = possible(_columns, replace(jobs[0], precision="tf32x3", looked=looked), geometry)
     return columns if columns and _are_fewer_launches(columns, jobs) else None
 
 
@@ -112,7 +113,7 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         apart.append(choose(job, rung, tile) if rung else choose_unpacked(job))
     if rung or SIMULATED or not jobs or jobs[0].activation:
         return [*cleared, *apart]
-    columns = _possible(_columns, jobs[0], geometry)
+    columns = possible(_columns, jobs[0], geometry)
     if not jobs[0].terms:
         apart = [*cleared, *apart]
         return [columns] if columns and _are_fewer_launches(columns, apart) else apart
@@ -126,7 +127,7 @@ def choose_input(jobs, geometry, rung=None, tile=None):
         return one.predicted < sum(each.predicted or 0 for each in before)
 
     best = apart
-    together = _possible(mma_sync_together, jobs) if len(jobs) > 1 else None
+    together = possible(mma_sync_together, jobs) if len(jobs) > 1 else None
     if together and (not apart_on_hopper or wins(together, apart)):
         best = [together]
     ordinary = any(one.rung == "register_tiles" for one in best)
@@ -137,14 +138,6 @@ def choose_input(jobs, geometry, rung=None, tile=None):
     matrix = im2col_if_much_faster(jobs[0], best) if len(jobs) == 1 else None
     best = [matrix] if matrix else best
     return best if best == [columns] else [*cleared, *best]
-
-
-def _possible(how, *arguments):
-    """A choice, or None."""
-    try:
-        return how(*arguments)
-    except NotPossible:
-        return None
 
 
 def _columns(job, geometry, tile=None):

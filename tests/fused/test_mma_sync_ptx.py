@@ -20,8 +20,9 @@ from numbacaps.device.bfloat16 import dtype_of
 from numbacaps.fused import choose_input as choosing
 from numbacaps.fused import col2im, implicit_gemm
 from numbacaps.fused.activation import Activation
-from numbacaps.fused.choose import Job, NotPossible, choose, choose_split_k, register_tile
+from numbacaps.fused.choose import Job, NotPossible, choose, register_tile
 from numbacaps.fused.choose_input import choose_input
+from numbacaps.fused.choose_split_k import choose_split_k
 from numbacaps.fused.mma_sync import rows, split_k_launcher, split_k_tile, table, tile
 from numbacaps.fused.precision import precisions
 from tests.support.kernels import (
@@ -431,7 +432,7 @@ def test_what_hoppers_rungs_wait_for_is_counted(dtype, monkeypatch):
 def test_split_k_by_tma_takes_longer_than_its_model_says(monkeypatch):
     job = _job(Geometry(32, 57, 10, 6, 6, 2, 2, 1, 16, 16, 16, 3, 1, 2), "float16", "ieee")
     assert choose_split_k(job).rung == "mma_sync_split_k"
-    monkeypatch.setattr("numbacaps.fused.choose._SPLIT_K_LONGER", 1)
+    monkeypatch.setattr("numbacaps.fused.choose_split_k._SPLIT_K_LONGER", 1)
     assert choose_split_k(job).rung == "warp_specialized_split_k"
 
 

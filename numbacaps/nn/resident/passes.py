@@ -9,7 +9,7 @@ import numpy as np
 from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import launch_tiles
 from numbacaps.device.target import SIMULATED, cuda
-from numbacaps.fused.choose import split_k_beside
+from numbacaps.fused.choose_split_k import split_k_beside
 from numbacaps.fused.precision import TERMS, has_warpgroups
 from numbacaps.fused.rung_3_register_tiles.split_k import ADD_THREADS
 from numbacaps.nn.convolution import Convolution
