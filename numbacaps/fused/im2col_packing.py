@@ -10,15 +10,15 @@ from numbacaps.device.gpu import multiprocessors
 from numbacaps.device.launch import ceil_div
 from numbacaps.device.upload import uploaded
 from numbacaps.fused.im2col import BLOCKS, PART, THREADS, WORDS, make_im2col, rows_of_block
+from numbacaps.fused.mma_sync.choose_tile import LAUNCH
 from numbacaps.fused.pixel_packing import seen_as
 from numbacaps.made_once import made_once
 
 MOST_BYTES = 480 << 20  # of the matrix; up to three times its elements are counted in 32 bits
 _PARTS = 16  # of a block; fewer where multiprocessors would have no block otherwise
-# Cycles of a multiprocessor to write a word, besides those of a byte of it; to read a byte of the gathered array, of its pixels that windows reach; and of the launch.
+# Cycles of a multiprocessor to write a word, besides those of a byte of it; and to read a byte of pixels that windows reach.
 # Fitted by eye to times of 20 drawn products (H200, 2026-12-01).
 _WRITTEN, _WRITTEN_BYTE, _READ_BYTE = 0.15, 0.06, 0.04
-_LAUNCH = 4500
 _FAR = 2**29  # rows and columns, and how far taps reach, are below this
 _OUTSIDE = -2 * _FAR  # rows down, of a k that is filled up
 _ONE = np.zeros(1, np.int64)  # the tap of a window of one pixel
@@ -59,12 +59,12 @@ def im2col_cycles(product, images, G, dtype):
     run = _run(product, dtype)
     each = _WRITTEN + _WRITTEN_BYTE * run * dtype.itemsize
     written = elements(product, images, G, dtype) / run * each
-    p, taps = product.pixels, (len(product.tap_rows), len(product.tap_columns))
-    sizes = zip(p.extent, (p.rows, p.columns), taps)
-    pixels = prod(min(size, count * reached) for size, count, reached in sizes)  # that are read
-    capsules = images * product.channels * G * p.D1
-    read = capsules * pixels * product.D * dtype.itemsize * _READ_BYTE
-    return _LAUNCH + (written + read) / multiprocessors()
+    p = product.pixels
+    axes = zip(p.extent, (p.rows, p.columns), (product.tap_rows, product.tap_columns))
+    reached = prod(min(size, count * len(taps)) for size, count, taps in axes)  # pixels, at most
+    capsules = images * product.channels * G * p.D1 * reached
+    read = capsules * product.D * dtype.itemsize * _READ_BYTE
+    return LAUNCH + (written + read) / multiprocessors()
 
 
 def of_matrix(product, G, dtype):
