@@ -25,15 +25,11 @@ from numbacaps.fused.mma_sync.choose_tile import packing_cycles
 from numbacaps.fused.pixel_packing import of_capsules, why_not_packed
 from numbacaps.fused.precision import has_tensor_cores, has_warpgroups, terms_of
 from numbacaps.fused.rung_3_register_tiles import tile as register_tiles
-from numbacaps.fused.rung_3_register_tiles.launcher import (
-    RegisterTilesLauncher,
-)
+from numbacaps.fused.rung_3_register_tiles.launcher import RegisterTilesLauncher
 from numbacaps.fused.rung_4_wgmma import tile as wgmma_tiles
 from numbacaps.fused.rung_4_wgmma.launcher import WgmmaLauncher
 from numbacaps.fused.rung_5_warp_specialized import tile as warp_specialized_tiles
-from numbacaps.fused.rung_5_warp_specialized.launcher import (
-    WarpSpecializedLauncher,
-)
+from numbacaps.fused.rung_5_warp_specialized.launcher import WarpSpecializedLauncher
 from numbacaps.fused.rung_5_warp_specialized.lines import LinesLauncher, in_lines
 from numbacaps.fused.rung_5_warp_specialized.packed_launcher import Im2colLauncher, PackedLauncher
 from numbacaps.fused.rung_6_swap_ab import tile as swap_ab_tiles
@@ -471,30 +467,33 @@ def much_faster(predicted, choices):
 
 def packed_if_much_faster(jobs, chosen):
     """Packed pixels and TMA in place of what was chosen for the same products; None where that is as good."""
-    on_hopper = jobs[0].terms and has_warpgroups() and not SIMULATED
-    if not on_hopper or jobs[0].activation or any(one.rung in TMA for one in chosen):
+    if any(one.rung in TMA for one in chosen):
         return None
-    if not all(one.predicted for one in chosen):
-        return None
-    ways = [possible(way, jobs) for way in (packed_together, packed_in_lines_together)]
-    found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
-    return found if found and much_faster(found.predicted + _PACKING_AROUND, chosen) else None
+    ways = partial(packed_together, jobs), partial(packed_in_lines_together, jobs)
+    return _if_much_faster(jobs[0], ways, chosen, _PACKING_AROUND)
 
 
 def im2col_if_much_faster(job, chosen):
     """im2col and TMA in place of what was chosen for the same product; None where that is as good."""
+    if job.product.K < _FEWEST_K:
+        return None
+    ways = partial(_warp_specialized_im2col, job), partial(_warp_specialized_lines_im2col, job)
+    least = im2col_cycles(job.product, job.images, job.G, job.dtype)
+    return _if_much_faster(job, ways, chosen, least=least)
+
+
+def _if_much_faster(job, ways, chosen, around=0, least=0):
+    """The fastest of some ways to lay the gathered array out for TMA; None where what was chosen is as good.
+
+    ``around`` are cycles more by which it must win; ``least`` cycles that every way takes, so that no tile need be looked for.
+    """
     on_hopper = job.terms and has_warpgroups() and not SIMULATED
-    if not on_hopper or job.activation or job.product.K < _FEWEST_K:
+    if not on_hopper or job.activation or not all(one.predicted for one in chosen):
         return None
-    if not all(one.predicted for one in chosen):
+    if not much_faster(least, chosen):
         return None
-    writes = im2col_cycles(job.product, job.images, job.G, job.dtype)
-    if not much_faster(writes, chosen):  # without a search for a tile
-        return None
-    rungs = _warp_specialized_im2col, _warp_specialized_lines_im2col
-    ways = [possible(rung, job) for rung in rungs]
-    found = min(filter(None, ways), key=lambda one: one.predicted, default=None)
-    return found if found and much_faster(found.predicted, chosen) else None
+    found = min(filter(None, map(possible, ways)), key=lambda one: one.predicted, default=None)
+    return found if found and much_faster(found.predicted + around, chosen) else None
 
 
 def _clear(job):

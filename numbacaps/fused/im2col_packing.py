@@ -1,4 +1,7 @@
-"""The launcher of :mod:`numbacaps.fused.im2col`, and the product as it reads that matrix: of a window of one pixel."""
+"""The launcher of :mod:`numbacaps.fused.im2col`; when the matrix is not written, and what it costs.
+
+The product reads the matrix with a window of one pixel (:func:`of_matrix`), and its kernel is packed for that (:func:`in_rows`).
+"""
 
 from dataclasses import replace
 from math import prod
@@ -55,7 +58,7 @@ def elements(product, images, G, dtype):
 
 
 def im2col_cycles(product, images, G, dtype):
-    """Estimated cycles of writing the matrix."""
+    """Estimated cycles of writing the matrix; parameters as those of :func:`elements`."""
     run = _run(product, dtype)
     each = _WRITTEN + _WRITTEN_BYTE * run * dtype.itemsize
     written = elements(product, images, G, dtype) / run * each
